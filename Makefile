@@ -1,0 +1,79 @@
+# Verbs only. Each does its whole set-up: a virtual environment in .venv with what pyproject.toml asks for, and the library.
+#
+#   make verify [OPS=name,family,pattern]   check every operation against its specification on this machine
+#   make test   [OPS=...]                   the test suite
+#   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
+#   make check                              formatting, lint, types, generated files, sanitizers of the C core
+#   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
+#   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.json
+#   make abi                                regenerate what the registry's rows determine
+#   make fmt                                format the Python code
+#
+# SYSTEM_PYTHON=1 uses $(PYTHON) as it is, without a virtual environment.
+
+PYTHON ?= python3
+OPS ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+ifdef SYSTEM_PYTHON
+  PY := $(PYTHON)
+  ENV_TEST :=
+  ENV_DEV :=
+  ENV_CUDA :=
+else
+  PY := .venv/bin/python
+  ENV_TEST := .venv/.test
+  ENV_DEV := .venv/.dev
+  ENV_CUDA := .venv/.cuda
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help verify test lib cuda check bench gpu abi fmt clean
+
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
+
+# What an extra of pyproject.toml asks for, without installing the project itself: the tree is run in place.
+.venv/.%: pyproject.toml
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "installing what the extra '$*' needs into .venv"
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    $$(.venv/bin/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]])' $*)
+	@touch $@
+
+lib:
+	@$(MAKE) --no-print-directory -C native -j$(JOBS)
+
+verify: $(ENV_TEST) lib
+	$(PY) -m tlrt verify $(if $(OPS),--ops '$(OPS)') $(VERIFY)
+
+test: $(ENV_TEST) lib
+	OPS='$(OPS)' $(PY) -m pytest -n $(JOBS) $(PYTEST)
+
+cuda: $(ENV_CUDA)
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) cuda PYTHON=$(abspath $(PY))
+
+bench: $(ENV_TEST) lib
+	$(PY) -m bench $(if $(OPS),--ops '$(OPS)') $(BENCH)
+
+gpu:
+	$(PY) -m bench.gpu $(GPU)
+
+check: $(ENV_DEV) $(ENV_TEST) lib
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	$(PY) -m tlspec.abi --check
+	$(MAKE) --no-print-directory -C native check
+
+abi: $(ENV_TEST)
+	$(PY) -m tlspec.abi
+
+fmt: $(ENV_DEV)
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean:
+	$(MAKE) -C native clean
+	rm -rf build dist out

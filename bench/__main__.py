@@ -1,0 +1,178 @@
+"""``python -m bench``: times the registry's operations beside NumPy and PyTorch in one run.
+
+Floor: the larger of bytes / bandwidth (each input read once, each output written once) and operations / peak. Bandwidth is
+measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tlrt
+from bench.measure import CACHE_BYTES, REFERENCE_LIMIT, Row, Subject, Timing, rms_error, time_host, time_marks
+from tlspec import registry
+
+#: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
+H200_PEAK = 67e12
+
+
+def clock(device: tlrt.Device) -> Callable[[Callable[[], Any]], Timing]:
+    if device.kind == "cpu":
+        return time_host
+    return lambda call: time_marks(call, device.mark, lambda: device.elapsed(0, 1))
+
+
+def torch_clock(torch: Any) -> Callable[[Callable[[], Any]], Timing]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def elapsed() -> float:
+        events[1].synchronize()
+        return float(events[0].elapsed_time(events[1]))
+
+    return lambda call: time_marks(call, lambda i: events[i].record(), elapsed)
+
+
+def bandwidth(device: tlrt.Device) -> float:
+    """Bytes per second of a large copy, read and written bytes counted."""
+    n = 2**25 if device.kind == "cpu" else 2**29
+    source = tlrt.Buffer.zeros(n, device)
+    target = tlrt.Buffer.zeros(n, device)
+    from tlrt import kernels
+
+    timing = clock(device)(lambda: kernels.scale(source, 1.0, out=target))
+    source.release()
+    target.release()
+    return 8 * n / (timing.median * 1e-3)
+
+
+def import_torch(device: tlrt.Device) -> Any:
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if device.kind == "cpu":
+        torch.set_num_threads(tlrt.threads())
+    elif not torch.cuda.is_available():
+        return None
+    return torch
+
+
+def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float) -> Row:
+    call = subject.ours(device)
+    reference = subject.reference() if subject.bytes <= 4 * REFERENCE_LIMIT else None
+    error = None
+    if reference is not None:
+        result = call()
+        results = result if isinstance(result, tuple) else (result,)
+        references = reference if isinstance(reference, tuple) else (reference,)
+        error = max(rms_error(r if isinstance(r, np.ndarray) else r.numpy(), ref) for r, ref in zip(results, references, strict=True))
+    ours = clock(device)(call)
+    floor = max(subject.bytes / rate, subject.flops / peak if peak else 0.0) * 1e3
+    peers: dict[str, dict[str, float | None]] = {}
+
+    def peer(name: str, other: Callable[[], Any] | None, timer: Callable[..., Timing], fetch: Callable[[Any], Any]) -> None:
+        if other is None:
+            return
+        wrong = None
+        if reference is not None:
+            value = other()
+            values, refs = (value, reference) if isinstance(value, tuple) else ((value,), (reference,))
+            wrong = max(rms_error(fetch(v), r) for v, r in zip(values, refs, strict=False))
+        t = timer(other)
+        peers[name] = {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
+
+    if device.kind == "cpu":
+        peer("numpy", subject.numpy(), time_host, lambda v: v)
+    if torch is not None:
+        place = "cpu" if device.kind == "cpu" else "cuda"
+        timer = time_host if place == "cpu" else torch_clock(torch)
+        peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
+        if place == "cuda":
+            torch.cuda.empty_cache()
+    return Row(
+        subject.op.name + ("" if subject.which == "forward" else "_bwd"), subject.label, device.name, ours.median, ours.spread,
+        floor, floor / ours.median, subject.bytes, subject.flops, device.kind != "cpu" and subject.bytes < CACHE_BYTES, error,
+        peers,
+    )  # fmt: skip
+
+
+HEAD = f"{'operation':26} {'size':34} {'ours ms':>10} {'± ms':>8} {'floor':>6} {'error':>8}   peers: times faster (their ms, error)"
+
+
+def show(row: Row) -> str:
+    def e(x: float | None) -> str:
+        return "      - " if x is None else f"{x:8.1e}"
+
+    others = "; ".join(
+        f"{name} {p['ratio']:.2f}x ({p['ms']:.4g}, {e(p['error']).strip()})" for name, p in row.peers.items()
+    )
+    mark = "*" if row.in_cache else " "
+    return f"{row.op:26} {row.size:34.34} {row.ours_ms:10.4f} {row.spread_ms:8.4f} {row.floor_share:5.2f}{mark} {e(row.error)}   {others}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
+    parser.add_argument("--ops", help="operations, families or patterns, comma-separated")
+    parser.add_argument("--json", type=Path, help="write all figures to a file")
+    parser.add_argument("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
+    parser.add_argument("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    args = parser.parse_args(argv)
+    device = tlrt.device(args.device or ("cuda" if any(d.kind == "cuda" for d in tlrt.devices()) else "cpu"))
+    limit = args.max_bytes or (1e9 if device.kind == "cpu" else 2e10)
+    torch = None if args.no_torch else import_torch(device)
+    rate = bandwidth(device)
+    print(f"{device.describe()}; copy {rate / 1e9:.0f} GB/s; NumPy {np.__version__}; PyTorch {getattr(torch, '__version__', 'absent')}")
+    print(HEAD)
+    rows: list[Row] = []
+    for op in registry.ops(args.ops):
+        for which in ("forward", "vjp"):
+            if which == "vjp" and (op.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
+                continue
+            for size in op.bench:
+                if op.signature.elementwise and 4 * size["n"] * (1 + len(op.signature.inputs)) > limit:
+                    continue
+                subject_bytes = _bytes(op, size)
+                if subject_bytes > limit:
+                    continue
+                row = measure(Subject(op, size, which), device, torch, rate, args.peak if device.kind != "cpu" else 0.0)
+                rows.append(row)
+                print(show(row), flush=True)
+                device.collect()
+    if any(r.in_cache for r in rows):
+        print("* operands fit the GPU's L2 cache")
+    if args.json:
+        report = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "device": device.describe(),
+            "build": tlrt.build_info(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": getattr(torch, "__version__", None),
+            "bandwidth": rate,
+            "rows": [r.as_dict() for r in rows],
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _bytes(op: registry.Op, size: dict[str, Any]) -> float:
+    from bench.measure import shape_of
+
+    return sum(4.0 * np.prod(shape_of(a, size), dtype=float) for a in op.signature.inputs + op.signature.outputs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

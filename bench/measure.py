@@ -1,0 +1,194 @@
+"""Timing: what one call takes, the floor it stands on, and how far a result is from float64."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import tlrt
+from tlrt import kernels
+from tlspec import shapes
+from tlspec.bounds import call_named, call_reference
+from tlspec.registry import Array, Op, Signature
+
+#: elements above which the float64 reference is not computed for the error columns
+REFERENCE_LIMIT = 2**25
+#: bytes below which a GPU's L2 cache may hold the operands (60 MB on an H200)
+CACHE_BYTES = 60e6
+
+
+@dataclass
+class Timing:
+    """Milliseconds per call: median, and the spread between the first and third quartiles."""
+
+    median: float
+    spread: float
+    repeats: int
+
+
+@dataclass
+class Row:
+    op: str
+    size: str
+    device: str
+    ours_ms: float
+    spread_ms: float
+    floor_ms: float
+    floor_share: float
+    bytes: int
+    flops: float
+    in_cache: bool
+    error: float | None
+    peers: dict[str, dict[str, float | None]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(samples: Sequence[float]) -> Timing:
+    ordered = sorted(samples)
+    quarter = len(ordered) // 4
+    return Timing(statistics.median(ordered), ordered[-1 - quarter] - ordered[quarter], len(ordered))
+
+
+def time_host(call: Callable[[], Any], budget: float = 0.4) -> Timing:
+    """Times `call` by the host clock: one warm-up, then samples of enough calls to last about a millisecond, until the
+    budget in seconds is spent (at least 5)."""
+    call()
+    start = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - start, 1e-7)
+    inner = max(1, int(1e-3 / once))
+    samples: list[float] = []
+    end = time.perf_counter() + budget
+    while len(samples) < 5 or (time.perf_counter() < end and len(samples) < 200):
+        start = time.perf_counter()
+        for _ in range(inner):
+            call()
+        samples.append((time.perf_counter() - start) / inner * 1e3)
+    return summarise(samples)
+
+
+def time_marks(call: Callable[[], Any], record: Callable[[int], Any], elapsed: Callable[[], float], budget: float = 0.3) -> Timing:
+    """Times `call` by marks in the device's stream. record(0) and record(1) bracket a sample, elapsed() reads it."""
+    for _ in range(3):
+        call()
+    record(0)
+    call()
+    record(1)
+    once = max(elapsed(), 1e-3)
+    inner = max(1, min(200, int(2.0 / once)))
+    samples: list[float] = []
+    end = time.perf_counter() + budget
+    while len(samples) < 7 or (time.perf_counter() < end and len(samples) < 100):
+        record(0)
+        for _ in range(inner):
+            call()
+        record(1)
+        samples.append(elapsed() / inner)
+    return summarise(samples)
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
+    return eval(expression, {"__builtins__": {}}, {**shapes.FUNCTIONS, **names})  # noqa: S307 - expressions of our registry
+
+
+def shape_of(array: Array, names: Mapping[str, Any]) -> tuple[int, ...]:
+    """The declared shape of an array for given dimensions and parameters."""
+    if array.elementwise:
+        return (names["n"],)
+    out: list[int] = []
+    for item in array.dims:
+        value = evaluate(item.removeprefix("*"), names)
+        out += list(value) if item.startswith("*") else [value]
+    return tuple(out)
+
+
+def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict[str, np.ndarray]:
+    """Standard normal float32 data (float64 for f64 arrays, uniform indices below `rows` or `n` for index arrays)."""
+    rng = np.random.default_rng(seed)
+    out: dict[str, np.ndarray] = {}
+    for a in sig.inputs:
+        shape = shape_of(a, names)
+        if a.kind == "u32":
+            out[a.name] = rng.integers(0, names.get("rows", names.get("n", 1)), size=shape, dtype=np.uint32)
+        elif a.kind == "f64":
+            out[a.name] = rng.standard_normal(shape)
+        else:
+            out[a.name] = rng.standard_normal(shape, dtype=np.float32)
+    return out
+
+
+def rms_error(got: Any, reference: Any) -> float:
+    """‖got - reference‖ / ‖reference‖ over all elements."""
+    g, r = np.asarray(got, np.float64).ravel(), np.asarray(reference, np.float64).ravel()
+    return float(np.linalg.norm(g - r) / max(np.linalg.norm(r), 1e-300))
+
+
+class Subject:
+    """One operation at one size: the inputs, and the call on our side and on each peer's."""
+
+    def __init__(self, op: Op, size: Mapping[str, Any], which: str):
+        self.op, self.which = op, which
+        self.signature = op.signature if which == "forward" else op.vjp_signature
+        defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
+        self.names: dict[str, Any] = {**defaults, **size}
+        self.inputs = draw_inputs(self.signature, self.names)
+        self.shapes = [shape_of(o, self.names) for o in self.signature.outputs]
+        elements = sum(v.nbytes for v in self.inputs.values())
+        self.bytes = int(elements + sum(4 * int(np.prod(s, dtype=np.int64)) for s in self.shapes))
+        self.flops = float(call_named(op.flops, self.names)) if op.flops else 0.0
+        if which == "vjp":
+            self.flops *= len(self.signature.outputs)
+
+    @property
+    def label(self) -> str:
+        def one(v: Any) -> str:
+            if isinstance(v, (list, tuple)):
+                return "(" + ",".join(map(one, v)) + ")"
+            if isinstance(v, int) and v >= 4096 and v & (v - 1) == 0:
+                return f"2^{v.bit_length() - 1}"
+            return f"{v:g}" if isinstance(v, float) else str(v)
+
+        return " ".join(f"{k}={one(v)}" for k, v in self.names.items())
+
+    def ours(self, device: tlrt.Device) -> Callable[[], Any]:
+        function = getattr(kernels, self.op.name + ("" if self.which == "forward" else "_bwd"))
+        arguments: dict[str, Any] = {
+            k: v.ravel() if self.kind(k) == "u32" else v if self.kind(k) == "f64" else tlrt.Buffer.from_numpy(v, device)
+            for k, v in self.inputs.items()
+        }
+        wanted = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+        arguments.update({k: v for k, v in self.names.items() if k in wanted})
+        if self.signature.needs_context:
+            arguments["device"] = device
+        return lambda: function(**arguments)
+
+    def kind(self, name: str) -> str:
+        return next(a.kind for a in self.signature.inputs if a.name == name)
+
+    def reference(self) -> Any:
+        inputs = {k: v.astype(np.float64) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
+        function = self.op.reference if self.which == "forward" or self.op.vjp_rule is None else self.op.vjp_rule.reference
+        return call_reference(function, inputs, self.names)
+
+    def numpy(self) -> Callable[[], Any] | None:
+        function = self.op.numpy
+        if function is None or self.which != "forward":
+            return None
+        values = {"np": np, **self.names, **self.inputs}
+        return lambda: call_named(function, values)
+
+    def torch(self, torch: Any, place: str) -> Callable[[], Any] | None:
+        function = self.op.torch if self.which == "forward" else self.op.torch_vjp
+        if function is None:
+            return None
+        tensors = {
+            k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place) for k, v in self.inputs.items()
+        }
+        return lambda: call_named(function, {"torch": torch, **self.names, **tensors})

@@ -1,0 +1,149 @@
+/* torchlean_cuda.h: the core of the C ABI of libtorchlean_cuda.so.
+ *
+ * The library runs float32 tensor operations on a CUDA device or on the CPU; the device is chosen per context, at run
+ * time, and both live in one library with the same exported symbols. This header holds status codes, contexts, buffers
+ * and memory; torchlean_cuda_ops.h (generated) declares one function per operation.
+ *
+ * Conventions
+ *   - Every function that can fail returns a status: 0 is success, anything else a code from the list below. The text of
+ *     the calling thread's last failure is torchlean_cuda_last_error(). Nothing aborts, exits or prints.
+ *   - A handle (torchlean_context *, torchlean_buffer *) is a token, never an address: it is validated on every call, so
+ *     a NULL, stale, released or made-up handle gives a status, not a crash.
+ *   - An output is `torchlean_buffer **out`. If *out is NULL a buffer is allocated and stored there; otherwise *out must
+ *     have exactly the right length, belong to the same context, and is overwritten. A refused call changes no output.
+ *   - Lengths, dimensions and indices are uint32_t. Products of them are formed in 64 bits and checked.
+ *   - Scalars are double and are rounded to float32 once, on entry.
+ *   - CUDA work is asynchronous on the context's stream. Downloads and torchlean_cuda_context_synchronize wait.
+ *   - All functions may be called from any thread; calls on one context are serialised.
+ */
+#ifndef TORCHLEAN_CUDA_H
+#define TORCHLEAN_CUDA_H
+
+#include <stdint.h>
+
+#ifndef TL_API
+#define TL_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct torchlean_context torchlean_context;
+typedef struct torchlean_buffer torchlean_buffer;
+
+/* Status codes, in tens by theme. Pinned: a code never changes its meaning. */
+enum {
+    TORCHLEAN_OK = 0,
+    TORCHLEAN_NULL = 10,        /* a required pointer or handle is NULL */
+    TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
+    TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
+    TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
+    TORCHLEAN_UNAVAILABLE = 50, /* no such device, or a CPU-only build was asked for CUDA */
+    TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
+    TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
+    TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
+    TORCHLEAN_RELEASED = 90,    /* a handle that was released, destroyed, or never issued */
+    TORCHLEAN_NO_MEMORY = 100,  /* device or host memory exhausted, or the context's cap reached */
+    TORCHLEAN_CUDA = 110,       /* the CUDA runtime or a kernel failed; the context is poisoned */
+    TORCHLEAN_CUBLAS = 120,     /* cuBLAS failed */
+    TORCHLEAN_CUFFT = 130,      /* cuFFT failed */
+    TORCHLEAN_INTERNAL = 140    /* a broken invariant: please report it */
+};
+
+/* The device number of the CPU path; CUDA devices count from 0. */
+enum { TORCHLEAN_CPU = -1 };
+
+/* Memory of one context, in bytes and calls since its creation. */
+typedef struct torchlean_memory {
+    uint64_t live_bytes;     /* requested by live buffers and scratch, rounded to size classes */
+    uint64_t peak_bytes;     /* highest live_bytes since creation or the last reset */
+    uint64_t cached_bytes;   /* held by the pool for reuse */
+    uint64_t cap_bytes;      /* limit on live_bytes + cached_bytes; 0 is no limit */
+    uint64_t live_buffers;   /* buffer handles not yet released */
+    uint64_t allocations;    /* requests the pool served */
+    uint64_t driver_allocations; /* requests that went to the driver or the operating system */
+} torchlean_memory;
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+/* Version as major*10000 + minor*100 + patch. */
+TL_API uint32_t torchlean_cuda_version(void);
+/* One line of "key=value" pairs separated by "; ": version, backend (cpu or cpu+cuda), compiler, cuda toolkit and
+ * architectures, CPU variants. Static storage. */
+TL_API const char *torchlean_cuda_build_info(void);
+/* SHA-256, in hex, over all prototypes the library was compiled from. Bindings compare it with their own. */
+TL_API const char *torchlean_cuda_abi_hash(void);
+/* Text of the calling thread's last failure, "operation: argument: got X, expected Y"; "" if none. Thread-local. */
+TL_API const char *torchlean_cuda_last_error(void);
+/* The name of a status code, "SHAPE" for 20; "UNKNOWN" for a number that is none. */
+TL_API const char *torchlean_cuda_status_name(int32_t status);
+/* Name of the SIMD variant the CPU path runs: "base", "avx2" or "avx512". Same bits on all. */
+TL_API const char *torchlean_cuda_cpu_variant(void);
+/* Selects a SIMD variant by name, for tests; UNAVAILABLE if this processor or build lacks it. NULL picks the best. */
+TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name);
+/* Number of threads of the CPU path, 1 or more. Same bits for every number. */
+TL_API uint32_t torchlean_cuda_threads(void);
+/* Sets the number of threads; 0 restores the default: TORCHLEAN_CPU_THREADS, else the processors this process may use. */
+TL_API int32_t torchlean_cuda_set_threads(uint32_t threads);
+
+/* ---- devices and contexts ---------------------------------------------------------------------------------------- */
+
+/* Number of usable CUDA devices: 0 in a CPU-only build and on a machine without a driver or GPU. Never fails. */
+TL_API uint32_t torchlean_cuda_device_count(void);
+/* Writes "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 139.8 GiB" or "CPU, ..." to text, zero-terminated,
+ * cut to capacity. UNAVAILABLE if there is no such device, with the reason. */
+TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32_t capacity);
+/* Creates a context on `device`: TORCHLEAN_CPU or a CUDA ordinal. */
+TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context **out);
+/* Destroys a context, its pool and every buffer in it. Destroying a destroyed context does nothing. */
+TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context);
+/* The device number the context was created on. */
+TL_API int32_t torchlean_cuda_context_device(torchlean_context *context, int32_t *device);
+/* Waits for all work of the context. Reports an error of earlier asynchronous work. */
+TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context);
+/* Records time mark `slot` (0 to 7) in the context's stream (CUDA), or reads the clock (CPU). */
+TL_API int32_t torchlean_cuda_context_mark(torchlean_context *context, uint32_t slot);
+/* Milliseconds between two marks; waits for the later one. */
+TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to, double *milliseconds);
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+TL_API int32_t torchlean_cuda_memory_stats(torchlean_context *context, torchlean_memory *out);
+/* Sets peak_bytes to live_bytes. */
+TL_API int32_t torchlean_cuda_memory_reset_peak(torchlean_context *context);
+/* Limits live + cached bytes; 0 lifts the limit. A request beyond it collects once, then fails with NO_MEMORY. */
+TL_API int32_t torchlean_cuda_memory_cap(torchlean_context *context, uint64_t bytes);
+/* Returns all cached blocks to the driver or the operating system (waits for the stream first). */
+TL_API int32_t torchlean_cuda_memory_collect(torchlean_context *context);
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+/* n elements of undefined content. */
+TL_API int32_t torchlean_cuda_buffer_empty(torchlean_context *context, uint32_t n, torchlean_buffer **out);
+/* n elements of +0. */
+TL_API int32_t torchlean_cuda_buffer_zeros(torchlean_context *context, uint32_t n, torchlean_buffer **out);
+/* n elements copied from host memory, which may be reused when the call returns. Bits are kept, NaN payloads included. */
+TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const float *host, uint32_t n,
+                                            torchlean_buffer **out);
+/* Copies all n elements to host memory; n must be the buffer's length. Waits for the context's work. */
+TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n);
+/* Sets every element to value, rounded to float32. */
+TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value);
+/* A copy with storage of its own. */
+TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_buffer **out);
+/* A second handle to the same storage (reshape, flatten, detach). Each handle is released on its own. *out must be NULL. */
+TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_buffer **out);
+/* Gives the handle back; the storage goes to the pool with its last handle. Releasing a released handle does nothing. */
+TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *buffer);
+/* Number of elements. */
+TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *buffer, uint32_t *n);
+/* The context the buffer belongs to. */
+TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *buffer, torchlean_context **context);
+/* Number of live handles that share the buffer's storage, this one included. */
+TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *buffer, uint32_t *references);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

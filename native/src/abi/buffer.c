@@ -1,0 +1,242 @@
+/* Buffers: their slots, and the functions of the core that make, move, share and release them. */
+#include <string.h>
+
+#include "handles.h"
+
+tl_table tl_buffers = {.tag = TL_TAG_BUFFER, .first_log2 = 10, .slot_size = sizeof(tl_buffer),
+                       .lock = PTHREAD_MUTEX_INITIALIZER};
+
+int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer **out)
+{
+    *out = NULL;
+    tl_buffer *buffer = (tl_buffer *)tl_table_take(&tl_buffers);
+    if (!buffer)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a buffer handle");
+    if (shared) {
+        shared->references++;
+        buffer->block = shared;
+    } else {
+        int32_t status = tl_pool_take(ctx, (size_t)n * sizeof(float), &buffer->block);
+        if (status) {
+            tl_table_give(&tl_buffers, &buffer->slot);
+            return status;
+        }
+    }
+    atomic_store_explicit(&buffer->ctx, ctx, memory_order_relaxed);
+    atomic_store_explicit(&buffer->n, n, memory_order_relaxed);
+    buffer->previous = NULL;
+    buffer->next = ctx->buffers;
+    if (ctx->buffers)
+        ctx->buffers->previous = buffer;
+    ctx->buffers = buffer;
+    ctx->live_buffers++;
+    tl_slot_publish(&tl_buffers, &buffer->slot);
+    *out = buffer;
+    return TORCHLEAN_OK;
+}
+
+void tl_buffer_end(tl_context *ctx, tl_buffer *buffer)
+{
+    tl_slot_retire(&buffer->slot);
+    if (buffer->next)
+        buffer->next->previous = buffer->previous;
+    if (buffer->previous)
+        buffer->previous->next = buffer->next;
+    else
+        ctx->buffers = buffer->next;
+    ctx->live_buffers--;
+    tl_pool_drop(ctx, buffer->block);
+    buffer->block = NULL;
+    tl_table_give(&tl_buffers, &buffer->slot);
+}
+
+/* ---- CPU data ------------------------------------------------------------------------------------------------------ */
+
+typedef struct fill_job {
+    float *data;
+    float value;
+    int64_t n;
+} fill_job;
+
+enum { TL_FILL_TASK = 1 << 18 };
+
+static void fill_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const fill_job *job = arg;
+    int64_t from = task * TL_FILL_TASK;
+    int64_t to = from + TL_FILL_TASK < job->n ? from + TL_FILL_TASK : job->n;
+    for (int64_t i = from; i < to; i++)
+        job->data[i] = job->value;
+}
+
+static int32_t fill(tl_context *ctx, float *data, float value, int64_t n)
+{
+    if (ctx->cuda)
+        return tl_cuda_fill(ctx->cuda, data, value, n);
+    fill_job job = {data, value, n};
+    tl_parallel((n + TL_FILL_TASK - 1) / TL_FILL_TASK, fill_task, &job);
+    return TORCHLEAN_OK;
+}
+
+/* ---- making -------------------------------------------------------------------------------------------------------- */
+
+TL_API int32_t torchlean_cuda_buffer_empty(torchlean_context *context, uint32_t n, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_output(&call, "out", out, "n", n);
+    tl_begin(&call);
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_zeros(torchlean_context *context, uint32_t n, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_output(&call, "out", out, "n", n);
+    if (tl_begin(&call))
+        call.status = fill(call.ctx, tl_out(&call, 0), 0.0f, n);
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const float *host, uint32_t n,
+                                            torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_host(&call, "host", host, n);
+    tl_output(&call, "out", out, "n", n);
+    if (tl_begin(&call)) {
+        if (call.ctx->cuda)
+            call.status = tl_cuda_upload(call.ctx->cuda, tl_out(&call, 0), host, (size_t)n * sizeof(float));
+        else
+            tl_copy(tl_out(&call, 0), host, (size_t)n * sizeof(float));
+    }
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, __func__, "source", source);
+    uint64_t n = tl_length(&call, "source", source);
+    const float *from = tl_input(&call, "source", source, "n", n);
+    tl_output(&call, "out", out, "n", n);
+    if (tl_begin(&call)) {
+        if (call.ctx->cuda)
+            call.status = tl_cuda_copy(call.ctx->cuda, tl_out(&call, 0), from, (size_t)n * sizeof(float));
+        else
+            tl_copy(tl_out(&call, 0), from, (size_t)n * sizeof(float));
+    }
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_buffer **out)
+{
+    tl_buffer *buffer, *twin;
+    tl_context *ctx;
+    uint32_t serial = tl_error_serial();
+    if (!out)
+        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
+    if (*out)
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL (a shared buffer is always new)", __func__);
+    tl_verdict verdict = tl_lock_buffer(source, &buffer, &ctx);
+    if (verdict != TL_LIVE)
+        return tl_fail_handle(__func__, "source", "buffer", source, verdict);
+    uint32_t n = atomic_load_explicit(&buffer->n, memory_order_relaxed);
+    int32_t status = tl_buffer_make(ctx, n, buffer->block, &twin);
+    if (status)
+        tl_error_name(__func__, status, serial);
+    else
+        *out = tl_buffer_handle(twin);
+    tl_unlock(ctx);
+    return status;
+}
+
+/* ---- moving -------------------------------------------------------------------------------------------------------- */
+
+TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n)
+{
+    tl_call call;
+    tl_enter(&call, __func__, "buffer", buffer);
+    tl_host(&call, "host", host, n);
+    const float *from = tl_input(&call, "buffer", buffer, "n", n);
+    if (!call.status && call.ctx->cuda)
+        call.status = n ? tl_cuda_download(call.ctx->cuda, host, from, (size_t)n * sizeof(float))
+                        : tl_cuda_synchronize(call.ctx->cuda);
+    else if (!call.status && n)
+        tl_copy(host, from, (size_t)n * sizeof(float));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value)
+{
+    tl_call call;
+    tl_enter(&call, __func__, "buffer", buffer);
+    uint64_t n = tl_length(&call, "buffer", buffer);
+    tl_output(&call, "buffer", &buffer, "n", n); /* the buffer itself is what the call overwrites */
+    if (tl_begin(&call))
+        call.status = fill(call.ctx, tl_out(&call, 0), tl_scalar(value), (int64_t)n);
+    return tl_end(&call);
+}
+
+/* ---- releasing and asking ------------------------------------------------------------------------------------------ */
+
+TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *handle)
+{
+    tl_buffer *buffer;
+    tl_context *ctx;
+    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
+    if (verdict == TL_WAS_RELEASED)
+        return TORCHLEAN_OK;
+    if (verdict != TL_LIVE)
+        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    tl_buffer_end(ctx, buffer);
+    tl_unlock(ctx);
+    return TORCHLEAN_OK;
+}
+
+TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *handle, uint32_t *n)
+{
+    tl_buffer *buffer = NULL;
+    if (!n)
+        return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL", __func__);
+    /* Without the lock, so that it never waits for a running operation: read between two looks at the generation. */
+    tl_verdict verdict = tl_find_buffer(handle, &buffer);
+    uint32_t length = buffer ? atomic_load_explicit(&buffer->n, memory_order_acquire) : 0;
+    if (verdict == TL_LIVE)
+        verdict = tl_find_buffer(handle, &buffer);
+    if (verdict != TL_LIVE)
+        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    *n = length;
+    return TORCHLEAN_OK;
+}
+
+TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *handle, torchlean_context **context)
+{
+    tl_buffer *buffer;
+    tl_context *ctx;
+    if (!context)
+        return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL", __func__);
+    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
+    if (verdict != TL_LIVE)
+        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    *context = (torchlean_context *)(uintptr_t)tl_slot_handle(&tl_contexts, &ctx->slot);
+    tl_unlock(ctx);
+    return TORCHLEAN_OK;
+}
+
+TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *handle, uint32_t *references)
+{
+    tl_buffer *buffer;
+    tl_context *ctx;
+    if (!references)
+        return tl_fail(TORCHLEAN_NULL, "%s: references: got NULL", __func__);
+    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
+    if (verdict != TL_LIVE)
+        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    *references = buffer->block->references;
+    tl_unlock(ctx);
+    return TORCHLEAN_OK;
+}

@@ -1,0 +1,104 @@
+/* Which SIMD variant of the CPU kernels runs: the best this processor has, TORCHLEAN_CPU_VARIANT, or what a test asks for.
+ * All give the same bits. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "handles.h"
+
+const struct tl_cpu_kernels *tl_cpu = &tl_cpu_kernels_base;
+
+typedef struct variant {
+    const char *name;
+    const struct tl_cpu_kernels *kernels;
+    int (*supported)(void);
+} variant;
+
+static int always(void) { return 1; }
+
+#if defined(__x86_64__)
+static int has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+
+static int has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+/* best first */
+static const variant variants[] = {
+#if defined(__x86_64__)
+    {"avx512", &tl_cpu_kernels_avx512, has_avx512},
+    {"avx2", &tl_cpu_kernels_avx2, has_avx2},
+#endif
+    {"base", &tl_cpu_kernels_base, always},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
+static const variant *find(const char *name)
+{
+    for (int32_t i = 0; i < VARIANTS; i++) {
+        if (variants[i].supported() && (!name || strcmp(name, variants[i].name) == 0))
+            return &variants[i];
+    }
+    return NULL;
+}
+
+static int32_t refuse(const char *who, const char *name)
+{
+    return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: got \"%.40s\", expected one of %s that this processor has", who, name,
+                   tl_variant_list());
+}
+
+static const char *asked_for(void)
+{
+    const char *name = getenv("TORCHLEAN_CPU_VARIANT");
+    return name && *name ? name : NULL;
+}
+
+__attribute__((constructor)) static void choose(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    const variant *chosen = find(asked_for());
+    tl_cpu = (chosen ? chosen : find(NULL))->kernels;
+}
+
+int32_t tl_variant_environment(void)
+{
+    return find(asked_for()) ? TORCHLEAN_OK : refuse("TORCHLEAN_CPU_VARIANT", asked_for());
+}
+
+const char *tl_variant_list(void)
+{
+#if defined(__x86_64__)
+    return "base,avx2,avx512";
+#else
+    return "base";
+#endif
+}
+
+TL_API const char *torchlean_cuda_cpu_variant(void)
+{
+    const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
+    for (int32_t i = 0; i < VARIANTS; i++) {
+        if (variants[i].kernels == kernels)
+            return variants[i].name;
+    }
+    return "base";
+}
+
+TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name)
+{
+    const variant *chosen = find(name);
+    if (!chosen)
+        return refuse("torchlean_cuda_set_cpu_variant: name", name);
+    tl_lock_all(); /* no kernel is running while it changes */
+    __atomic_store_n(&tl_cpu, chosen->kernels, __ATOMIC_RELAXED);
+    tl_unlock_all();
+    return TORCHLEAN_OK;
+}

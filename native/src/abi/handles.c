@@ -1,0 +1,59 @@
+/* The slot tables behind handles: taking, publishing, retiring and giving back slots. See handles.h for the scheme. */
+#include <stdlib.h>
+
+#include "handles.h"
+
+tl_slot *tl_table_take(tl_table *table)
+{
+    pthread_mutex_lock(&table->lock);
+    tl_slot *slot = table->free;
+    if (slot) {
+        table->free = slot->next_free;
+    } else if (table->used <= TL_INDEX_MAX) {
+        slot = tl_table_slot(table, table->used);
+        if (!slot) {
+            uint32_t first = 1u << table->first_log2;
+            uint32_t chunk = 31u - (uint32_t)__builtin_clz(table->used + first) - table->first_log2;
+            uint32_t count = first << chunk;
+            char *base = chunk < TL_CHUNKS ? calloc(count, table->slot_size) : NULL;
+            if (base) {
+                for (uint32_t i = 0; i < count; i++) {
+                    tl_slot *new_slot = (tl_slot *)(base + i * table->slot_size);
+                    new_slot->index = table->used + i;
+                    if (table->init)
+                        table->init(new_slot);
+                }
+                atomic_store_explicit(&table->chunks[chunk], base, memory_order_release);
+                slot = (tl_slot *)base;
+            }
+        }
+        if (slot)
+            table->used++;
+    }
+    pthread_mutex_unlock(&table->lock);
+    return slot;
+}
+
+void tl_table_give(tl_table *table, tl_slot *slot)
+{
+    /* With its generations used up the slot is abandoned: 2^28 uses for some 80 bytes. */
+    if (atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1 >= TL_GENERATION_MAX)
+        return;
+    pthread_mutex_lock(&table->lock);
+    slot->next_free = table->free;
+    table->free = slot;
+    pthread_mutex_unlock(&table->lock);
+}
+
+uint64_t tl_slot_publish(tl_table *table, tl_slot *slot)
+{
+    uint64_t generation = (atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1) + 1;
+    atomic_store_explicit(&slot->state, generation * 2 + 1, memory_order_release);
+    return tl_slot_handle(table, slot);
+}
+
+void tl_slot_retire(tl_slot *slot)
+{
+    uint64_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
+    atomic_store_explicit(&slot->state, state & ~UINT64_C(1), memory_order_release);
+}

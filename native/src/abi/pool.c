@@ -1,0 +1,285 @@
+/* The caching pool: size classes, free lists, counters, the cap, and the one place where memory comes from the driver or
+ * the operating system. pool.h says how it works. */
+#include "pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "handles.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, bytes) ((void)(p), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(p, bytes) ((void)(p), (void)(bytes))
+#endif
+
+/* From here on the CPU path maps its own pages, so that they can be huge ones and go back to the system when freed. */
+static const uint64_t map_from = UINT64_C(4) << 20;
+static const uint64_t huge_page = UINT64_C(2) << 20;
+enum { TL_BLOCK_ALIGNMENT = 256, TL_FIRST_BUCKETS = 64 };
+
+/* ---- the driver ---------------------------------------------------------------------------------------------------- */
+
+static void *map_pages(uint64_t bytes)
+{
+    /* Reserve one huge page more than needed, then cut both ends so that the block starts on a huge page. */
+    char *p = mmap(NULL, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    uint64_t head = (huge_page - (uintptr_t)p % huge_page) % huge_page;
+    if (head)
+        munmap(p, head);
+    if (huge_page > head)
+        munmap(p + head + bytes, huge_page - head);
+#ifdef MADV_HUGEPAGE
+    madvise(p + head, bytes, MADV_HUGEPAGE);
+#endif
+    return p + head;
+}
+
+/* The only function that asks the driver or the system for block memory. `bytes` is a class size. */
+static int32_t driver_alloc(tl_context *ctx, uint64_t bytes, void **p)
+{
+    *p = NULL;
+    if (ctx->cuda)
+        return tl_cuda_malloc(ctx->cuda, bytes, p);
+    if (bytes >= map_from)
+        *p = map_pages(bytes);
+    else if (posix_memalign(p, TL_BLOCK_ALIGNMENT, bytes))
+        *p = NULL;
+    return *p ? TORCHLEAN_OK : TORCHLEAN_NO_MEMORY;
+}
+
+static void driver_free(tl_context *ctx, tl_block *block)
+{
+    if (ctx->cuda) {
+        tl_cuda_free(ctx->cuda, block->p);
+        return;
+    }
+    ASAN_UNPOISON_MEMORY_REGION(block->p, block->bytes);
+    if (block->bytes >= map_from)
+        munmap(block->p, block->bytes);
+    else
+        free(block->p);
+}
+
+/* ---- size classes and the pointer map -------------------------------------------------------------------------------- */
+
+/* Class of a request and, through *size, the bytes of the class; -1 if it is beyond anything a machine has. */
+static int32_t class_of(uint64_t bytes, uint64_t *size)
+{
+    if (bytes <= 2048) {
+        uint64_t steps = bytes ? (bytes + 255) / 256 : 1;
+        *size = steps * 256;
+        return (int32_t)steps - 1;
+    }
+    uint32_t octave = 63u - (uint32_t)__builtin_clzll(bytes - 1); /* 2^octave < bytes <= 2^(octave+1) */
+    if (octave >= TL_POOL_LOG2_MAX)
+        return -1;
+    uint64_t step = UINT64_C(1) << (octave - 3);
+    uint64_t steps = (bytes - (UINT64_C(1) << octave) + step - 1) / step;
+    *size = (UINT64_C(1) << octave) + steps * step;
+    return 8 + (int32_t)(octave - 11) * 8 + (int32_t)steps - 1;
+}
+
+static uint64_t bucket_of(const struct tl_pool *pool, const void *p)
+{
+    return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 20 & (pool->bucket_count - 1);
+}
+
+static void map_insert(struct tl_pool *pool, tl_block *block)
+{
+    if (pool->blocks >= pool->bucket_count) {
+        tl_block **wider = calloc(pool->bucket_count * 2, sizeof *wider);
+        if (wider) { /* if not, the chains get longer and everything still works */
+            tl_block **old = pool->buckets;
+            uint64_t old_count = pool->bucket_count;
+            pool->buckets = wider;
+            pool->bucket_count *= 2;
+            for (uint64_t i = 0; i < old_count; i++) {
+                for (tl_block *b = old[i], *next; b; b = next) {
+                    next = b->chain;
+                    tl_block **bucket = &wider[bucket_of(pool, b->p)];
+                    b->chain = *bucket;
+                    *bucket = b;
+                }
+            }
+            free(old);
+        }
+    }
+    tl_block **bucket = &pool->buckets[bucket_of(pool, block->p)];
+    block->chain = *bucket;
+    *bucket = block;
+    pool->blocks++;
+}
+
+static void map_remove(struct tl_pool *pool, tl_block *block)
+{
+    tl_block **link = &pool->buckets[bucket_of(pool, block->p)];
+    while (*link != block)
+        link = &(*link)->chain;
+    *link = block->chain;
+    pool->blocks--;
+}
+
+/* ---- the pool ------------------------------------------------------------------------------------------------------ */
+
+int32_t tl_pool_open(tl_context *ctx)
+{
+    struct tl_pool *pool = &ctx->pool;
+    memset(pool, 0, sizeof *pool);
+    pool->buckets = calloc(TL_FIRST_BUCKETS, sizeof *pool->buckets);
+    if (!pool->buckets)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the pool's bookkeeping");
+    pool->bucket_count = TL_FIRST_BUCKETS;
+    return TORCHLEAN_OK;
+}
+
+void tl_pool_close(tl_context *ctx)
+{
+    struct tl_pool *pool = &ctx->pool;
+    for (uint64_t i = 0; i < pool->bucket_count; i++) {
+        for (tl_block *b = pool->buckets[i], *next; b; b = next) {
+            next = b->chain;
+            driver_free(ctx, b);
+            free(b);
+        }
+    }
+    free(pool->buckets);
+    memset(pool, 0, sizeof *pool);
+}
+
+int32_t tl_pool_collect(tl_context *ctx)
+{
+    struct tl_pool *pool = &ctx->pool;
+    if (!pool->counters.cached_bytes)
+        return TORCHLEAN_OK;
+    int32_t status = ctx->cuda ? tl_cuda_synchronize(ctx->cuda) : TORCHLEAN_OK;
+    for (int32_t i = 0; i < TL_POOL_CLASSES; i++) {
+        for (tl_block *b = pool->cached[i], *next; b; b = next) {
+            next = b->cached;
+            map_remove(pool, b);
+            driver_free(ctx, b);
+            free(b);
+        }
+        pool->cached[i] = NULL;
+    }
+    pool->counters.cached_bytes = 0;
+    return status;
+}
+
+static int beyond_cap(const torchlean_memory *c, uint64_t size)
+{
+    return c->cap_bytes && (size > c->cap_bytes || c->live_bytes + c->cached_bytes > c->cap_bytes - size);
+}
+
+static int32_t no_memory(const tl_context *ctx, size_t bytes, const char *why)
+{
+    const torchlean_memory *c = &ctx->pool.counters;
+    return tl_fail(TORCHLEAN_NO_MEMORY, "%s: asked for %zu bytes; live %llu bytes, cached %llu bytes, cap %llu bytes", why,
+                   bytes, (unsigned long long)c->live_bytes, (unsigned long long)c->cached_bytes,
+                   (unsigned long long)c->cap_bytes);
+}
+
+/* A new block of the class: within the cap, collecting once and trying again if there is no room. */
+static int32_t grow(tl_context *ctx, size_t bytes, uint64_t size, int32_t size_class, tl_block **out)
+{
+    struct tl_pool *pool = &ctx->pool;
+    int32_t status;
+    if (beyond_cap(&pool->counters, size)) {
+        if ((status = tl_pool_collect(ctx)))
+            return status;
+        if (beyond_cap(&pool->counters, size))
+            return no_memory(ctx, bytes, "the context's memory cap is reached");
+    }
+    tl_block *block = calloc(1, sizeof *block);
+    if (!block)
+        return no_memory(ctx, bytes, "out of host memory for bookkeeping");
+    status = driver_alloc(ctx, size, &block->p);
+    if (status == TORCHLEAN_NO_MEMORY && pool->counters.cached_bytes) {
+        if (!(status = tl_pool_collect(ctx)))
+            status = driver_alloc(ctx, size, &block->p);
+    }
+    if (status) {
+        free(block);
+        return status == TORCHLEAN_NO_MEMORY
+                   ? no_memory(ctx, bytes, ctx->cuda ? "out of device memory" : "out of memory")
+                   : status;
+    }
+    block->bytes = size;
+    block->size_class = (uint32_t)size_class;
+    map_insert(pool, block);
+    pool->counters.driver_allocations++;
+    *out = block;
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out)
+{
+    struct tl_pool *pool = &ctx->pool;
+    torchlean_memory *c = &pool->counters;
+    uint64_t size = 0;
+    int32_t size_class = class_of(bytes, &size);
+    *out = NULL;
+    if (size_class < 0)
+        return no_memory(ctx, bytes, "no device has this much memory");
+    tl_block *block = pool->cached[size_class];
+    if (block) {
+        pool->cached[size_class] = block->cached;
+        block->cached = NULL;
+        c->cached_bytes -= size;
+    } else {
+        int32_t status = grow(ctx, bytes, size, size_class, &block);
+        if (status)
+            return status;
+    }
+    block->references = 1;
+    c->allocations++;
+    c->live_bytes += size;
+    if (c->live_bytes > c->peak_bytes)
+        c->peak_bytes = c->live_bytes;
+    if (!ctx->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
+        ASAN_UNPOISON_MEMORY_REGION(block->p, size);
+        ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, size - bytes);
+    }
+    *out = block;
+    return TORCHLEAN_OK;
+}
+
+void tl_pool_drop(tl_context *ctx, tl_block *block)
+{
+    struct tl_pool *pool = &ctx->pool;
+    if (--block->references)
+        return;
+    block->cached = pool->cached[block->size_class];
+    pool->cached[block->size_class] = block;
+    pool->counters.live_bytes -= block->bytes;
+    pool->counters.cached_bytes += block->bytes;
+    if (!ctx->cuda)
+        ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
+}
+
+int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p)
+{
+    tl_block *block;
+    int32_t status = tl_pool_take(ctx, bytes, &block);
+    *p = status ? NULL : block->p;
+    return status;
+}
+
+void tl_pool_free(tl_context *ctx, void *p)
+{
+    struct tl_pool *pool = &ctx->pool;
+    if (!p)
+        return;
+    for (tl_block *b = pool->buckets[bucket_of(pool, p)]; b; b = b->chain) {
+        if (b->p == p) {
+            if (b->references)
+                tl_pool_drop(ctx, b);
+            return;
+        }
+    }
+}

@@ -1,0 +1,306 @@
+/* The CPU path's thread pool: tl_parallel, the number of threads, and what fork needs.
+ *
+ * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs its
+ * tasks itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
+ *
+ *     epoch (32 bits) | open (1 bit) | workers inside (31 bits)
+ *
+ * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and leaves by
+ * decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So it never waits
+ * for a worker that is still asleep: one that wakes too late finds the gate closed and touches nothing. */
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handles.h"
+
+enum { TL_MAX_THREADS = 1024, TL_SPIN_NANOSECONDS = 20000, TL_COPY_TASK = 1 << 18 };
+
+#define GATE_OPEN (UINT64_C(1) << 31)
+#define GATE_INSIDE (GATE_OPEN - 1)
+#define GATE_EPOCH(gate) ((uint32_t)((gate) >> 32))
+
+static struct {
+    atomic_flag busy;
+    _Alignas(64) _Atomic uint64_t gate;
+    _Alignas(64) _Atomic int64_t next;
+    _Alignas(64) int64_t tasks; /* the job: written while the gate is closed and empty */
+    tl_task_fn fn;
+    void *arg;
+    _Atomic int32_t sleepers, caller_sleeps, stopping;
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    int32_t started; /* workers 1..started exist */
+    pthread_t threads[TL_MAX_THREADS];
+} pool = {.busy = ATOMIC_FLAG_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
+
+static _Atomic int32_t wanted = 1; /* threads including the caller */
+static _Atomic int32_t environment_is_bad;
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Is there a job worker has not yet taken part in? */
+static inline int offered(uint64_t gate, uint32_t seen) { return (gate & GATE_OPEN) && GATE_EPOCH(gate) != seen; }
+
+/* Waits for a job and enters it; returns its epoch, or 0 when the pool stops. */
+static uint32_t enter_job(uint32_t seen)
+{
+    for (;;) {
+        int64_t deadline = now() + TL_SPIN_NANOSECONDS;
+        uint64_t gate;
+        do {
+            for (int32_t i = 0; i < 32; i++) {
+                gate = atomic_load_explicit(&pool.gate, memory_order_relaxed);
+                while (offered(gate, seen)) {
+                    if (atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
+                                                              memory_order_relaxed))
+                        return GATE_EPOCH(gate);
+                }
+                relax();
+            }
+            if (atomic_load_explicit(&pool.stopping, memory_order_relaxed))
+                return 0;
+        } while (now() < deadline);
+        pthread_mutex_lock(&pool.lock);
+        /* Sequentially consistent on both sides: either the caller sees the sleeper or the sleeper sees the gate. */
+        atomic_fetch_add(&pool.sleepers, 1);
+        while (!offered(atomic_load(&pool.gate), seen) && !atomic_load(&pool.stopping))
+            pthread_cond_wait(&pool.work, &pool.lock);
+        atomic_fetch_sub(&pool.sleepers, 1);
+        pthread_mutex_unlock(&pool.lock);
+    }
+}
+
+static void run_tasks(int32_t worker)
+{
+    tl_task_fn fn = pool.fn;
+    void *arg = pool.arg;
+    int64_t tasks = pool.tasks, task;
+    while ((task = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < tasks)
+        fn(arg, task, worker);
+}
+
+static void *work(void *number)
+{
+    uint32_t seen = 0;
+    tl_standard_float_mode(); /* a thread inherits its maker's mode */
+    while ((seen = enter_job(seen))) {
+        run_tasks((int32_t)(intptr_t)number);
+        uint64_t gate = atomic_fetch_sub(&pool.gate, 1) - 1;
+        if (!(gate & (GATE_OPEN | GATE_INSIDE)) && atomic_load(&pool.caller_sleeps)) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_cond_signal(&pool.done);
+            pthread_mutex_unlock(&pool.lock);
+        }
+    }
+    return NULL;
+}
+
+/* ---- starting and stopping ----------------------------------------------------------------------------------------- */
+
+/* With `busy` held. Fewer threads than wanted is no error: the tasks are done by those there are. */
+static void start_workers(int32_t workers)
+{
+    sigset_t all, previous;
+    sigfillset(&all); /* signals stay with the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &previous);
+    while (pool.started < workers) {
+        int32_t number = pool.started + 1;
+        if (pthread_create(&pool.threads[number], NULL, work, (void *)(intptr_t)number))
+            break;
+        pool.started = number;
+    }
+    pthread_sigmask(SIG_SETMASK, &previous, NULL);
+}
+
+static void stop_workers(void)
+{
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.stopping, 1);
+    pthread_cond_broadcast(&pool.work);
+    pthread_mutex_unlock(&pool.lock);
+    for (int32_t i = 1; i <= pool.started; i++)
+        pthread_join(pool.threads[i], NULL);
+    pool.started = 0;
+    atomic_store(&pool.stopping, 0);
+}
+
+/* ---- running a job ------------------------------------------------------------------------------------------------- */
+
+static void close_gate(void)
+{
+    uint64_t gate = atomic_fetch_and(&pool.gate, ~GATE_OPEN) & ~GATE_OPEN;
+    if (!(gate & GATE_INSIDE))
+        return;
+    int64_t deadline = now() + TL_SPIN_NANOSECONDS;
+    do {
+        for (int32_t i = 0; i < 32; i++) {
+            if (!(atomic_load_explicit(&pool.gate, memory_order_acquire) & GATE_INSIDE))
+                return;
+            relax();
+        }
+    } while (now() < deadline);
+    pthread_mutex_lock(&pool.lock);
+    atomic_store(&pool.caller_sleeps, 1);
+    while (atomic_load(&pool.gate) & GATE_INSIDE)
+        pthread_cond_wait(&pool.done, &pool.lock);
+    atomic_store(&pool.caller_sleeps, 0);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void run_here(int64_t tasks, tl_task_fn fn, void *arg)
+{
+    for (int64_t task = 0; task < tasks; task++)
+        fn(arg, task, 0);
+}
+
+void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg)
+{
+    int32_t workers = tl_workers() - 1;
+    if (tasks <= 1 || workers == 0 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
+        run_here(tasks, fn, arg);
+        return;
+    }
+    if (pool.started < workers)
+        start_workers(workers);
+    pool.fn = fn;
+    pool.arg = arg;
+    pool.tasks = tasks;
+    atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+    uint32_t epoch = GATE_EPOCH(atomic_load_explicit(&pool.gate, memory_order_relaxed)) + 1;
+    if (epoch == 0) /* 0 is "nothing seen yet" */
+        epoch = 1;
+    atomic_store(&pool.gate, (uint64_t)epoch << 32 | GATE_OPEN);
+    int32_t sleepers = atomic_load(&pool.sleepers);
+    if (sleepers) {
+        pthread_mutex_lock(&pool.lock);
+        if (tasks - 1 >= sleepers)
+            pthread_cond_broadcast(&pool.work);
+        else
+            for (int64_t i = 1; i < tasks; i++)
+                pthread_cond_signal(&pool.work);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    run_tasks(0);
+    close_gate();
+    atomic_flag_clear_explicit(&pool.busy, memory_order_release);
+}
+
+typedef struct copy_job {
+    char *to;
+    const char *from;
+    size_t bytes;
+} copy_job;
+
+static void copy_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const copy_job *job = arg;
+    size_t start = (size_t)task * TL_COPY_TASK, left = job->bytes - start;
+    memcpy(job->to + start, job->from + start, left < TL_COPY_TASK ? left : TL_COPY_TASK);
+}
+
+void tl_copy(void *to, const void *from, size_t bytes)
+{
+    if (bytes == 0)
+        return;
+    copy_job job = {to, from, bytes};
+    tl_parallel((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), copy_task, &job);
+}
+
+/* ---- the number of threads ----------------------------------------------------------------------------------------- */
+
+int32_t tl_workers(void) { return atomic_load_explicit(&wanted, memory_order_relaxed); }
+
+static int32_t default_threads(void)
+{
+    environment_is_bad = 0;
+    const char *text = getenv("TORCHLEAN_CPU_THREADS");
+    if (text && *text) {
+        char *end;
+        long n = strtol(text, &end, 10);
+        if (*end == 0 && n >= 1 && n <= TL_MAX_THREADS)
+            return (int32_t)n;
+        environment_is_bad = 1;
+    }
+    long n = 0;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        n = CPU_COUNT(&set);
+#endif
+    if (n < 1)
+        n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > TL_MAX_THREADS ? TL_MAX_THREADS : (int32_t)n;
+}
+
+__attribute__((constructor)) static void count_threads(void) { atomic_store(&wanted, default_threads()); }
+
+int32_t tl_threads_environment(void)
+{
+    if (!environment_is_bad)
+        return TORCHLEAN_OK;
+    return tl_fail(TORCHLEAN_ARGUMENT, "TORCHLEAN_CPU_THREADS: got something else than a whole number from 1 to %d",
+                   TL_MAX_THREADS);
+}
+
+TL_API uint32_t torchlean_cuda_threads(void) { return (uint32_t)tl_workers(); }
+
+TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
+{
+    if (threads > TL_MAX_THREADS)
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected 0 to %d", __func__, threads, TL_MAX_THREADS);
+    /* A kernel may size scratch by tl_workers(), so the number changes only while no call is running. */
+    tl_lock_all();
+    while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire))
+        sched_yield();
+    if (pool.started)
+        stop_workers();
+    atomic_store(&wanted, threads ? (int32_t)threads : default_threads());
+    atomic_flag_clear_explicit(&pool.busy, memory_order_release);
+    tl_unlock_all();
+    return TORCHLEAN_OK;
+}
+
+/* ---- fork ---------------------------------------------------------------------------------------------------------- */
+
+void tl_threads_before_fork(void) { pthread_mutex_lock(&pool.lock); }
+
+void tl_threads_after_fork(int in_child)
+{
+    if (!in_child) {
+        pthread_mutex_unlock(&pool.lock);
+        return;
+    }
+    /* The workers stayed behind. Nobody waits on these any more, so they are simply made anew. */
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.work, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    atomic_store(&pool.gate, 0);
+    atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.caller_sleeps, 0);
+    atomic_flag_clear(&pool.busy);
+    pool.started = 0;
+}

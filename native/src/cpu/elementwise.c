@@ -1,0 +1,109 @@
+/* Elementwise operations on the CPU.
+ *
+ * The operations stand in formula/elementwise.def, one line each; the macros below make a kernel of a line: a loop that
+ * gcc vectorises in every variant. A task is a span of TL_SPAN elements, cut by
+ * length alone. An output may be one of the inputs, because each element is read before it is written. */
+#include "../abi/kernels.h"
+
+#include "../formula/activation.h"
+#include "../formula/exact.h"
+#include "../formula/explog.h"
+
+/* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
+ * which pays for handing it to a thread. */
+enum { TL_SPAN = 32768 };
+
+typedef struct tl_map {
+    const float *a, *b, *c;
+    float *y, *z;
+    float p, q;
+    int64_t n;
+} tl_map;
+
+static int32_t run(tl_task_fn span, tl_map map)
+{
+    tl_parallel((map.n + TL_SPAN - 1) / TL_SPAN, span, &map);
+    return TORCHLEAN_OK;
+}
+
+/* The expressions' vocabulary. */
+#define A (m->a[i])
+#define B (m->b[i])
+#define C (m->c[i])
+#define P (m->p)
+#define Q (m->q)
+
+#define TL_EACH(...)                                                                             \
+    _Pragma("GCC ivdep") for (int64_t i = first; i < last; i++)                                  \
+    {                                                                                            \
+        __VA_ARGS__                                                                              \
+    }
+
+/* Defines name(arg, task, worker), which runs `body` with m (the operands, in a local copy) and first, last (the span). */
+#define TL_SPAN_FUNCTION(name, body)                                                             \
+    static void name(void *arg, int64_t task, int32_t worker)                                    \
+    {                                                                                            \
+        (void)worker;                                                                            \
+        const tl_map map = *(const tl_map *)arg, *const m = &map;                                \
+        const int64_t first = task * TL_SPAN, last = first + TL_SPAN < m->n ? first + TL_SPAN : m->n; \
+        body                                                                                     \
+    }
+#define TL_ONE(name, expression) TL_SPAN_FUNCTION(name, TL_EACH(m->y[i] = expression;))
+/* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
+#define TL_TWO(name, statement)                                                                  \
+    TL_SPAN_FUNCTION(                                                                            \
+        name, if (m->y && m->z) TL_EACH(float u, v; statement m->y[i] = u; m->z[i] = v;)         \
+        else if (m->y) TL_EACH(float u, v; statement m->y[i] = u; (void)v;)                      \
+        else TL_EACH(float u, v; statement m->z[i] = v; (void)u;))
+
+#define TL_UNARY(op, expression)                                                               \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float *y)                           \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .y = y, .n = n});                               \
+    }
+#define TL_UNARY_P(op, expression)                                                             \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float p, float *y)                  \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .y = y, .p = p, .n = n});                       \
+    }
+#define TL_UNARY_PQ(op, expression)                                                            \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float p, float q, float *y)         \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .y = y, .p = p, .q = q, .n = n});               \
+    }
+#define TL_BINARY(op, expression)                                                              \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float *y)           \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .n = n});                       \
+    }
+#define TL_BINARY_P(op, expression)                                                            \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float p, float *y)  \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .p = p, .n = n});               \
+    }
+#define TL_BINARY_PQ(op, expression)                                                           \
+    TL_ONE(op##_span, expression)                                                              \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float p, float q, float *y) \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .p = p, .q = q, .n = n});       \
+    }
+#define TL_BINARY_VJP(op, statement)                                                           \
+    TL_TWO(op##_span, statement)                                                               \
+    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, const float *c, int64_t n, float *y, float *z) \
+    {                                                                                            \
+        (void)ctx;                                                                               \
+        return run(op##_span, (tl_map){.a = a, .b = b, .c = c, .y = y, .z = z, .n = n});       \
+    }
+
+#include "../formula/elementwise.def"

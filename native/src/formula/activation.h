@@ -1,0 +1,287 @@
+/* The activations: tanh, sigmoid, softplus, safe_log, silu and gelu (tanh form), each followed by its gradient.
+ *
+ * All but tanh rest on two pieces: the logistic function sigma as an unevaluated sum of two floats, and softplus as
+ * another. The spare bits are what keeps the product, the quotient or the logarithm taken afterwards within 1 ulp.
+ * Both can be far below the smallest float; below arguments of about -50 they are therefore returned multiplied by
+ * 2^64, and the caller multiplies by 2^-64 last. Coefficients and accuracy: see explog.h.
+ *
+ * Limits: silu and gelu are -0 at -inf and inf at inf; their derivatives are 0 and 1 there, and never NaN for a finite
+ * x. A derivative is multiplied by g before the scale 2^-64 is undone, so it does not lose bits to underflow first. */
+#ifndef TL_FORMULA_ACTIVATION_H
+#define TL_FORMULA_ACTIVATION_H
+
+#include "explog.h"
+
+#define TL_FLOAT_MAX 0x1.fffffep+127f
+
+/* ---- tanh ------------------------------------------------------------------------------------------------------- */
+
+/* tanh |x| = (1 - E)/(1 + E) with E = e^(-2|x|) = s (1 - 2h), s = 2^k: numerator and denominator are halved,
+ * (1 - s)/2 + s h and (1 + s)/2 - s h, each one fused multiply-add on an exact first term. For k = 0 the numerator is h
+ * alone, so relative accuracy is kept down to the subnormals. r = |x| + k ln2/2 is half the reduced argument; the
+ * powers of two in the coefficients of tl_exp_tail follow from e^(-2r) = 1 - 2h. No cancellation: k <= 0.
+ * Above |x| = 10 the result is 1, chosen at the end. Odd by construction, sign of zero included.
+ * Budget: 0.5 ulp each for h, numerator and denominator at worst, and 0.5 for the division; they do not all peak at
+ * one argument. */
+TL_HD float tl_tanh(float x)
+{
+    const float rounder = TL_ROUNDER + 127.0f;
+    float a = fabsf(x);
+    float t = fmaf(a, -2.0f * TL_LOG2E, rounder);
+    float k = t - rounder;
+    float r = fmaf(k, 0.5f * TL_LN2_HI, a);
+    r = fmaf(k, 0.5f * TL_LN2_LO, r);
+    float r2 = r * r;
+    float low = fmaf(4.0f * TL_EXP_C1, r, -2.0f * TL_EXP_C0);
+    float high = fmaf(16.0f * TL_EXP_C3, r, -8.0f * TL_EXP_C2);
+    high = fmaf(-32.0f * TL_EXP_C4, r2, high);
+    float h = fmaf(fmaf(high, r2, low), r2, r);
+    float s = tl_from_bits(tl_bits(t) << 23);
+    float num = fmaf(s, h, fmaf(-0.5f, s, 0.5f));
+    float den = fmaf(-s, h, fmaf(0.5f, s, 0.5f));
+    float y = a > 10.0f ? 1.0f : num / den;
+    return tl_from_bits(tl_bits(y) | (tl_bits(x) & 0x80000000u));
+}
+
+/* g (1 - y^2), y = tanh x: the fused form rounds 1 - y^2 once, where (1 - y)(1 + y) rounds up to three times. */
+TL_HD float tl_tanh_bwd(float y, float g)
+{
+    return g * fmaf(-y, y, 1.0f);
+}
+
+/* ---- the logistic function -------------------------------------------------------------------------------------- */
+
+/* sigma(z + zl) = (*q + *ql) * (*scale), good to about 2^-27, for -120 <= z <= 40 and |zl| <= ulp(z).
+ * sigma = 1/(1 + e^-z) = 1/(c + S (1 + h + l)) with S = 2^k. The denominator is summed with its rounding errors and the
+ * quotient corrected once by its residual. Below z = -50 the 1 is negligible: c = 0, S is taken 2^64 smaller and the
+ * scale is 2^-64. */
+TL_HD void tl_logistic_parts(float z, float zl, float *q, float *ql, float *scale)
+{
+    float t, h, l, a, al;
+    tl_exp_parts(-z, -zl, &t, &h, &l);
+    int32_t far = z < -50.0f;
+    float c = far ? 0.0f : 1.0f;
+    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u - 64u) << 23 : 127u << 23));
+    tl_two_sum(c, s, &a, &al);
+    float d = fmaf(s, h, a);
+    float dl = fmaf(s, h, a - d) + fmaf(s, l, al);
+    float y = 1.0f / d;
+    float rest = fmaf(-y, dl, fmaf(-y, d, 1.0f));
+    *q = y;
+    *ql = y * rest;
+    *scale = far ? TL_2M64 : 1.0f;
+}
+
+/* sigma(x) = 1/(1 + e^-x). Exactly 1 above 17, 0 below -104.
+ * Budget: 0.5 ulp for the last sum, 0.1 for the parts. */
+TL_HD float tl_sigmoid(float x)
+{
+    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float q, ql, scale;
+    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
+    return (q + ql) * scale;
+}
+
+/* g y (1 - y), y = sigma(x): y - y^2 in one rounding. */
+TL_HD float tl_sigmoid_bwd(float y, float g)
+{
+    return g * fmaf(-y, y, y);
+}
+
+/* ---- softplus ---------------------------------------------------------------------------------------------------- */
+
+/* softplus(x) = max(x, 0) + ln(1 + E), E = e^-|x|, as (*s + *sl) * (*scale), good to about 2^-26 of itself. x <
+ * inf (the caller clamps). ln(1 + E) = E + E^2 Q(E) on [0, 1], error relative to the logarithm below
+ * 2^-30; the low part of E enters with the derivative 1/(1 + E), for which 1 - E + E^2/2 is close enough. */
+TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
+{
+    float t, h, l;
+    float n = fabsf(x) > 112.0f ? -112.0f : -fabsf(x);
+    tl_exp_parts(n, 0.0f, &t, &h, &l);
+    int32_t far = x < -50.0f;
+    float power = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 64u) << 23 : 127u << 23));
+    power = x > 80.0f ? 0.0f : power;
+    float m = 1.0f + h;
+    float e = power * m;
+    float el = power * ((h - (m - 1.0f)) + l);
+    float e2 = e * e;
+    float q0 = fmaf(0x1.5553b6p-2f, e, -0x1.fffff8p-2f);
+    float q1 = fmaf(0x1.978b52p-3f, e, -0x1.ffc59ep-3f);
+    float q2 = fmaf(0x1.ff2838p-4f, e, -0x1.4a729ep-3f);
+    float q3 = fmaf(0x1.58fc5cp-5f, e, -0x1.54f022p-4f);
+    float q4 = fmaf(0x1.112facp-9f, e, -0x1.c09b2ep-7f);
+    q3 = fmaf(q4, e2, q3);
+    q2 = fmaf(q3, e2, q2);
+    q1 = fmaf(q2, e2, q1);
+    q0 = fmaf(q1, e2, q0);
+    float u = fmaf(e2, q0, el * fmaf(fmaf(0.5f, e, -1.0f), e, 1.0f));
+    float log = e + u;
+    float top = x > 0.0f ? x : 0.0f;
+    tl_two_sum(top, log, s, sl);
+    *sl += u - (log - e);
+    *scale = far ? TL_2M64 : 1.0f;
+}
+
+/* max(x, 0) + log1p(e^-|x|). inf at inf, 0 at -inf. */
+TL_HD float tl_softplus(float x)
+{
+    float s, sl, scale;
+    float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
+    tl_softplus_parts(z, &s, &sl, &scale);
+    return x > TL_FLOAT_MAX ? x : (s + sl) * scale;
+}
+
+/* g sigma(x). */
+TL_HD float tl_softplus_bwd(float x, float g)
+{
+    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float q, ql, scale;
+    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
+    return g * (q + ql) * scale;
+}
+
+/* ---- safe_log ---------------------------------------------------------------------------------------------------- */
+
+/* ln(softplus(x) + eps), 0 < eps <= 1e-3 for the full accuracy (any eps >= 0 is legal; larger ones, and eps = 0 below
+ * x = -87, are good to a few 2^-24 absolute). The sum y is carried in two floats and its logarithm taken as in tl_log.
+ * Around the zero of the result, x = 0.5413, y - 1 would cancel. There softplus is expanded at the short constant
+ * c = 2217/4096: softplus(c + d) - 1 = c0 + a1 d + d^2 T(d), |d| <= 7/16, with c0 and a1 in two parts and the products
+ * kept exactly; T has error below 2^-30 relative to the sum. This gives f = y - 1 for the logarithm directly.
+ * ln(eps) at -inf, inf at inf. */
+TL_HD float tl_safe_log(float x, float eps)
+{
+    float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
+    float s, sl, scale, y, yl;
+    tl_softplus_parts(z, &s, &sl, &scale);
+    tl_two_sum(s * scale, eps, &y, &yl);
+    yl = fmaf(sl, scale, yl);
+    int32_t e = tl_log_exponent(y);
+    float f = tl_from_bits(tl_bits(y) - ((uint32_t)e << 23)) - 1.0f;
+    float fl = yl * tl_from_bits((127u - (uint32_t)(e > 100 ? 100 : e)) << 23);
+
+    float d = z - 0x1.152p-1f;
+    float d2 = d * d;
+    float p0 = fmaf(-0x1.4f8daep-7f, d, 0x1.dc4234p-4f);
+    float p1 = fmaf(0x1.e07e0ep-11f, d, -0x1.f600b6p-9f);
+    float p2 = fmaf(-0x1.42182ep-14f, d, 0x1.57ec2p-13f);
+    p1 = fmaf(p2, d2, p1);
+    p0 = fmaf(p1, d2, p0);
+    float linear = d * 0x1.43a352p-1f;
+    float linear_lo = fmaf(d, 0x1.43a352p-1f, -linear);
+    float n, nl, c, cl;
+    tl_two_sum(-0x1.592332p-15f, eps, &c, &cl);
+    tl_two_sum(linear, c, &n, &nl);
+    nl += fmaf(d2, p0, fmaf(d, 0x1.aeb744p-27f, linear_lo) + (cl - 0x1.d26344p-41f));
+    float nf = n + nl;
+    float nfl = nl - (nf - n);
+
+    int32_t near = fabsf(d) <= 0.4375f && fabsf(nf) <= 0.29f;
+    float r = tl_log_sum(near ? 0.0f : (float)e, near ? nf : f, near ? nfl : fl);
+    float edge = y == 0.0f ? -TL_INF : x + eps;
+    return y > 0.0f && x + eps < TL_INF ? r : edge;
+}
+
+/* g sigma(x)/(softplus(x) + eps). Far below 0 both sigma and the sum are scaled by 2^64, which cancels in the quotient;
+ * a g above 1 is multiplied before the division and a smaller one after it, so that no intermediate loses bits unless
+ * the result does. 0 at -inf (eps > 0) and at inf. */
+TL_HD float tl_safe_log_bwd(float x, float eps, float g)
+{
+    float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
+    float s, sl, scale, q, ql;
+    tl_softplus_parts(z, &s, &sl, &scale);
+    float y, yl;
+    tl_two_sum(s, x < -50.0f ? eps * TL_2P64 : eps, &y, &yl);
+    y += yl + sl;
+    tl_logistic_parts(z < -112.0f ? -112.0f : z > 30.0f ? 30.0f : z, 0.0f, &q, &ql, &scale);
+    int32_t large = fabsf(g) > 1.0f;
+    float slope = (large ? g : 1.0f) * (q + ql) / y * (large ? 1.0f : g);
+    return x > TL_FLOAT_MAX ? g * 0.0f : slope;
+}
+
+/* ---- silu -------------------------------------------------------------------------------------------------------- */
+
+/* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the product, 0.1 for sigma. */
+TL_HD float tl_silu(float x)
+{
+    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float q, ql, scale;
+    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
+    float y = fmaf(z, q, z * ql) * scale;
+    return x > 30.0f ? x : y;
+}
+
+/* g sigma (1 + w (1 - sigma)) for sigma = (q + ql) scale: the derivative of x sigma(v(x)) with w = x v'(x). The inner
+ * sum cancels around the zero of the derivative; it is carried in two floats so that its error there is that of sigma,
+ * about 2^-27 absolute. */
+TL_HD float tl_gate_bwd(float w, float wl, float q, float ql, float scale, float g)
+{
+    float sigma = q * scale;
+    float t = 1.0f - sigma;
+    float tl = ((1.0f - t) - sigma) - ql * scale;
+    float p = w * t;
+    float pl = fmaf(w, t, -p) + fmaf(w, tl, wl * t);
+    float n, nl;
+    tl_two_sum(1.0f, p, &n, &nl);
+    nl += pl;
+    float slope = fmaf(q, n, fmaf(q, nl, ql * n));
+    return g * slope * scale;
+}
+
+/* g silu'(x), silu' = sigma (1 + x (1 - sigma)): 1 at inf, -0 at -inf (times g). Its zero is at x = -1.2785. */
+TL_HD float tl_silu_bwd(float x, float g)
+{
+    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float q, ql, scale;
+    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
+    return tl_gate_bwd(z, 0.0f, q, ql, scale, g);
+}
+
+/* ---- gelu, tanh form --------------------------------------------------------------------------------------------- */
+
+/* x (A + B x^2) as an unevaluated sum, A = 2 sqrt(2/pi), B = A 0.044715 times one (or three, for the derivative).
+ * The exponential of this argument needs it to 2^-26 absolute at magnitude 100, which one float does not have. */
+#define TL_GELU_A 0x1.988454p+0f
+#define TL_GELU_A_LO -0x1.857936p-25f
+#define TL_GELU_B 0x1.2444f2p-4f
+#define TL_GELU_B_LO 0x1.49b16ap-29f
+#define TL_GELU_3B 0x1.b6676cp-3f
+#define TL_GELU_3B_LO -0x1.175e2p-32f
+
+TL_HD void tl_gelu_cubic(float x, float b, float b_lo, float *v, float *vl)
+{
+    float x2 = x * x;
+    float x2l = fmaf(x, x, -x2);
+    float p = b * x2;
+    float pl = fmaf(b, x2, -p) + fmaf(b, x2l, b_lo * x2);
+    float t, tl;
+    tl_two_sum(TL_GELU_A, p, &t, &tl);
+    tl += pl + TL_GELU_A_LO;
+    *v = x * t;
+    *vl = fmaf(x, t, -*v) + x * tl;
+}
+
+/* 1/2 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigma(v), v = x (A + B x^2), because (1 + tanh w)/2 = sigma(2w).
+ * x itself above 6, -0 below about -10.9. Budget as for silu. */
+TL_HD float tl_gelu(float x)
+{
+    float z = x < -11.0f ? -11.0f : x > 6.0f ? 6.0f : x;
+    float v, vl, q, ql, scale;
+    tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    tl_logistic_parts(v, vl, &q, &ql, &scale);
+    float y = fmaf(z, q, z * ql) * scale;
+    return x > 6.0f ? x : y;
+}
+
+/* g gelu'(x), gelu' = sigma(v) (1 + x v'(x) (1 - sigma(v))), x v' = x (A + 3 B x^2): 1 at inf, -0 at -inf (times g).
+ * Its zero is at x = -0.7524. */
+TL_HD float tl_gelu_bwd(float x, float g)
+{
+    float z = x < -11.0f ? -11.0f : x > 6.0f ? 6.0f : x;
+    float v, vl, w, wl, q, ql, scale;
+    tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    tl_gelu_cubic(z, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
+    tl_logistic_parts(v, vl, &q, &ql, &scale);
+    return tl_gate_bwd(w, wl, q, ql, scale, g);
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* Exponential, logarithm and the two circular functions in turns: tl_exp, tl_log, tl_log1p, tl_cospi2, tl_sinpi2, with
+ * the gradients of exp and log next to them.
+ *
+ * Coefficients. Every polynomial here and in activation.h is our own fit: a Remez exchange in 40-digit arithmetic on
+ * the interval named at its constants, for the error relative to the whole function; the coefficients were then rounded
+ * to float32 one after the other, the higher ones refitted by least squares each time, and the last bits chosen by a
+ * random search over +-3 ulp. The error quoted is the largest one after that rounding. A constant with the suffix LO is
+ * the rounded rest of the real number that its HI leaves.
+ *
+ * Accuracy. "Within 1 ulp" means: the result is the correctly rounded float32 or one of its two neighbours. It was
+ * checked over all 2^32 arguments by tests/formula/exhaustive.c. Subnormal arguments and results are handled as any
+ * other; a result that underflows is rounded twice, which costs at most one unit of the smallest subnormal. */
+#ifndef TL_FORMULA_EXPLOG_H
+#define TL_FORMULA_EXPLOG_H
+
+#include "base.h"
+
+/* 1.5 * 2^23. Added to a float of magnitude below 2^22 it rounds it to the nearest integer, ties to even, and leaves
+ * that integer in the low bits of the sum. */
+#define TL_ROUNDER 12582912.0f
+
+#define TL_LOG2E 0x1.715476p+0f  /* log2(e) rounded */
+#define TL_LN2_HI 0x1.62e43p-1f  /* ln 2 rounded */
+#define TL_LN2_LO -0x1.05c61p-29f
+#define TL_LN2_HI15 0x1.62e4p-1f /* ln 2 to 15 bits: its product with an integer below 512 is exact */
+#define TL_LN2_LO15 0x1.7f7d1cp-20f
+
+#define TL_2P64 0x1p64f
+#define TL_2M64 0x1p-64f
+
+/* hi + lo = a + b exactly, hi the rounded sum (Knuth's two-sum: no order of magnitudes assumed). Finite hi only. */
+TL_HD void tl_two_sum(float a, float b, float *hi, float *lo)
+{
+    float s = a + b;
+    float bb = s - a;
+    *lo = (a - (s - bb)) + (b - bb);
+    *hi = s;
+}
+
+/* ---- exp -------------------------------------------------------------------------------------------------------- */
+
+/* Coefficients of q in e^r = 1 + r + r^2 q(r). |r| <= 1.0005 ln2/2; error relative to e^r below 2^-28.2. */
+#define TL_EXP_C0 0x1.fffffcp-2f
+#define TL_EXP_C1 0x1.555492p-3f
+#define TL_EXP_C2 0x1.5558aep-5f
+#define TL_EXP_C3 0x1.12398ep-7f
+#define TL_EXP_C4 0x1.6a4fc4p-10f
+
+/* q(r), given r and r2 = r^2. Paired rather than nested (Estrin): the depth of the chain, not the count of operations,
+ * limits a SIMD loop. */
+TL_HD float tl_exp_tail(float r, float r2)
+{
+    float low = fmaf(TL_EXP_C1, r, TL_EXP_C0);
+    float high = fmaf(TL_EXP_C3, r, TL_EXP_C2);
+    high = fmaf(TL_EXP_C4, r2, high);
+    return fmaf(high, r2, low);
+}
+
+/* e^x = 2^k (1 + r + r^2 q(r)), k = round(x log2 e), r = x - k ln2. The first step of the reduction is exact: x and
+ * k LN2_HI are multiples of the same power of two and their difference needs no more than 24 bits.
+ * The factor 2^k does not fit one float at either end, so it is applied as 2^(k+64) 2^-64 for negative x and as
+ * 2^(k-64) 2^64 otherwise; only the last multiplication can round. The exponent field is built without a separate
+ * addition of the bias by letting the rounder carry it. Beyond |x| = 104 the result is 0 or inf, chosen by a select at
+ * the end, off the critical path; what was computed for such an x is discarded.
+ * Budget: 0.5 ulp for 1 + p, 0.25 for p, 0.1 for the fit.
+ * e^-inf = 0, e^inf = inf; overflow to inf above 88.72, underflow to 0 below -103.97; NaN stays NaN. */
+TL_HD float tl_exp(float x)
+{
+    const float rounder = TL_ROUNDER + 63.0f;
+    float t = fmaf(x, TL_LOG2E, rounder);
+    float k = t - rounder;
+    float r = fmaf(k, -TL_LN2_HI, x);
+    r = fmaf(k, -TL_LN2_LO, r);
+    float r2 = r * r;
+    float p = 1.0f + fmaf(r2, tl_exp_tail(r, r2), r);
+    uint32_t negative = (uint32_t)((int32_t)tl_bits(x) >> 31);
+    uint32_t shift = negative & (128u << 23);
+    float scale = tl_from_bits((tl_bits(t) << 23) + shift);
+    float step = tl_from_bits((191u << 23) - shift);
+    float limit = tl_from_bits(~negative & 0x7f800000u);
+    return fabsf(x) > 104.0f ? limit : p * scale * step;
+}
+
+/* g y, y = e^x. */
+TL_HD float tl_exp_bwd(float y, float g)
+{
+    return g * y;
+}
+
+/* The pieces of e^z for the formulas that need more than float precision: e^(z + zl) = 2^k (1 + h + l), where h + l is
+ * an unevaluated sum good to about 2^-28 and the low bits of t hold k + TL_ROUNDER. zl is a correction with
+ * |zl| <= ulp(z). |z| <= 300. The reduction keeps what the rounding of r lost. */
+TL_HD void tl_exp_parts(float z, float zl, float *t, float *h, float *l)
+{
+    float tt = fmaf(z, TL_LOG2E, TL_ROUNDER);
+    float k = tt - TL_ROUNDER;
+    float exact = fmaf(k, -TL_LN2_HI, z);
+    float rest = fmaf(k, -TL_LN2_LO, zl);
+    float r = exact + rest;
+    float r2 = r * r;
+    float u = fmaf(r2, tl_exp_tail(r, r2), rest - (r - exact));
+    *h = r + u;
+    *l = u - (*h - r);
+    *t = tt;
+}
+
+/* ---- log -------------------------------------------------------------------------------------------------------- */
+
+/* c(f) of ln(1 + f) = f + f^2 c(f), c(f) = -1/2 + f R(f), f2 = f^2. sqrt(1/2) - 1 <= f <= sqrt(2) - 1, widened by 2^-22;
+ * error relative to ln(1 + f) below 2^-29.5. */
+TL_HD float tl_log_tail(float f, float f2)
+{
+    float p0 = fmaf(-0x1.ffffe6p-3f, f, 0x1.555548p-2f);
+    float p1 = fmaf(-0x1.5564b8p-3f, f, 0x1.99a53cp-3f);
+    float p2 = fmaf(-0x1.fae74cp-4f, f, 0x1.232848p-3f);
+    float p3 = fmaf(-0x1.e5b092p-4f, f, 0x1.e7026ap-4f);
+    p3 = fmaf(0x1.1c97cp-4f, f2, p3);
+    p2 = fmaf(p3, f2, p2);
+    p1 = fmaf(p2, f2, p1);
+    p0 = fmaf(p1, f2, p0);
+    return fmaf(p0, f, -0.5f);
+}
+
+/* ln(2^e (1 + f + fl)) for an integral e, |e| < 512, and |fl| <= 2^-24. e ln2 is split so that e LN2_HI15 is exact; the
+ * rounding error of its sum with f is recovered (|e ln2| > |f| unless e = 0, where the sum is exact). fl enters with
+ * the derivative 1/(1 + f), of which three terms suffice.
+ * Budget: 0.5 ulp for the last sum; the tail is below 0.25 of the result and adds 0.1, the fit 0.1. */
+TL_HD float tl_log_sum(float e, float f, float fl)
+{
+    float f2 = f * f;
+    float tail = fmaf(f2, tl_log_tail(f, f2), fl * fmaf(f, f - 1.0f, 1.0f));
+    float whole = e * TL_LN2_HI15;
+    float s = whole + f;
+    float lost = f - (s - whole);
+    return s + (fmaf(e, TL_LN2_LO15, tail) + lost);
+}
+
+/* Exponent e and reduced mantissa m in [sqrt(1/2), sqrt(2)) of a positive normal float: bits = m 2^e. */
+TL_HD int32_t tl_log_exponent(float x)
+{
+    return (int32_t)(tl_bits(x) - 0x3f3504f3u) >> 23;
+}
+
+/* ln x: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1 exact, ln x = e ln2 + ln(1 + f). Subnormals are scaled by
+ * 2^32 first. ln(+-0) = -inf, ln(inf) = inf, NaN for x < 0 and for NaN; ln 1 = +0. */
+TL_HD float tl_log(float x)
+{
+    int32_t tiny = x < 0x1p-126f;
+    float z = tiny ? x * 0x1p32f : x;
+    int32_t e = tl_log_exponent(z);
+    float m = tl_from_bits(tl_bits(z) - ((uint32_t)e << 23));
+    float y = tl_log_sum((float)(e - (tiny ? 32 : 0)), m - 1.0f, 0.0f);
+    float edge = x == 0.0f ? -TL_INF : x > 0.0f ? x : TL_NAN;
+    return x > 0.0f && x < TL_INF ? y : edge;
+}
+
+/* g / x. */
+TL_HD float tl_log_bwd(float x, float g)
+{
+    return g / x;
+}
+
+/* ln(1 + x), accurate relative to the result: with e and s = 2^-e taken from the rounded 1 + x, the reduced argument is
+ * f = s (1 + x) - 1 = s x + (s - 1), one fused multiply-add on the exact x, and fl its rounding error; for e = 0 it is x
+ * itself. Above 2^40 the 1 is below a quarter ulp and x is scaled by 2^-64, which keeps s normal.
+ * ln(1 + -0) = -0, ln(1 - 1) = -inf, NaN below -1, inf at inf. */
+TL_HD float tl_log1p(float x)
+{
+    int32_t big = x > 0x1p40f;
+    float z = big ? x * TL_2M64 : x;
+    int32_t e = tl_log_exponent(big ? z : 1.0f + x);
+    float s = tl_from_bits((127u << 23) - ((uint32_t)e << 23));
+    float c = big ? -1.0f : s - 1.0f;
+    float f = fmaf(s, z, c);
+    float fl = fmaf(s, z, c - f);
+    float y = tl_log_sum((float)(e + (big ? 64 : 0)), f, fl);
+    float edge = x == -1.0f ? -TL_INF : x >= 0.0f ? x : TL_NAN;
+    return x > -1.0f && x < TL_INF && x != 0.0f ? y : edge;
+}
+
+/* ---- circular functions of 2 pi u --------------------------------------------------------------------------------- */
+
+/* sin(2 pi r) and cos(2 pi r) for the residual r of u = q/4 + r, |r| <= 1/8 (the reduction is exact), and the quadrant.
+ * sin = 2 pi r + r^3 S(r^2) with 2 pi in two parts, fit error below 2^-33 relative; cos = 1 + r^2 C(r^2), below 2^-31. */
+TL_HD void tl_circle(float u, float *sine, float *cosine, uint32_t *quadrant)
+{
+    float t = fmaf(u, 4.0f, TL_ROUNDER);
+    float r = fmaf(t - TL_ROUNDER, -0.25f, u);
+    float z = r * r;
+    float s = fmaf(0x1.465a3p+5f, z, -0x1.32b474p+6f);
+    s = fmaf(s, z, 0x1.466b82p+6f);
+    s = fmaf(s, z, -0x1.4abbcep+5f);
+    s = fmaf(s, z, -0x1.777a5cp-23f);
+    *sine = fmaf(r, 0x1.921fb6p+2f, r * s);
+    float c = fmaf(0x1.d61d82p+5f, z, -0x1.55b69cp+6f);
+    c = fmaf(c, z, 0x1.03c1b6p+6f);
+    c = fmaf(c, z, -0x1.3bd3ccp+4f);
+    *cosine = fmaf(c, z, 1.0f);
+    *quadrant = tl_bits(t);
+}
+
+/* cos(2 pi u) and sin(2 pi u), 0 <= u < 1 (right up to |u| = 2^20). Zeros are +0. NaN stays NaN. */
+TL_HD float tl_cospi2(float u)
+{
+    float s, c;
+    uint32_t q;
+    tl_circle(u, &s, &c, &q);
+    float y = q & 1u ? s : c;
+    return tl_from_bits(tl_bits(y) ^ (((q + 1u) & 2u) << 30)) + 0.0f;
+}
+
+TL_HD float tl_sinpi2(float u)
+{
+    float s, c;
+    uint32_t q;
+    tl_circle(u, &s, &c, &q);
+    float y = q & 1u ? c : s;
+    return tl_from_bits(tl_bits(y) ^ ((q & 2u) << 30)) + 0.0f;
+}
+
+#endif

@@ -1,0 +1,466 @@
+"""Elementwise operations: any shape, one value out per value in. The formulas of the C side are in
+``native/src/formula/elementwise.def``; an output may share storage with an input.
+
+Every formula lets NaN through, keeps subnormals, and gives the same bits on both devices (which NaN is not specified).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tlspec.bounds import F64, TINY, exact, ulp
+from tlspec.registry import check, op
+
+SMALL, LARGE = {"n": 2**20}, {"n": 2**28}
+MEDIUM = {"n": 2**24}
+
+
+def fused(a: F64, p: F64) -> F64:
+    """a + p rounded to odd in float64, so that rounding it to float32 gives the correctly rounded sum of a and p: what a
+    fused multiply-add returns for an exact product p (Boldo and Melquiond, IEEE Trans. Comput. 57, 2008)."""
+    s = np.asarray(a + p)
+    b = s - a
+    error = (a - (s - b)) + (p - b)
+    even = (s.view(np.int64) & 1) == 0
+    toward = np.where(error > 0, np.inf, -np.inf)
+    return np.where(np.isfinite(s) & (error != 0) & np.isfinite(error) & even, np.nextafter(s, toward), s)
+
+
+def expit(x: F64) -> F64:
+    """1/(1 + e^-x) to full float64 accuracy on both sides."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+# ---- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, a, b: a + b,
+    torch=lambda torch, a, b: a + b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def add(a, b):
+    """Sum, element by element.
+
+    out = a + b
+
+    Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
+    """
+    return a + b
+
+
+@add.vjp("g -> ga, gb", via=lambda k, g: (k.share(g), k.share(g)))
+def add_vjp(g):
+    """ga = g, gb = g: both share the storage of g."""
+    return g, g
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a - b,
+    torch=lambda torch, a, b: a - b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def sub(a, b):
+    """Difference, element by element.
+
+    out = a - b
+
+    Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
+    """
+    return a - b
+
+
+@sub.vjp("g -> ga, gb", via=lambda k, g: (k.share(g), k.scale(g, -1.0)))
+def sub_vjp(g):
+    """ga = g, gb = -g."""
+    return g, -g
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a * b,
+    torch=lambda torch, a, b: a * b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def mul(a, b):
+    """Product, element by element.
+
+    out = a · b
+
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
+    """
+    return a * b
+
+
+@mul.vjp("a, b, g -> ga, gb")
+def mul_vjp(a, b, g):
+    """ga = g · b, gb = g · a."""
+    return g * b, g * a
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a / b,
+    torch=lambda torch, a, b: a / b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def div(a, b):
+    """Quotient, element by element, unguarded.
+
+    out = a / b
+
+    Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
+    """
+    return a / b
+
+
+@div.vjp("a, b, g -> ga, gb", bound=ulp([0, 2]))
+def div_vjp(a, b, g):
+    """ga = g / b, gb = -g·a / b², evaluated as -(g/b)·(a/b) without overflow or underflow on the way."""
+    return g / b, -(g / b) * (a / b)
+
+
+@op("x[*]; c: float -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x, c: x * np.float32(c),
+    torch=lambda torch, x, c: x * c, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def scale(x, c):
+    """Product with a scalar.
+
+    out = c · x, c rounded to float32 first
+
+    Special values: IEEE 754. Correctly rounded.
+    """
+    return c * x
+
+
+@scale.vjp("g -> gx", via=lambda k, g, c: k.scale(g, c))
+def scale_vjp(g, c):
+    """gx = c · g."""
+    return c * g
+
+
+@op("a[*], b[*]; c: float -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b, c: a + np.float32(c) * b,
+    torch=lambda torch, a, b, c: torch.add(a, b, alpha=c), source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd")  # fmt: skip
+def axpy(a, b, c):
+    """Scaled sum with one rounding (a fused multiply-add).
+
+    out = a + c · b, c rounded to float32 first
+
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
+    """
+    return fused(a, c * b)
+
+
+@axpy.vjp("g -> ga, gb", via=lambda k, g, c: (k.share(g), k.scale(g, c)))
+def axpy_vjp(g, c):
+    """ga = g, gb = c · g."""
+    return g, c * g
+
+
+@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: 1 / x,
+    torch=lambda torch, x: torch.reciprocal(x), source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def inv(x):
+    """Reciprocal.
+
+    out = 1 / x
+
+    Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
+    """
+    return 1 / x
+
+
+@inv.vjp("x, g -> gx", bound=ulp(2))
+def inv_vjp(x, g):
+    """gx = -g / x²; ±inf at x = 0 (NaN for g = 0), zero at x = ±inf."""
+    return -(g / x) / x
+
+
+@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.sqrt(x), torch=lambda torch, x: torch.sqrt(x),
+    source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def sqrt(x):
+    """Square root.
+
+    out = √x
+
+    Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
+    """
+    return np.sqrt(x)
+
+
+@sqrt.vjp("x, g -> gx", bound=ulp(1))
+def sqrt_vjp(x, g):
+    """gx = g / (2√x) where x > 0, else 0; NaN where x is NaN."""
+    return np.where(np.isnan(x), np.nan, np.where(x > 0, g / (2 * np.sqrt(np.where(x > 0, x, 1))), 0.0))
+
+
+# ---- selections --------------------------------------------------------------------------------------------------------
+
+
+@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.abs(x), torch=lambda torch, x: torch.abs(x),
+    source="IEEE 754-2019, 5.5.1")  # fmt: skip
+def abs_(x):
+    """Absolute value.
+
+    out = |x|
+
+    Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
+    """
+    return np.abs(x)
+
+
+@abs_.vjp("x, g -> gx")
+def abs_vjp(x, g):
+    """gx = g · sign(x) with sign(±0) = 0."""
+    return g * np.sign(x)
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: np.maximum(a, b),
+    torch=lambda torch, a, b: torch.maximum(a, b), source="IEEE 754-2019, 9.6, maximum")  # fmt: skip
+def max_(a, b):
+    """Larger of two values.
+
+    out = a if a > b else b
+
+    Special values: NaN if either is NaN; +0 is larger than -0.
+    """
+    return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
+
+
+def _winner(a: F64, b: F64, g: F64) -> tuple[F64, F64]:
+    nan = np.isnan(a) | np.isnan(b)
+    ga = np.where(nan, np.nan, np.where(a > b, g, np.where(a == b, g / 2, 0.0)))
+    gb = np.where(nan, np.nan, np.where(b > a, g, np.where(a == b, g / 2, 0.0)))
+    return ga, gb
+
+
+@max_.vjp("a, b, g -> ga, gb")
+def max_vjp(a, b, g):
+    """The larger value takes g, the other 0; a tie gives g/2 to each; NaN in either gives NaN to both."""
+    return _winner(a, b, g)
+
+
+@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: np.minimum(a, b),
+    torch=lambda torch, a, b: torch.minimum(a, b), source="IEEE 754-2019, 9.6, minimum")  # fmt: skip
+def min_(a, b):
+    """Smaller of two values.
+
+    out = a if a < b else b
+
+    Special values: NaN if either is NaN; -0 is smaller than +0.
+    """
+    return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
+
+
+@min_.vjp("a, b, g -> ga, gb")
+def min_vjp(a, b, g):
+    """The smaller value takes g, the other 0; a tie gives g/2 to each; NaN in either gives NaN to both."""
+    return _winner(-a, -b, g)
+
+
+def _draw_interval(d: Any) -> dict[str, Any]:
+    lo = d.choice([-1.0, 0.0, -0.5, -1e30, -np.inf, d.real(-2, 1)])
+    return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 1e30, np.inf])}
+
+
+@op("x[*]; lo: float, hi: float -> out[*]", bound=exact(), bench=[MEDIUM],
+    checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")], draw=_draw_interval,
+    numpy=lambda np, x, lo, hi: np.clip(x, np.float32(lo), np.float32(hi)),
+    torch=lambda torch, x, lo, hi: torch.clamp(x, lo, hi))  # fmt: skip
+def clamp(x, lo, hi):
+    """Limits values to an interval.
+
+    out = min(hi, max(lo, x)), lo and hi rounded to float32 first
+
+    Special values: NaN stays NaN. Errors: ARGUMENT unless lo <= hi.
+    """
+    return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
+
+
+@clamp.vjp("x, g -> gx")
+def clamp_vjp(x, g, lo, hi):
+    """gx = g where lo < x < hi, else 0; NaN where x is NaN."""
+    return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
+
+
+@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.maximum(x, np.float32(0)),
+    torch=lambda torch, x: torch.relu(x))  # fmt: skip
+def relu(x):
+    """Rectified linear unit.
+
+    out = max(x, 0)
+
+    Special values: NaN stays NaN; -0 gives +0.
+    """
+    return np.where(np.isnan(x) | (x > 0), x, 0.0)
+
+
+@relu.vjp("x, g -> gx")
+def relu_vjp(x, g):
+    """gx = g where x > 0, else 0; NaN where x is NaN."""
+    return np.where(np.isnan(x), np.nan, np.where(x > 0, g, 0.0))
+
+
+# ---- transcendental functions and activations ------------------------------------------------------------------------------
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, x: np.exp(x),
+    torch=lambda torch, x: torch.exp(x))  # fmt: skip
+def exp(x):
+    """Exponential.
+
+    out = eˣ
+
+    Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
+    """
+    return np.exp(x)
+
+
+@exp.vjp("out, g -> gx", bound=exact())
+def exp_vjp(out, g):
+    """gx = g · out."""
+    return g * out
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], numpy=lambda np, x: np.log(x), torch=lambda torch, x: torch.log(x))
+def log(x):
+    """Natural logarithm.
+
+    out = ln x
+
+    Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
+    """
+    return np.log(x)
+
+
+@log.vjp("x, g -> gx", bound=exact())
+def log_vjp(x, g):
+    """gx = g / x, unguarded."""
+    return g / x
+
+
+def _softplus(x: F64) -> F64:
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _safe_log_tail(x: F64, eps: float) -> F64:
+    return expit(x) / (_softplus(x) + eps)
+
+
+@op("x[*]; eps: float = 1e-6 -> out[*]", bound=ulp(1), bench=[MEDIUM],
+    checks=[check("eps", "eps >= 0", say="eps >= 0")], draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 1.0])},
+    numpy=lambda np, x, eps: np.log(np.logaddexp(np.float32(0), x) + np.float32(eps)),
+    torch=lambda torch, x, eps: torch.log(torch.nn.functional.softplus(x) + eps))  # fmt: skip
+def safe_log(x, eps):
+    """Logarithm of a positive reparametrisation: finite for every finite x when eps > 0.
+
+    out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
+
+    Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 0.
+    """
+    return np.log(_softplus(x) + eps)
+
+
+@safe_log.vjp("x, g -> gx", bound=ulp(3, floor=lambda x, g, eps: 2 * np.abs(g) * TINY / (_softplus(x) + eps)))
+def safe_log_vjp(x, g, eps):
+    """gx = g · σ(x) / (softplus(x) + eps)."""
+    return g * _safe_log_tail(x, eps)
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: 1 / (1 + np.exp(-x)),
+    torch=lambda torch, x: torch.sigmoid(x))  # fmt: skip
+def sigmoid(x):
+    """Logistic function.
+
+    out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
+
+    Special values: σ(-inf) = +0, σ(inf) = 1.
+    """
+    return expit(x)
+
+
+@sigmoid.vjp("out, g -> gx", bound=ulp(2, floor=lambda g: np.abs(g) * TINY))
+def sigmoid_vjp(out, g):
+    """gx = g · out · (1 - out)."""
+    return g * out * (1 - out)
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x),
+    torch=lambda torch, x: torch.tanh(x))  # fmt: skip
+def tanh(x):
+    """Hyperbolic tangent, with relative accuracy near 0.
+
+    out = tanh x
+
+    Special values: tanh ±inf = ±1, tanh ±0 = ±0.
+    """
+    return np.tanh(x)
+
+
+@tanh.vjp("out, g -> gx", bound=ulp(2))
+def tanh_vjp(out, g):
+    """gx = g · (1 - out²)."""
+    return g * (1 - out) * (1 + out)
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: np.logaddexp(np.float32(0), x),
+    torch=lambda torch, x: torch.nn.functional.softplus(x))  # fmt: skip
+def softplus(x):
+    """Smooth rectifier.
+
+    out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
+
+    Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
+    """
+    return _softplus(x)
+
+
+@softplus.vjp("x, g -> gx", bound=ulp(2, floor=lambda g: 2 * np.abs(g) * TINY))
+def softplus_vjp(x, g):
+    """gx = g · σ(x)."""
+    return g * expit(x)
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], numpy=lambda np, x: x / (1 + np.exp(-x)),
+    torch=lambda torch, x: torch.nn.functional.silu(x), source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018")  # fmt: skip
+def silu(x):
+    """Sigmoid linear unit.
+
+    out = x · σ(x)
+
+    Special values: -inf gives -0, its limit; inf gives inf.
+    """
+    return np.where(x == -np.inf, -0.0, np.where(x < -745, 0 * x, x) * expit(x))
+
+
+def _silu_slope(x: F64) -> F64:
+    s = expit(x)
+    return np.where(np.isinf(x), (x > 0).astype(np.float64), s * (1 + np.where(np.isinf(x), 0, x) * (1 - s)))
+
+
+@silu.vjp("x, g -> gx", bound=ulp(2, floor=lambda x, g: np.abs(g) * (2.0**-24 * (np.abs(x + 1.2784645) < 0.25) + 2 * TINY)))
+def silu_vjp(x, g):
+    """gx = g · σ(x) · (1 + x · (1 - σ(x)))."""
+    return g * _silu_slope(x)
+
+
+#: √(2/π) and the cubic coefficient of the tanh form
+GELU_SLOPE, GELU_CUBIC = np.sqrt(2 / np.pi), 0.044715
+
+
+def _gelu_twice(x: F64) -> F64:
+    """2z with z = √(2/π)(x + 0.044715 x³): ½(1 + tanh z) = σ(2z)."""
+    return 2 * GELU_SLOPE * (x + GELU_CUBIC * x**3)
+
+
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM],
+    numpy=lambda np, x: np.float32(0.5) * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3))),
+    torch=lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
+    source="Hendrycks and Gimpel, arXiv:1606.08415")  # fmt: skip
+def gelu(x):
+    """Gaussian error linear unit, tanh form.
+
+    out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+
+    Special values: -inf gives -0, its limit; inf gives inf.
+    """
+    return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * expit(_gelu_twice(x)))
+
+
+def _gelu_slope(x: F64) -> F64:
+    y = np.clip(x, -1e3, 1e3)
+    s = expit(_gelu_twice(y))
+    return s + y * s * (1 - s) * 2 * GELU_SLOPE * (1 + 3 * GELU_CUBIC * y**2)
+
+
+@gelu.vjp("x, g -> gx", bound=ulp(2, floor=lambda x, g: np.abs(g) * (2.0**-24 * (np.abs(x + 0.7524614) < 0.25) + 2 * TINY)))
+def gelu_vjp(x, g):
+    """gx = g · d/dx gelu(x) = g · (s + x s (1 - s) · 2√(2/π)(1 + 3·0.044715 x²)) with s = ½(1 + tanh(…))."""
+    return g * _gelu_slope(x)
