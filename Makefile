@@ -42,8 +42,10 @@ help:
 	    print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]])' $*)
 	@touch $@
 
+# The CPU library; where a CUDA one has been built, it is kept current too, because it is the one that loads.
 lib:
 	@$(MAKE) --no-print-directory -C native -j$(JOBS)
+	@test ! -e native/build/cuda/libtorchlean_cuda.so || $(MAKE) --no-print-directory cuda
 
 verify: $(ENV_TEST) lib
 	$(PY) -m tlrt verify $(if $(OPS),--ops '$(OPS)') $(VERIFY)

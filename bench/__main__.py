@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
+from bench import core
 from bench.measure import CACHE_BYTES, REFERENCE_LIMIT, Row, Subject, Timing, rms_error, time_host, time_marks
 from tlspec import registry
 
@@ -26,7 +27,7 @@ H200_PEAK = 67e12
 
 
 def clock(device: tlrt.Device) -> Callable[[Callable[[], Any]], Timing]:
-    if device.kind == "cpu":
+    if not device.is_cuda:
         return time_host
     return lambda call: time_marks(call, device.mark, lambda: device.elapsed(0, 1))
 
@@ -43,7 +44,7 @@ def torch_clock(torch: Any) -> Callable[[Callable[[], Any]], Timing]:
 
 def bandwidth(device: tlrt.Device) -> float:
     """Bytes per second of a large copy, read and written bytes counted."""
-    n = 2**25 if device.kind == "cpu" else 2**29
+    n = 2**25 if not device.is_cuda else 2**29
     source = tlrt.Buffer.zeros(n, device)
     target = tlrt.Buffer.zeros(n, device)
     from tlrt import kernels
@@ -61,7 +62,7 @@ def import_torch(device: tlrt.Device) -> Any:
         return None
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    if device.kind == "cpu":
+    if not device.is_cuda:
         torch.set_num_threads(tlrt.threads())
     elif not torch.cuda.is_available():
         return None
@@ -76,12 +77,17 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         result = call()
         results = result if isinstance(result, tuple) else (result,)
         references = reference if isinstance(reference, tuple) else (reference,)
-        error = max(rms_error(r if isinstance(r, np.ndarray) else r.numpy(), ref) for r, ref in zip(results, references, strict=True))
+        error = max(
+            rms_error(r if isinstance(r, np.ndarray) else r.numpy(), ref)
+            for r, ref in zip(results, references, strict=True)
+        )
     ours = clock(device)(call)
     floor = max(subject.bytes / rate, subject.flops / peak if peak else 0.0) * 1e3
     peers: dict[str, dict[str, float | None]] = {}
 
-    def peer(name: str, other: Callable[[], Any] | None, timer: Callable[..., Timing], fetch: Callable[[Any], Any]) -> None:
+    def peer(
+        name: str, other: Callable[[], Any] | None, timer: Callable[..., Timing], fetch: Callable[[Any], Any]
+    ) -> None:
         if other is None:
             return
         wrong = None
@@ -92,22 +98,25 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         t = timer(other)
         peers[name] = {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
 
-    if device.kind == "cpu":
+    if not device.is_cuda:
         peer("numpy", subject.numpy(), time_host, lambda v: v)
     if torch is not None:
-        place = "cpu" if device.kind == "cpu" else "cuda"
+        place = "cpu" if not device.is_cuda else "cuda"
         timer = time_host if place == "cpu" else torch_clock(torch)
         peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
         if place == "cuda":
             torch.cuda.empty_cache()
     return Row(
         subject.op.name + ("" if subject.which == "forward" else "_bwd"), subject.label, device.name, ours.median, ours.spread,
-        floor, floor / ours.median, subject.bytes, subject.flops, device.kind != "cpu" and subject.bytes < CACHE_BYTES, error,
+        floor, floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
         peers,
     )  # fmt: skip
 
 
-HEAD = f"{'operation':26} {'size':34} {'ours ms':>10} {'± ms':>8} {'floor':>6} {'error':>8}   peers: times faster (their ms, error)"
+HEAD = (
+    f"{'operation':26} {'size':34} {'ours ms':>10} {'± ms':>8} {'floor':>6} {'error':>8}   "
+    "peers: times faster (their ms, error)"
+)
 
 
 def show(row: Row) -> str:
@@ -118,26 +127,40 @@ def show(row: Row) -> str:
         f"{name} {p['ratio']:.2f}x ({p['ms']:.4g}, {e(p['error']).strip()})" for name, p in row.peers.items()
     )
     mark = "*" if row.in_cache else " "
-    return f"{row.op:26} {row.size:34.34} {row.ours_ms:10.4f} {row.spread_ms:8.4f} {row.floor_share:5.2f}{mark} {e(row.error)}   {others}"
+    figures = f"{row.ours_ms:10.4f} {row.spread_ms:8.4f} {row.floor_share:5.2f}{mark} {e(row.error)}"
+    return f"{row.op:26} {row.size:34.34} {figures}   {others}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
-    parser.add_argument("--ops", help="operations, families or patterns, comma-separated")
+    parser.add_argument(
+        "--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to a file")
-    parser.add_argument("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
-    parser.add_argument("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
+    parser.add_argument(
+        "--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)"
+    )
+    parser.add_argument(
+        "--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor"
+    )
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     args = parser.parse_args(argv)
-    device = tlrt.device(args.device or ("cuda" if any(d.kind == "cuda" for d in tlrt.devices()) else "cpu"))
-    limit = args.max_bytes or (1e9 if device.kind == "cpu" else 2e10)
+    device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+    limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)
-    print(f"{device.describe()}; copy {rate / 1e9:.0f} GB/s; NumPy {np.__version__}; PyTorch {getattr(torch, '__version__', 'absent')}")
+    versions = f"NumPy {np.__version__}; PyTorch {getattr(torch, '__version__', 'absent')}"
+    print(f"{device.describe()}; copy {rate / 1e9:.0f} GB/s; {versions}")
     print(HEAD)
     rows: list[Row] = []
-    for op in registry.ops(args.ops):
+    names = None if args.ops is None else [n.strip() for n in args.ops.split(",")]
+    if names is None or "core" in names:
+        for row in core.rows(device, torch):
+            rows.append(row)
+            print(show(row), flush=True)
+    names = None if names is None else [n for n in names if n != "core"]
+    for op in registry.ops(names):
         for which in ("forward", "vjp"):
             if which == "vjp" and (op.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
                 continue
@@ -147,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
                 subject_bytes = _bytes(op, size)
                 if subject_bytes > limit:
                     continue
-                row = measure(Subject(op, size, which), device, torch, rate, args.peak if device.kind != "cpu" else 0.0)
+                row = measure(Subject(op, size, which), device, torch, rate, args.peak if device.is_cuda else 0.0)
                 rows.append(row)
                 print(show(row), flush=True)
                 device.collect()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from tlrt import kernels
+from tlrt.verify_run import Runtime, face
 from tlspec import shapes
 from tlspec.bounds import call_named, call_reference
 from tlspec.registry import Array, Op, Signature
@@ -74,7 +74,9 @@ def time_host(call: Callable[[], Any], budget: float = 0.4) -> Timing:
     return summarise(samples)
 
 
-def time_marks(call: Callable[[], Any], record: Callable[[int], Any], elapsed: Callable[[], float], budget: float = 0.3) -> Timing:
+def time_marks(
+    call: Callable[[], Any], record: Callable[[int], Any], elapsed: Callable[[], float], budget: float = 0.3
+) -> Timing:
     """Times `call` by marks in the device's stream. record(0) and record(1) bracket a sample, elapsed() reads it."""
     for _ in range(3):
         call()
@@ -95,7 +97,7 @@ def time_marks(call: Callable[[], Any], record: Callable[[int], Any], elapsed: C
 
 
 def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
-    return eval(expression, {"__builtins__": {}}, {**shapes.FUNCTIONS, **names})  # noqa: S307 - expressions of our registry
+    return eval(expression, {"__builtins__": {}}, {**shapes.FUNCTIONS, **names})
 
 
 def shape_of(array: Array, names: Mapping[str, Any]) -> tuple[int, ...]:
@@ -158,23 +160,22 @@ class Subject:
         return " ".join(f"{k}={one(v)}" for k, v in self.names.items())
 
     def ours(self, device: tlrt.Device) -> Callable[[], Any]:
-        function = getattr(kernels, self.op.name + ("" if self.which == "forward" else "_bwd"))
-        arguments: dict[str, Any] = {
-            k: v.ravel() if self.kind(k) == "u32" else v if self.kind(k) == "f64" else tlrt.Buffer.from_numpy(v, device)
-            for k, v in self.inputs.items()
-        }
-        wanted = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
-        arguments.update({k: v for k, v in self.names.items() if k in wanted})
-        if self.signature.needs_context:
-            arguments["device"] = device
-        return lambda: function(**arguments)
+        runtime = Runtime(device.name)
+        placed = {k: runtime.upload(v) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
+        name = self.op.name + ("" if self.which == "forward" else "_bwd")
+        known = {**self.names, **placed, "": device}
+        keywords = {a.name: known[a.of] for a in face(name) if a.of in known}
+        function = getattr(runtime.kernels, name)
+        return lambda: function(**keywords)
 
     def kind(self, name: str) -> str:
         return next(a.kind for a in self.signature.inputs if a.name == name)
 
     def reference(self) -> Any:
         inputs = {k: v.astype(np.float64) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
-        function = self.op.reference if self.which == "forward" or self.op.vjp_rule is None else self.op.vjp_rule.reference
+        function = (
+            self.op.reference if self.which == "forward" or self.op.vjp_rule is None else self.op.vjp_rule.reference
+        )
         return call_reference(function, inputs, self.names)
 
     def numpy(self) -> Callable[[], Any] | None:
@@ -189,6 +190,7 @@ class Subject:
         if function is None:
             return None
         tensors = {
-            k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place) for k, v in self.inputs.items()
+            k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place)
+            for k, v in self.inputs.items()
         }
         return lambda: call_named(function, {"torch": torch, **self.names, **tensors})

@@ -67,7 +67,9 @@ class Bound:
     ) -> list[F64]:
         with np.errstate(all="ignore"):
             tols = self.function(reference, outputs, inputs, params)
-        return [np.broadcast_to(np.asarray(t, dtype=np.float64), np.shape(o)) for t, o in zip(tols, outputs, strict=True)]
+        return [
+            np.broadcast_to(np.asarray(t, dtype=np.float64), np.shape(o)) for t, o in zip(tols, outputs, strict=True)
+        ]
 
 
 def exact() -> Bound:
@@ -80,10 +82,12 @@ def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, tex
     error per output, called with the inputs and parameters it names: what an intermediate that underflows can cost."""
     ks = list(k) if isinstance(k, Sequence) else None
 
-    def tolerance(ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]) -> list[F64]:
+    def tolerance(
+        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> list[F64]:
         f = call_named(floor, {**ins, **ps}) if floor is not None else 0.0
         floors = list(f) if isinstance(f, (tuple, list)) else [f] * len(outs)
-        each = ks or [k] * len(outs)
+        each = ks or [float(k)] * len(outs)  # type: ignore[arg-type]
         return [(ki + 0.5) * spacing(o) * (ki > 0) + fi for ki, o, fi in zip(each, outs, floors, strict=True)]
 
     label = text or (f"{k:g} ulp" if ks is None else " / ".join(f"{v:g} ulp" if v else "exact" for v in ks))
@@ -95,7 +99,9 @@ def tree(height: Callable[..., Any], magnitude: Callable[..., Any] | None = None
     shapes) and returns h, or a sequence with one h per output. `magnitude` is called like the reference and returns M
     per output; by default M is the reference on absolute inputs."""
 
-    def tolerance(ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]) -> list[F64]:
+    def tolerance(
+        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> list[F64]:
         h = call_named(height, {**ins, **ps})
         heights = list(h) if isinstance(h, (tuple, list)) else [h] * len(outs)
         absolute = {k: np.abs(v) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for k, v in ins.items()}
@@ -113,7 +119,9 @@ def tree(height: Callable[..., Any], magnitude: Callable[..., Any] | None = None
 def custom(function: Callable[..., Any], text: str) -> Bound:
     """A bound of the row's own: ``function(**inputs, **params)`` (those it names) returns the tolerance per output."""
 
-    def tolerance(ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]) -> list[Any]:
+    def tolerance(
+        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> list[Any]:
         t = call_named(function, {**ins, **ps})
         return list(t) if isinstance(t, (tuple, list)) else [t]
 

@@ -145,7 +145,12 @@ class Signature:
                 bare = item[1:] if item.startswith("*") else item
                 if item != "*" and bare.isidentifier() and bare not in param_names:
                     dims.setdefault(item)
-        names = [a.name for a in inputs] + [d.lstrip("*") for d in dims] + [p.name for p in params] + [a.name for a in outputs]
+        names = (
+            [a.name for a in inputs]
+            + [d.lstrip("*") for d in dims]
+            + [p.name for p in params]
+            + [a.name for a in outputs]
+        )
         if clash := {n for n in names if names.count(n) > 1} | (RESERVED & set(names)):
             raise ValueError(f"names used twice or reserved: {sorted(clash)} in {text!r}")
         if order is not None:
@@ -242,7 +247,11 @@ class Op:
     @property
     def symbol(self) -> str:
         """The exported C name."""
-        return f"torchlean_cuda_buffer_{self.name}" if self.signature.buffers or self.outputs_on_device else f"torchlean_cuda_{self.name}"
+        return (
+            f"torchlean_cuda_buffer_{self.name}"
+            if self.signature.buffers or self.outputs_on_device
+            else f"torchlean_cuda_{self.name}"
+        )
 
     @property
     def outputs_on_device(self) -> bool:
@@ -266,7 +275,9 @@ class Op:
             raise ValueError(f"{self.name}: {len(each)} suffixes for {len(gives)} gradients")
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.vjp_rule = Vjp(reads, gives, function, bound or self.bound, via, tuple(each), inspect.getdoc(function) or "")
+            self.vjp_rule = Vjp(
+                reads, gives, function, bound or self.bound, via, tuple(each), inspect.getdoc(function) or ""
+            )
             return function
 
         return register
@@ -351,7 +362,9 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
             import difflib
 
             close = difflib.get_close_matches(want, [r.name for r in rows] + list(FAMILIES))
-            raise KeyError(f"no operation or family {want!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+            raise KeyError(
+                f"no operation or family {want!r}" + (f"; did you mean {', '.join(close)}?" if close else "")
+            )
         chosen.update((r.name, r) for r in hits)
     return tuple(r for r in rows if r.name in chosen)
 

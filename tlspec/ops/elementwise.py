@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tlspec import laws
 from tlspec.bounds import F64, TINY, exact, ulp
 from tlspec.registry import check, op
 
@@ -29,15 +30,16 @@ def fused(a: F64, p: F64) -> F64:
 
 
 def expit(x: F64) -> F64:
-    """1/(1 + e^-x) to full float64 accuracy on both sides."""
-    e = np.exp(-np.abs(x))
+    """1/(1 + e^-x) to full float64 accuracy on both sides, and positive for every finite x (it underflows to the smallest
+    float64, not to 0, so that its product with an infinite cotangent is infinite as it should be)."""
+    e = np.where(np.isinf(x), 0.0, np.maximum(np.exp(-np.abs(x)), 5e-324))
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
 # ---- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, a, b: a + b,
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, a, b: a + b,
     torch=lambda torch, a, b: a + b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def add(a, b):
     """Sum, element by element.
@@ -73,7 +75,7 @@ def sub_vjp(g):
     return g, -g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a * b,
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: a * b,
     torch=lambda torch, a, b: a * b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def mul(a, b):
     """Product, element by element.
@@ -109,7 +111,7 @@ def div_vjp(a, b, g):
     return g / b, -(g / b) * (a / b)
 
 
-@op("x[*]; c: float -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x, c: x * np.float32(c),
+@op("x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], bench=[MEDIUM], numpy=lambda np, x, c: x * np.float32(c),
     torch=lambda torch, x, c: x * c, source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scale(x, c):
     """Product with a scalar.
@@ -145,7 +147,7 @@ def axpy_vjp(g, c):
     return g, c * g
 
 
-@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: 1 / x,
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.odd("x")], bench=[MEDIUM], numpy=lambda np, x: 1 / x,
     torch=lambda torch, x: torch.reciprocal(x), source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def inv(x):
     """Reciprocal.
@@ -184,7 +186,7 @@ def sqrt_vjp(x, g):
 # ---- selections --------------------------------------------------------------------------------------------------------
 
 
-@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.abs(x), torch=lambda torch, x: torch.abs(x),
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent(), laws.even("x")], bench=[MEDIUM], numpy=lambda np, x: np.abs(x), torch=lambda torch, x: torch.abs(x),
     source="IEEE 754-2019, 5.5.1")  # fmt: skip
 def abs_(x):
     """Absolute value.
@@ -202,7 +204,7 @@ def abs_vjp(x, g):
     return g * np.sign(x)
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: np.maximum(a, b),
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: np.maximum(a, b),
     torch=lambda torch, a, b: torch.maximum(a, b), source="IEEE 754-2019, 9.6, maximum")  # fmt: skip
 def max_(a, b):
     """Larger of two values.
@@ -227,7 +229,7 @@ def max_vjp(a, b, g):
     return _winner(a, b, g)
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: np.minimum(a, b),
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: np.minimum(a, b),
     torch=lambda torch, a, b: torch.minimum(a, b), source="IEEE 754-2019, 9.6, minimum")  # fmt: skip
 def min_(a, b):
     """Smaller of two values.
@@ -270,7 +272,7 @@ def clamp_vjp(x, g, lo, hi):
     return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
 
 
-@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.maximum(x, np.float32(0)),
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()], bench=[MEDIUM], numpy=lambda np, x: np.maximum(x, np.float32(0)),
     torch=lambda torch, x: torch.relu(x))  # fmt: skip
 def relu(x):
     """Rectified linear unit.
@@ -334,21 +336,39 @@ def _safe_log_tail(x: F64, eps: float) -> F64:
     return expit(x) / (_softplus(x) + eps)
 
 
-@op("x[*]; eps: float = 1e-6 -> out[*]", bound=ulp(1), bench=[MEDIUM],
-    checks=[check("eps", "eps >= 0", say="eps >= 0")], draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 1.0])},
+def _safe_log_floor(x: F64, eps: float) -> F64:
+    """Where ln crosses zero the relative error of its argument y is an absolute one. Up to eps = 1e-3 the formula expands
+    softplus around that point; beyond, y carries the 2^-25 of the general softplus."""
+    s = _softplus(x)
+    return np.where((eps > 1e-3) & (np.abs(s + eps - 1) < 0.5), 2.0**-25 * s / (s + eps), 0.0)
+
+
+@op("x[*]; eps: float = 1e-6 -> out[*]", bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"), bench=[MEDIUM],
+    checks=[check("eps", "eps >= 8.881784197001252e-16", say="eps >= 2^-50")],
+    draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 2.0**-50, 0.5, 1.0, d.real(1e-3, 2.0)])},
     numpy=lambda np, x, eps: np.log(np.logaddexp(np.float32(0), x) + np.float32(eps)),
     torch=lambda torch, x, eps: torch.log(torch.nn.functional.softplus(x) + eps))  # fmt: skip
 def safe_log(x, eps):
-    """Logarithm of a positive reparametrisation: finite for every finite x when eps > 0.
+    """Logarithm of a positive reparametrisation: finite for every finite x.
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
-    Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 0.
+    Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 2^-50.
     """
-    return np.log(_softplus(x) + eps)
+    beyond_one = _softplus(x) + (eps - 1)
+    return np.where(np.abs(beyond_one) < 0.5, np.log1p(beyond_one), np.log(_softplus(x) + eps))
 
 
-@safe_log.vjp("x, g -> gx", bound=ulp(3, floor=lambda x, g, eps: 2 * np.abs(g) * TINY / (_softplus(x) + eps)))
+# below x = -198 the formula holds the slope at its value there
+@safe_log.vjp(
+    "x, g -> gx",
+    bound=ulp(
+        3,
+        floor=lambda x, g, eps: np.where(
+            (x < -198) & np.isfinite(x * g), np.abs(g) * (1 + 2.0**-20) * np.exp(-198.0) / eps, 0.0
+        ),
+    ),
+)
 def safe_log_vjp(x, g, eps):
     """gx = g · σ(x) / (softplus(x) + eps)."""
     return g * _safe_log_tail(x, eps)
@@ -366,13 +386,13 @@ def sigmoid(x):
     return expit(x)
 
 
-@sigmoid.vjp("out, g -> gx", bound=ulp(2, floor=lambda g: np.abs(g) * TINY))
+@sigmoid.vjp("out, g -> gx", bound=ulp(1, floor=lambda g: np.abs(g) * TINY / 2))
 def sigmoid_vjp(out, g):
     """gx = g · out · (1 - out)."""
     return g * out * (1 - out)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x),
+@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")], bench=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x),
     torch=lambda torch, x: torch.tanh(x))  # fmt: skip
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
@@ -384,7 +404,7 @@ def tanh(x):
     return np.tanh(x)
 
 
-@tanh.vjp("out, g -> gx", bound=ulp(2))
+@tanh.vjp("out, g -> gx", bound=ulp(1))
 def tanh_vjp(out, g):
     """gx = g · (1 - out²)."""
     return g * (1 - out) * (1 + out)
@@ -402,7 +422,7 @@ def softplus(x):
     return _softplus(x)
 
 
-@softplus.vjp("x, g -> gx", bound=ulp(2, floor=lambda g: 2 * np.abs(g) * TINY))
+@softplus.vjp("x, g -> gx", bound=ulp(1))
 def softplus_vjp(x, g):
     """gx = g · σ(x)."""
     return g * expit(x)
@@ -422,10 +442,13 @@ def silu(x):
 
 def _silu_slope(x: F64) -> F64:
     s = expit(x)
-    return np.where(np.isinf(x), (x > 0).astype(np.float64), s * (1 + np.where(np.isinf(x), 0, x) * (1 - s)))
+    return np.where(np.isinf(x), np.where(x > 0, 1.0, -0.0), s * (1 + np.where(np.isinf(x), 0, x) * (1 - s)))
 
 
-@silu.vjp("x, g -> gx", bound=ulp(2, floor=lambda x, g: np.abs(g) * (2.0**-24 * (np.abs(x + 1.2784645) < 0.25) + 2 * TINY)))
+# next to the zero of the slope its two parts cancel: 2^-32 absolute is what their two-float sums keep
+@silu.vjp(
+    "x, g -> gx", bound=ulp(2, floor=lambda x, g: np.where(np.abs(x + 1.27846) < 0.01, 2.0**-32 * np.abs(g), 0.0))
+)
 def silu_vjp(x, g):
     """gx = g · σ(x) · (1 + x · (1 - σ(x)))."""
     return g * _silu_slope(x)
@@ -457,10 +480,19 @@ def gelu(x):
 def _gelu_slope(x: F64) -> F64:
     y = np.clip(x, -1e3, 1e3)
     s = expit(_gelu_twice(y))
-    return s + y * s * (1 - s) * 2 * GELU_SLOPE * (1 + 3 * GELU_CUBIC * y**2)
+    slope = s + y * s * (1 - s) * 2 * GELU_SLOPE * (1 + 3 * GELU_CUBIC * y**2)
+    return np.where(x == -np.inf, -0.0, slope)
 
 
-@gelu.vjp("x, g -> gx", bound=ulp(2, floor=lambda x, g: np.abs(g) * (2.0**-24 * (np.abs(x + 0.7524614) < 0.25) + 2 * TINY)))
+def _gelu_slope_floor(x: F64, g: F64) -> F64:
+    """Next to the zero of the slope its two parts cancel, and 2^-31 is what their two-float sums keep; below x = -13.5 the
+    formula holds the slope at its value there."""
+    near = np.where(np.abs(x + 0.75246) < 0.01, 2.0**-31, 0.0)
+    held = np.where(x < -13.5, -_gelu_slope(np.array(-13.5)), 0.0)
+    return np.where(np.isfinite(g), np.abs(g), 0.0) * (near + held)
+
+
+@gelu.vjp("x, g -> gx", bound=ulp(2, floor=_gelu_slope_floor))
 def gelu_vjp(x, g):
     """gx = g · d/dx gelu(x) = g · (s + x s (1 - s) · 2√(2/π)(1 + 3·0.044715 x²)) with s = ½(1 + tanh(…))."""
     return g * _gelu_slope(x)

@@ -50,7 +50,7 @@ void tl_buffer_end(tl_context *ctx, tl_buffer *buffer)
     tl_table_give(&tl_buffers, &buffer->slot);
 }
 
-/* ---- CPU data ------------------------------------------------------------------------------------------------------ */
+/* ---- CPU data -------------------------------------------------------------------------------------------------- */
 
 typedef struct fill_job {
     float *data;
@@ -79,7 +79,7 @@ static int32_t fill(tl_context *ctx, float *data, float value, int64_t n)
     return TORCHLEAN_OK;
 }
 
-/* ---- making -------------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------------------------- */
 
 TL_API int32_t torchlean_cuda_buffer_empty(torchlean_context *context, uint32_t n, torchlean_buffer **out)
 {
@@ -140,7 +140,8 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     if (!out)
         return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
     if (*out)
-        return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL (a shared buffer is always new)", __func__);
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new",
+                       __func__);
     tl_verdict verdict = tl_lock_buffer(source, &buffer, &ctx);
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "source", "buffer", source, verdict);
@@ -154,7 +155,7 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     return status;
 }
 
-/* ---- moving -------------------------------------------------------------------------------------------------------- */
+/* ---- moving ---------------------------------------------------------------------------------------------------- */
 
 TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n)
 {
@@ -181,7 +182,7 @@ TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value
     return tl_end(&call);
 }
 
-/* ---- releasing and asking ------------------------------------------------------------------------------------------ */
+/* ---- releasing and asking -------------------------------------------------------------------------------------- */
 
 TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *handle)
 {

@@ -1,14 +1,15 @@
-/* The helpers the entry points are made of: open a call, check its arguments, allocate its outputs, close it. The contract
- * of each is in internal.h; the first failure sticks and turns the rest into no-ops. */
+/* The helpers the entry points are made of: open a call, check its arguments, allocate its outputs, close it. The
+ * contract of each is in internal.h; the first failure sticks and turns the rest into no-ops. */
 #include <stdio.h>
 
 #include "handles.h"
 
 static _Thread_local uint32_t serial_at_enter;
 
-/* ---- the floating-point mode ---------------------------------------------------------------------------------------- */
-/* Subnormals are kept and rounding is to nearest whatever the caller's thread was set to: libraries built with -ffast-math
- * switch flush-to-zero on for the thread that loads them. The caller's mode is put back at the end of the call. */
+/* ---- the floating-point mode ----------------------------------------------------------------------------------- */
+/* Subnormals are kept and rounding is to nearest whatever the caller's thread was set to: libraries built with
+ * -ffast-math switch flush-to-zero on for the thread that loads them. The caller's mode is put back at the end of
+ * the call. */
 
 #if defined(__x86_64__)
 enum { STANDARD_MODE = 0x1f80, MODE_BITS = 0xffc0 };
@@ -26,7 +27,7 @@ static void set_mode(uint32_t mode) { (void)mode; }
 
 void tl_standard_float_mode(void) { set_mode(STANDARD_MODE); }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------------------------- */
 
 /* Not `= {0}`: the arrays are large and only their used part is ever read. */
 static void open_call(tl_call *call, const char *op)
@@ -67,7 +68,7 @@ void tl_enter_context(tl_call *call, const char *op, torchlean_context *context)
         check_health(call);
 }
 
-/* ---- sizes --------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------------------------- */
 
 uint64_t tl_product(const uint64_t *factors, int32_t count)
 {
@@ -94,8 +95,8 @@ uint64_t tl_dims_product(const tl_dims *dims)
 tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint32_t rank, uint32_t min_rank)
 {
     tl_dims read = {0};
-    tl_require(call, rank >= min_rank && rank <= TL_MAX_RANK, TORCHLEAN_SHAPE, name, "got rank %u, expected %u to %d", rank,
-               min_rank, TL_MAX_RANK);
+    tl_require(call, rank >= min_rank && rank <= TL_MAX_RANK, TORCHLEAN_SHAPE, name, "got rank %u, expected %u to %d",
+               rank, min_rank, TL_MAX_RANK);
     tl_host(call, name, dims, rank);
     if (call->status)
         return read;
@@ -105,7 +106,7 @@ tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint
     return read;
 }
 
-/* ---- arguments ----------------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------------------------- */
 
 /* A live buffer of the call's context, or NULL with the status set. */
 static tl_buffer *find(tl_call *call, const char *name, const torchlean_buffer *handle)
@@ -118,8 +119,8 @@ static tl_buffer *find(tl_call *call, const char *name, const torchlean_buffer *
     }
     /* Buffers of our context cannot change now; one of another may, but it stays another's. */
     if (atomic_load_explicit(&buffer->ctx, memory_order_relaxed) != call->ctx) {
-        call->status = tl_fail(TORCHLEAN_DEVICE, "%s: %s: got a buffer of another context, expected all of one", call->op,
-                               name);
+        call->status = tl_fail(TORCHLEAN_DEVICE, "%s: %s: got a buffer of another context, expected all of one",
+                               call->op, name);
         return NULL;
     }
     return buffer;
@@ -165,7 +166,8 @@ const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer,
     return found->block->p;
 }
 
-const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n)
+const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
+                               uint64_t n)
 {
     return buffer ? tl_input(call, name, buffer, expected, n) : NULL;
 }
@@ -221,7 +223,7 @@ void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot
 
 void tl_host(tl_call *call, const char *name, const void *array, uint64_t count)
 {
-    if (!call->status && !array && count)
+    if (!call->status && fits(call, name, NULL, count) && !array && count)
         call->status = tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected %llu values", call->op, name,
                                (unsigned long long)count);
 }
@@ -240,7 +242,7 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 
 float tl_scalar(double value) { return (float)value; }
 
-/* ---- running ------------------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------------------------- */
 
 static void check_aliases(tl_call *call)
 {
@@ -250,7 +252,7 @@ static void check_aliases(tl_call *call)
             continue;
         for (int32_t k = 0; k < call->inputs && !call->elementwise; k++) {
             if (call->input_storage[k] == storage) {
-                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: shares storage with an input, which this operation refuses",
+                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: shares storage with an input, which this call refuses",
                                        call->op, call->out[i].name);
                 return;
             }
@@ -265,9 +267,19 @@ static void check_aliases(tl_call *call)
     }
 }
 
+/* Host code is about to compute: the standard mode, if the caller's differs. */
+static void begin_mode(tl_call *call)
+{
+    uint32_t mode = get_mode();
+    if ((mode & MODE_BITS) != STANDARD_MODE) {
+        call->saved_mode = UINT64_C(1) << 32 | mode;
+        set_mode(STANDARD_MODE);
+    }
+}
+
 int tl_begin(tl_call *call)
 {
-    int work = call->outputs == 0;
+    int work = 0;
     if (!call->status)
         check_aliases(call);
     if (call->status)
@@ -284,14 +296,17 @@ int tl_begin(tl_call *call)
         }
         work |= call->out[i].wanted && call->out[i].n > 0;
     }
-    if (work && !call->ctx->cuda) {
-        uint32_t mode = get_mode();
-        if ((mode & MODE_BITS) != STANDARD_MODE) {
-            call->saved_mode = UINT64_C(1) << 32 | mode;
-            set_mode(STANDARD_MODE);
-        }
-    }
+    if (work && !call->ctx->cuda)
+        begin_mode(call);
     return work;
+}
+
+int tl_begin_host(tl_call *call)
+{
+    if (call->status)
+        return 0;
+    begin_mode(call);
+    return 1;
 }
 
 float *tl_out(const tl_call *call, int32_t i) { return call->out[i].wanted ? call->out[i].data : NULL; }

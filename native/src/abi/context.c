@@ -17,7 +17,7 @@ int32_t tl_context_ordinal(const tl_context *ctx)
 
 struct tl_cuda_state *tl_context_cuda(const tl_context *ctx) { return ctx->cuda; }
 
-/* ---- locking ------------------------------------------------------------------------------------------------------- */
+/* ---- locking --------------------------------------------------------------------------------------------------- */
 
 tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx)
 {
@@ -64,7 +64,7 @@ void tl_unlock_all(void)
     pthread_mutex_unlock(&tl_contexts.lock);
 }
 
-/* ---- fork ---------------------------------------------------------------------------------------------------------- */
+/* ---- fork ------------------------------------------------------------------------------------------------------ */
 /* The child must find every lock free and every structure whole, so fork waits for running calls. */
 
 static _Atomic uint32_t forks;
@@ -98,7 +98,7 @@ __attribute__((constructor)) static void watch_fork(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* ---- devices ------------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------------------------- */
 
 TL_API uint32_t torchlean_cuda_device_count(void) { return tl_cuda_device_count(); }
 
@@ -127,7 +127,8 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
     if (device >= 0)
         return tl_cuda_device_describe(device, text, capacity);
     if (device != TORCHLEAN_CPU)
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__, device);
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
+                       device);
     char name[128];
     cpu_name(name, sizeof name);
     double gib = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1024.0 * 1024 * 1024);
@@ -136,7 +137,7 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
     return TORCHLEAN_OK;
 }
 
-/* ---- contexts ------------------------------------------------------------------------------------------------------ */
+/* ---- contexts -------------------------------------------------------------------------------------------------- */
 
 TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context **out)
 {
@@ -145,7 +146,8 @@ TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context *
     if (!out)
         return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
     if (device < TORCHLEAN_CPU)
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__, device);
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
+                       device);
     if ((status = tl_threads_environment()) || (status = tl_variant_environment())) {
         tl_error_name(__func__, status, serial);
         return status;
@@ -230,7 +232,8 @@ TL_API int32_t torchlean_cuda_context_mark(torchlean_context *context, uint32_t 
     return tl_end(&call);
 }
 
-TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to, double *milliseconds)
+TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to,
+                                               double *milliseconds)
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);
@@ -249,7 +252,7 @@ TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32
     return tl_end(&call);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
 /* These work on a poisoned context too, so they lock it themselves. */
 
 TL_API int32_t torchlean_cuda_memory_stats(torchlean_context *context, torchlean_memory *out)

@@ -1,5 +1,5 @@
-/* Which SIMD variant of the CPU kernels runs: the best this processor has, TORCHLEAN_CPU_VARIANT, or what a test asks for.
- * All give the same bits. */
+/* Which SIMD variant of the CPU kernels runs: the best this processor has, TORCHLEAN_CPU_VARIANT, or what a test
+ * asks for. All give the same bits. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,12 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "handles.h"
-#if __has_include("abi_hash.h")
 #include "abi_hash.h"
-#else
-#define TL_ABI_HASH ""
-#endif
+#include "handles.h"
 
 enum { TL_VERSION_MAJOR = 0, TL_VERSION_MINOR = 1, TL_VERSION_PATCH = 0 };
 

@@ -1,14 +1,14 @@
 /* Handles: what a torchlean_context * or torchlean_buffer * really is.
  *
  * A handle is a token of 64 bits, never an address: an 8-bit tag of its kind, a 28-bit generation and a 28-bit index
- * into a table of slots. Tables grow by chunks and are never freed or moved, so any value whatever can be checked without
- * a lock and without a crash; a slot that is reused gets a new generation, so an old handle to it is recognised. A slot
- * whose generations are used up is retired instead of wrapping.
+ * into a table of slots. Tables grow by chunks and are never freed or moved, so any value whatever can be checked
+ * without a lock and without a crash; a slot that is reused gets a new generation, so an old handle to it is
+ * recognised. A slot whose generations are used up is retired instead of wrapping.
  *
- * Locking. Taking and giving back slots is serialised by the table's mutex. A slot's `state` and the fields of a live
- * buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at `state`
- * again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table, contexts,
- * buffers table, thread pool. */
+ * Locking. Taking and giving back slots is serialised by the table's mutex. A slot's `state` and the fields of a
+ * live buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at
+ * `state` again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table,
+ * contexts, buffers table, thread pool. */
 #ifndef TL_HANDLES_H
 #define TL_HANDLES_H
 
@@ -114,7 +114,8 @@ static inline tl_verdict tl_find_buffer(const torchlean_buffer *handle, tl_buffe
     return tl_table_find(&tl_buffers, (uint64_t)(uintptr_t)handle, (tl_slot **)buffer);
 }
 
-/* Finds the context of a buffer handle or a context handle, locks it and looks again. Unless TL_LIVE, nothing is locked. */
+/* Finds the context of a buffer handle or a context handle, locks it and looks again. Unless TL_LIVE, nothing is
+ * locked. */
 tl_verdict tl_lock_buffer(const torchlean_buffer *handle, tl_buffer **buffer, tl_context **ctx);
 tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx);
 static inline void tl_unlock(tl_context *ctx) { pthread_mutex_unlock(&ctx->lock); }
@@ -124,7 +125,8 @@ static inline void tl_unlock(tl_context *ctx) { pthread_mutex_unlock(&ctx->lock)
 void tl_lock_all(void);
 void tl_unlock_all(void);
 
-/* TORCHLEAN_NULL or TORCHLEAN_RELEASED with the message for a handle that is not live. kind is "buffer" or "context". */
+/* TORCHLEAN_NULL or TORCHLEAN_RELEASED with the message for a handle that is not live. kind is "buffer" or
+ * "context". */
 int32_t tl_fail_handle(const char *op, const char *name, const char *kind, const void *handle, tl_verdict verdict);
 
 /* A live buffer on a locked context: with fresh storage for n elements, or one more handle to `shared`. */

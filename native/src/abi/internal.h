@@ -46,13 +46,16 @@ int32_t tl_fail(int32_t status, const char *format, ...) __attribute__((format(p
 int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p);
 /* Returns a block; work already queued on the context's stream may still use it. NULL does nothing. */
 void tl_pool_free(tl_context *ctx, void *p);
+/* Returns the cached blocks to the driver, after waiting for the stream: for when a library's own allocation failed. */
+int32_t tl_pool_collect(tl_context *ctx);
 
 /* ---- host threads ------------------------------------------------------------------------------------------------- */
 
 typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
 /* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done. Which worker runs which task is not
  * fixed, so results may not depend on it: cut tasks by the data's shape, never by the number of workers. Called from
- * inside a task, or while another thread's tasks run, it runs all tasks on the caller (worker 0). */
+ * inside one of several tasks, or while another thread's tasks run, it runs all tasks on the caller (worker 0); inside a
+ * single task it may still spread out. */
 void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg);
 /* worker is always in 0..tl_workers()-1 */
 int32_t tl_workers(void);
@@ -150,8 +153,7 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 /* Rounds a scalar to float32; NaN and infinities pass. */
 float tl_scalar(double value);
 
-/* True when every check passed, the outputs are allocated, and at least one wanted output has elements (or the operation
- * declares no buffer outputs at all). */
+/* True when every check passed, the outputs are allocated, and at least one wanted output has elements. */
 int tl_begin(tl_call *call);
 /* The same for an operation whose outputs are host arrays: true when every check passed. */
 int tl_begin_host(tl_call *call);

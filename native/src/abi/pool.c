@@ -1,5 +1,5 @@
-/* The caching pool: size classes, free lists, counters, the cap, and the one place where memory comes from the driver or
- * the operating system. pool.h says how it works. */
+/* The caching pool: size classes, free lists, counters, the cap, and the one place where memory comes from the
+ * driver or the operating system. pool.h says how it works. */
 #include "pool.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static const uint64_t map_from = UINT64_C(4) << 20;
 static const uint64_t huge_page = UINT64_C(2) << 20;
 enum { TL_BLOCK_ALIGNMENT = 256, TL_FIRST_BUCKETS = 64 };
 
-/* ---- the driver ---------------------------------------------------------------------------------------------------- */
+/* ---- the driver ------------------------------------------------------------------------------------------------ */
 
 static void *map_pages(uint64_t bytes)
 {
@@ -66,7 +66,7 @@ static void driver_free(tl_context *ctx, tl_block *block)
         free(block->p);
 }
 
-/* ---- size classes and the pointer map -------------------------------------------------------------------------------- */
+/* ---- size classes and the pointer map -------------------------------------------------------------------------- */
 
 /* Class of a request and, through *size, the bytes of the class; -1 if it is beyond anything a machine has. */
 static int32_t class_of(uint64_t bytes, uint64_t *size)
@@ -125,7 +125,7 @@ static void map_remove(struct tl_pool *pool, tl_block *block)
     pool->blocks--;
 }
 
-/* ---- the pool ------------------------------------------------------------------------------------------------------ */
+/* ---- the pool -------------------------------------------------------------------------------------------------- */
 
 int32_t tl_pool_open(tl_context *ctx)
 {
@@ -179,8 +179,8 @@ static int beyond_cap(const torchlean_memory *c, uint64_t size)
 static int32_t no_memory(const tl_context *ctx, size_t bytes, const char *why)
 {
     const torchlean_memory *c = &ctx->pool.counters;
-    return tl_fail(TORCHLEAN_NO_MEMORY, "%s: asked for %zu bytes; live %llu bytes, cached %llu bytes, cap %llu bytes", why,
-                   bytes, (unsigned long long)c->live_bytes, (unsigned long long)c->cached_bytes,
+    return tl_fail(TORCHLEAN_NO_MEMORY, "%s: asked for %zu bytes; live %llu bytes, cached %llu bytes, cap %llu bytes",
+                   why, bytes, (unsigned long long)c->live_bytes, (unsigned long long)c->cached_bytes,
                    (unsigned long long)c->cap_bytes);
 }
 

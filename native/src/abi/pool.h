@@ -1,9 +1,9 @@
 /* The caching pool of one context: same code for CPU memory and device memory.
  *
- * Requests are rounded up to a size class (multiples of 256 bytes up to 2 KiB, then eight steps per octave, so at most
- * 1/8 is lost) and served from the class's free list. A block goes back to its list as soon as it is freed: all work of a
- * context is ordered by its one stream, so whoever gets the block next runs after whoever had it. Nothing here locks; the
- * context is locked by the caller. */
+ * Requests are rounded up to a size class (multiples of 256 bytes up to 2 KiB, then eight steps per octave, so at
+ * most 1/8 is lost) and served from the class's free list. A block goes back to its list as soon as it is freed: all
+ * work of a context is ordered by its one stream, so whoever gets the block next runs after whoever had it. Nothing
+ * here locks; the context is locked by the caller. */
 #ifndef TL_POOL_H
 #define TL_POOL_H
 
@@ -31,8 +31,6 @@ struct tl_pool {
 int32_t tl_pool_open(tl_context *ctx);
 /* Returns everything, live blocks included. */
 void tl_pool_close(tl_context *ctx);
-/* Returns the cached blocks; waits for the stream first. */
-int32_t tl_pool_collect(tl_context *ctx);
 /* A block with one reference. */
 int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out);
 /* Drops one reference; the last one puts the block into the cache. */

@@ -1,13 +1,14 @@
 /* The CPU path's thread pool: tl_parallel, the number of threads, and what fork needs.
  *
- * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs its
- * tasks itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
+ * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs
+ * its tasks itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
  *
  *     epoch (32 bits) | open (1 bit) | workers inside (31 bits)
  *
- * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and leaves by
- * decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So it never waits
- * for a worker that is still asleep: one that wakes too late finds the gate closed and touches nothing. */
+ * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and
+ * leaves by decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So
+ * it never waits for a worker that is still asleep: one that wakes too late finds the gate closed and touches
+ * nothing. */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -43,7 +44,7 @@ static struct {
 static _Atomic int32_t wanted = 1; /* threads including the caller */
 static _Atomic int32_t environment_is_bad;
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------------------------- */
 
 static inline void relax(void)
 {
@@ -118,7 +119,7 @@ static void *work(void *number)
     return NULL;
 }
 
-/* ---- starting and stopping ----------------------------------------------------------------------------------------- */
+/* ---- starting and stopping ------------------------------------------------------------------------------------- */
 
 /* With `busy` held. Fewer threads than wanted is no error: the tasks are done by those there are. */
 static void start_workers(int32_t workers)
@@ -147,7 +148,7 @@ static void stop_workers(void)
     atomic_store(&pool.stopping, 0);
 }
 
-/* ---- running a job ------------------------------------------------------------------------------------------------- */
+/* ---- running a job --------------------------------------------------------------------------------------------- */
 
 static void close_gate(void)
 {
@@ -230,7 +231,7 @@ void tl_copy(void *to, const void *from, size_t bytes)
     tl_parallel((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), copy_task, &job);
 }
 
-/* ---- the number of threads ----------------------------------------------------------------------------------------- */
+/* ---- the number of threads ------------------------------------------------------------------------------------- */
 
 int32_t tl_workers(void) { return atomic_load_explicit(&wanted, memory_order_relaxed); }
 
@@ -284,7 +285,7 @@ TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
     return TORCHLEAN_OK;
 }
 
-/* ---- fork ---------------------------------------------------------------------------------------------------------- */
+/* ---- fork ------------------------------------------------------------------------------------------------------ */
 
 void tl_threads_before_fork(void) { pthread_mutex_lock(&pool.lock); }
 

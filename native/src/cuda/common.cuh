@@ -1,8 +1,8 @@
-/* What CUDA kernels and their launchers share: the context's stream and handles, error handling, scratch filled from the
- * host, launch arithmetic, fast division and 16-byte accesses. Defined in device.cu where not inline.
+/* What CUDA kernels and their launchers share: the context's stream and handles, error handling, scratch filled from
+ * the host, launch arithmetic, fast division and 16-byte accesses. Defined in device.cu and transfer.cu.
  *
- * A launcher gets a healthy context whose device is current on the calling thread. It launches on tl_cuda_stream(ctx) and
- * ends with `return tl_cuda_launched(ctx, "name");`. It never synchronises. */
+ * A launcher gets a healthy context whose device is current on the calling thread. It launches on
+ * tl_cuda_stream(ctx) and ends with `return tl_cuda_launched(ctx, "name");`. It never synchronises. */
 #ifndef TL_COMMON_CUH
 #define TL_COMMON_CUH
 
@@ -13,14 +13,16 @@
 
 extern "C" {
 cudaStream_t tl_cuda_stream(tl_context *ctx);
-/* The cuBLAS handle on the context's stream, made when first asked for; NULL with *status set if that fails. Plain float32
- * arithmetic (never TF32), no atomics, host pointer mode, a workspace of our own. Leave these settings as they are. */
+/* The cuBLAS handle on the context's stream, made when first asked for; NULL with *status set if that fails. Plain
+ * float32 arithmetic (never TF32), no atomics, host pointer mode, a workspace of our own. Leave these settings as
+ * they are. */
 cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status);
 int tl_cuda_sms(tl_context *ctx);
 /* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
 int tl_cuda_double_is_fast(tl_context *ctx);
-/* Device scratch that holds a copy of host memory, for index arrays and the like: the host memory may be reused at once
- * and the stream is not stalled. Given back with tl_pool_free(ctx, *device), also right after the launch that uses it. */
+/* Device scratch that holds a copy of host memory, for index arrays and the like: the host memory may be reused at
+ * once and the stream is not stalled. Given back with tl_pool_free(ctx, *device), also right after the launch that
+ * uses it. */
 int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device);
 /* Checks the launch just made: OK, or a status; the context is then poisoned. */
 int32_t tl_cuda_launched(tl_context *ctx, const char *kernel);
@@ -29,8 +31,8 @@ int32_t tl_cuda_failed(tl_context *ctx, cudaError_t error, const char *what);
 int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const char *what);
 int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what);
 
-/* One object of a kernel family that lives as long as the context (a cache of FFT plans). `close` gets it when the context
- * closes, with the device current and idle. tl_cuda_attached gives NULL until then. */
+/* One object of a kernel family that lives as long as the context (a cache of FFT plans). `close` gets it when the
+ * context closes, with the device current and idle. tl_cuda_attached gives NULL until then. */
 enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OTHER, TL_ATTACHMENTS };
 void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which);
 void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, void (*close)(void *object));
@@ -62,19 +64,19 @@ void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, voi
             return tl_cufft_failed(ctx, tl_error_, #expr); \
     } while (0)
 
-/* ---- launch arithmetic ------------------------------------------------------------------------------------------------ */
+/* ---- launch arithmetic ----------------------------------------------------------------------------------------- */
 
 static __host__ __device__ __forceinline__ int64_t tl_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Blocks for `items` at `per_block` each: at least 1, at most `most` (the kernel then strides over the grid). A grid's x
- * reaches 2^31 - 1, so up to 2^32 elements at two or more per block need no stride. */
+/* Blocks for `items` at `per_block` each: at least 1, at most `most` (the kernel then strides over the grid). A
+ * grid's x reaches 2^31 - 1, so up to 2^32 elements at two or more per block need no stride. */
 static inline unsigned tl_grid(int64_t items, int64_t per_block, int64_t most = INT32_MAX)
 {
     int64_t blocks = tl_ceil_div(items, per_block);
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
-/* ---- division by an invariant ------------------------------------------------------------------------------------------ */
+/* ---- division by an invariant ---------------------------------------------------------------------------------- */
 
 /* n / d for every uint32_t n and every d from 1 to 2^32 - 1, exactly, by one high multiplication and two shifts
  * (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994, figure 4.1). */
@@ -112,9 +114,10 @@ struct tl_fastdiv {
     }
 };
 
-/* ---- 16-byte accesses --------------------------------------------------------------------------------------------------- */
+/* ---- 16-byte accesses ------------------------------------------------------------------------------------------ */
 
-/* Buffers start on 256 bytes, so element 4·k of a buffer is aligned; check with tl_aligned4 where rows may start anywhere. */
+/* Buffers start on 256 bytes, so element 4·k of a buffer is aligned; check with tl_aligned4 where rows may start
+ * anywhere. */
 static __host__ __device__ __forceinline__ bool tl_aligned4(const void *p) { return ((uintptr_t)p & 15) == 0; }
 static __device__ __forceinline__ float4 tl_load4(const float *p) { return *reinterpret_cast<const float4 *>(p); }
 static __device__ __forceinline__ void tl_store4(float *p, float4 v) { *reinterpret_cast<float4 *>(p) = v; }

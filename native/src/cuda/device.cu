@@ -1,11 +1,9 @@
-/* The CUDA side of a context: stream, cuBLAS handle, time marks, transfers, and what becomes of errors.
+/* The CUDA side of a context: devices, opening and closing, the stream, the cuBLAS handle, time marks, and what
+ * becomes of errors. Transfers are in transfer.cu.
  *
- * Everything a context does is queued on its one non-blocking stream. Host data reaches the device through pinned memory
- * the state owns, so that a call can return while the copy is still under way: small pieces through a ring, large ones
- * through a few staging blocks that are filled by the CPU's threads while earlier ones are on the bus.
- *
- * The first CUDA error is kept: it poisons the context, whose later calls all return it. Running out of memory does not. */
-#include "common.cuh"
+ * Everything a context does is queued on its one non-blocking stream. The first CUDA error is kept: it poisons the
+ * context, whose later calls all return it. Running out of memory does not. */
+#include "state.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,55 +13,19 @@
 
 namespace {
 
-constexpr size_t SMALL = 64 << 10;            /* transfers up to here go in one piece */
-constexpr size_t RING_SEGMENT = 256 << 10;    /* the ring is waited for segment by segment */
-constexpr int RING_SEGMENTS = 4;
-constexpr size_t STAGING_BLOCK = 8 << 20;     /* about 150 us on a PCIe 5 bus, several times the cost of handing it out */
-constexpr int STAGING_BLOCKS = 4;
-constexpr size_t BLAS_WORKSPACE = 32 << 20;   /* what NVIDIA recommends for Hopper; enough for older chips */
-constexpr int MARKS = 8;
+constexpr size_t BLAS_WORKSPACE = 32 << 20; /* what NVIDIA recommends for Hopper; enough for older chips */
 
-/* Pinned memory in pieces that are reused in turn, each once the copy that used it last is done. */
-struct pinned {
-    char *memory;
-    cudaEvent_t done[RING_SEGMENTS > STAGING_BLOCKS ? RING_SEGMENTS : STAGING_BLOCKS];
-    int used[RING_SEGMENTS > STAGING_BLOCKS ? RING_SEGMENTS : STAGING_BLOCKS];
-    int current;
-    size_t offset;
-};
-
-struct attachment {
-    void *object;
-    void (*close)(void *object);
-};
-
-} /* namespace */
-
-struct tl_cuda_state {
-    int32_t ordinal;
-    uint32_t fork_serial;
-    cudaStream_t stream;
-    cublasHandle_t blas;
-    void *blas_workspace;
-    int sms, double_is_fast;
-    cudaEvent_t marks[MARKS];
-    int marked[MARKS];
-    pinned ring, staging;
-    attachment attached[TL_ATTACHMENTS];
-    int32_t status; /* the poison */
-    char message[256];
-};
-
-/* ---- process and errors ------------------------------------------------------------------------------------------------ */
-
-namespace {
+/* ---- process and errors ---------------------------------------------------------------------------------------- */
 
 /* The fork serial CUDA was started under, plus one; 0 while it has not been. */
 std::atomic<uint32_t> started{0};
 
 bool lost_by_fork() { return started.load() != 0 && started.load() != tl_fork_serial() + 1; }
 
-int32_t refuse_fork() { return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA cannot be used after fork; start the process anew"); }
+int32_t refuse_fork()
+{
+    return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA cannot be used after fork; start the process anew");
+}
 
 /* Called before the first use of the runtime, which a forked child would inherit broken. */
 void note_start()
@@ -88,7 +50,9 @@ int32_t poison(tl_cuda_state *state, int32_t status, const char *what, const cha
     return tl_fail(status, "%s: %s", what, why);
 }
 
-int32_t failed(tl_cuda_state *state, cudaError_t error, const char *what)
+} /* namespace */
+
+int32_t tl_state_failed(tl_cuda_state *state, cudaError_t error, const char *what)
 {
     cudaGetLastError(); /* the runtime keeps the last error; ours is the state's */
     if (error == cudaErrorMemoryAllocation)
@@ -96,12 +60,7 @@ int32_t failed(tl_cuda_state *state, cudaError_t error, const char *what)
     return poison(state, TORCHLEAN_CUDA, what, cudaGetErrorString(error));
 }
 
-#define TRY(expr) \
-    do { \
-        cudaError_t error_ = (expr); \
-        if (error_ != cudaSuccess) \
-            return failed(state, error_, #expr); \
-    } while (0)
+namespace {
 
 /* Other libraries change the thread's device behind our back, so it is asked, not remembered: the runtime answers from
  * thread-local memory. */
@@ -114,8 +73,9 @@ cudaError_t make_current(int32_t ordinal)
     return cudaSetDevice(ordinal);
 }
 
-/* What every entry does first. */
-int32_t enter(tl_cuda_state *state)
+} /* namespace */
+
+int32_t tl_state_enter(tl_cuda_state *state)
 {
     if (state->fork_serial != tl_fork_serial())
         return refuse_fork();
@@ -124,6 +84,8 @@ int32_t enter(tl_cuda_state *state)
     TRY(make_current(state->ordinal));
     return TORCHLEAN_OK;
 }
+
+namespace {
 
 /* Number of devices; if 0, why. */
 int count_devices(const char **why)
@@ -156,7 +118,8 @@ int32_t check_ordinal(int32_t ordinal)
     return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: there are %d, counted from 0", ordinal, count);
 }
 
-/* Each thread owns four consecutive elements; storage is 256-byte aligned, and only the last thread can meet the end. */
+/* Each thread owns four consecutive elements; storage is 256-byte aligned, and only the last thread can meet the
+ * end. */
 __global__ void __launch_bounds__(256) fill_kernel(float *out, float value, int64_t n)
 {
     int64_t i = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
@@ -169,7 +132,7 @@ __global__ void __launch_bounds__(256) fill_kernel(float *out, float value, int6
 
 } /* namespace */
 
-/* ---- devices ----------------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------------------------- */
 
 extern "C" uint32_t tl_cuda_device_count(void)
 {
@@ -198,7 +161,7 @@ extern "C" int32_t tl_cuda_device_describe(int32_t ordinal, char *text, uint32_t
     return TORCHLEAN_OK;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------------------------------ */
+/* ---- opening and closing --------------------------------------------------------------------------------------- */
 
 static int32_t open_state(tl_cuda_state *state)
 {
@@ -210,7 +173,7 @@ static int32_t open_state(tl_cuda_state *state)
     cudaError_t error = cudaFuncGetAttributes(&attributes, fill_kernel);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion) {
         cudaGetLastError();
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d has compute capability %d.%d, but this library holds code for %s",
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d has compute capability %d.%d, this library code for %s",
                        state->ordinal, major, minor, TL_CUDA_ARCHS);
     }
     TRY(error);
@@ -243,21 +206,12 @@ extern "C" int32_t tl_cuda_open(int32_t ordinal, tl_cuda_state **out)
     return TORCHLEAN_OK;
 }
 
-static void close_pinned(pinned *p)
-{
-    for (cudaEvent_t event : p->done)
-        if (event)
-            cudaEventDestroy(event);
-    if (p->memory)
-        cudaFreeHost(p->memory);
-}
-
 /* Errors are of no use here: the context is going away, and a poisoned one fails at every step. */
 extern "C" void tl_cuda_close(tl_cuda_state *state)
 {
     if (state->fork_serial == tl_fork_serial() && make_current(state->ordinal) == cudaSuccess) {
         cudaStreamSynchronize(state->stream);
-        for (attachment &a : state->attached)
+        for (tl_attached &a : state->attached)
             if (a.object && a.close)
                 a.close(a.object);
         if (state->blas)
@@ -267,23 +221,23 @@ extern "C" void tl_cuda_close(tl_cuda_state *state)
         for (cudaEvent_t mark : state->marks)
             if (mark)
                 cudaEventDestroy(mark);
-        close_pinned(&state->ring);
-        close_pinned(&state->staging);
+        tl_close_pinned(&state->ring);
+        tl_close_pinned(&state->staging);
         cudaStreamDestroy(state->stream);
         cudaGetLastError();
     }
     free(state);
 }
 
-/* ---- state of a context ------------------------------------------------------------------------------------------------- */
+/* ---- state of a context ---------------------------------------------------------------------------------------- */
 
-extern "C" int32_t tl_cuda_health(tl_cuda_state *state) { return enter(state); }
+extern "C" int32_t tl_cuda_health(tl_cuda_state *state) { return tl_state_enter(state); }
 
 extern "C" int32_t tl_cuda_synchronize(tl_cuda_state *state)
 {
-    TL_TRY(enter(state));
+    TL_TRY(tl_state_enter(state));
     cudaError_t error = cudaStreamSynchronize(state->stream);
-    return error == cudaSuccess ? TORCHLEAN_OK : failed(state, error, "earlier work on the device");
+    return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "earlier work on the device");
 }
 
 extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
@@ -291,7 +245,7 @@ extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
     if (!sync_after_each)
         return TORCHLEAN_OK;
     cudaError_t error = cudaStreamSynchronize(state->stream);
-    return error == cudaSuccess ? TORCHLEAN_OK : failed(state, error, "its work on the device");
+    return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "its work on the device");
 }
 
 extern "C" cudaStream_t tl_cuda_stream(tl_context *ctx) { return tl_context_cuda(ctx)->stream; }
@@ -311,12 +265,12 @@ extern "C" void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *
 extern "C" int32_t tl_cuda_launched(tl_context *ctx, const char *kernel)
 {
     cudaError_t error = cudaGetLastError();
-    return error == cudaSuccess ? TORCHLEAN_OK : failed(tl_context_cuda(ctx), error, kernel);
+    return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(tl_context_cuda(ctx), error, kernel);
 }
 
 extern "C" int32_t tl_cuda_failed(tl_context *ctx, cudaError_t error, const char *what)
 {
-    return failed(tl_context_cuda(ctx), error, what);
+    return tl_state_failed(tl_context_cuda(ctx), error, what);
 }
 
 extern "C" int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const char *what)
@@ -326,7 +280,7 @@ extern "C" int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const
     if (error == CUBLAS_STATUS_ALLOC_FAILED || below == cudaErrorMemoryAllocation)
         return tl_fail(TORCHLEAN_NO_MEMORY, "%s: cuBLAS is out of memory", what);
     if (below != cudaSuccess)
-        return failed(state, below, what);
+        return tl_state_failed(state, below, what);
     if (error == CUBLAS_STATUS_EXECUTION_FAILED || error == CUBLAS_STATUS_INTERNAL_ERROR)
         return poison(state, TORCHLEAN_CUBLAS, what, cublasGetStatusString(error));
     return tl_fail(TORCHLEAN_CUBLAS, "%s: %s", what, cublasGetStatusString(error));
@@ -340,7 +294,7 @@ extern "C" int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what)
     if (error == ALLOC_FAILED || below == cudaErrorMemoryAllocation)
         return tl_fail(TORCHLEAN_NO_MEMORY, "%s: cuFFT is out of memory", what);
     if (below != cudaSuccess)
-        return failed(state, below, what);
+        return tl_state_failed(state, below, what);
     char why[32];
     snprintf(why, sizeof why, "cuFFT result %d", error);
     if (error == INTERNAL_ERROR || error == EXEC_FAILED)
@@ -351,8 +305,12 @@ extern "C" int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what)
 static int32_t open_blas(tl_context *ctx, tl_cuda_state *state)
 {
     /* Without a workspace of its own cuBLAS may choose kernels by what memory it finds, so results could differ. */
-    if (!state->blas_workspace)
-        TL_CUDA_TRY(ctx, cudaMalloc(&state->blas_workspace, BLAS_WORKSPACE));
+    if (!state->blas_workspace) {
+        int32_t status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
+        if (status == TORCHLEAN_NO_MEMORY && !(status = tl_pool_collect(ctx)))
+            status = tl_cuda_malloc(state, BLAS_WORKSPACE, &state->blas_workspace);
+        TL_TRY(status);
+    }
     cublasHandle_t handle = nullptr;
     TL_CUBLAS_TRY(ctx, cublasCreate(&handle));
     cublasStatus_t error = cublasSetStream(handle, state->stream); /* first: it resets the workspace */
@@ -378,16 +336,16 @@ extern "C" cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status)
     return state->blas;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 extern "C" int32_t tl_cuda_malloc(tl_cuda_state *state, size_t bytes, void **p)
 {
     *p = nullptr;
-    TL_TRY(enter(state));
+    TL_TRY(tl_state_enter(state));
     cudaError_t error = cudaMalloc(p, bytes);
     if (error != cudaSuccess)
         *p = nullptr;
-    return error == cudaSuccess ? TORCHLEAN_OK : failed(state, error, "cudaMalloc");
+    return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "cudaMalloc");
 }
 
 extern "C" void tl_cuda_free(tl_cuda_state *state, void *p)
@@ -398,129 +356,9 @@ extern "C" void tl_cuda_free(tl_cuda_state *state, void *p)
     }
 }
 
-/* ---- transfers ---------------------------------------------------------------------------------------------------------- */
-
-static int32_t open_pinned(tl_cuda_state *state, pinned *p, size_t bytes, int pieces)
-{
-    for (int i = 0; i < pieces; i++)
-        if (!p->done[i])
-            TRY(cudaEventCreateWithFlags(&p->done[i], cudaEventDisableTiming));
-    if (!p->memory)
-        TRY(cudaHostAlloc((void **)&p->memory, bytes, cudaHostAllocDefault));
-    return TORCHLEAN_OK;
-}
-
-/* Copies up to RING_SEGMENT bytes of host memory to the device through the ring. One event per segment, not per copy. */
-static int32_t send_small(tl_cuda_state *state, void *device, const void *host, size_t bytes)
-{
-    pinned *ring = &state->ring;
-    if (!ring->memory)
-        TL_TRY(open_pinned(state, ring, RING_SEGMENT * RING_SEGMENTS, RING_SEGMENTS));
-    if (ring->offset + bytes > RING_SEGMENT) {
-        TRY(cudaEventRecord(ring->done[ring->current], state->stream));
-        ring->used[ring->current] = 1;
-        int following = (ring->current + 1) % RING_SEGMENTS;
-        if (ring->used[following])
-            TRY(cudaEventSynchronize(ring->done[following]));
-        ring->current = following;
-        ring->offset = 0;
-    }
-    char *piece = ring->memory + ring->current * RING_SEGMENT + ring->offset;
-    memcpy(piece, host, bytes);
-    ring->offset += (bytes + 255) & ~(size_t)255;
-    TRY(cudaMemcpyAsync(device, piece, bytes, cudaMemcpyHostToDevice, state->stream));
-    return TORCHLEAN_OK;
-}
-
-/* Bytes per staging block of one transfer: a medium one is cut too, so that filling and sending overlap. */
-static size_t block_size(size_t bytes)
-{
-    size_t quarter = (bytes / STAGING_BLOCKS + 0xffff) & ~(size_t)0xffff;
-    return quarter > STAGING_BLOCK ? STAGING_BLOCK : quarter < (512 << 10) ? (512 << 10) : quarter;
-}
-
-static int32_t open_staging(tl_cuda_state *state)
-{
-    if (state->staging.memory)
-        return TORCHLEAN_OK;
-    return open_pinned(state, &state->staging, STAGING_BLOCK * STAGING_BLOCKS, STAGING_BLOCKS);
-}
-
-static int32_t send_large(tl_cuda_state *state, char *device, const char *host, size_t bytes)
-{
-    pinned *staging = &state->staging;
-    TL_TRY(open_staging(state));
-    size_t size = block_size(bytes);
-    for (size_t at = 0; at < bytes; at += size) {
-        size_t length = bytes - at < size ? bytes - at : size;
-        int i = staging->current;
-        if (staging->used[i])
-            TRY(cudaEventSynchronize(staging->done[i]));
-        char *block = staging->memory + i * STAGING_BLOCK;
-        tl_copy(block, host + at, length);
-        TRY(cudaMemcpyAsync(device + at, block, length, cudaMemcpyHostToDevice, state->stream));
-        TRY(cudaEventRecord(staging->done[i], state->stream));
-        staging->used[i] = 1;
-        staging->current = (i + 1) % STAGING_BLOCKS;
-    }
-    return TORCHLEAN_OK;
-}
-
-extern "C" int32_t tl_cuda_upload(tl_cuda_state *state, void *device, const void *host, size_t bytes)
-{
-    TL_TRY(enter(state));
-    if (bytes == 0)
-        return TORCHLEAN_OK;
-    return bytes <= SMALL ? send_small(state, device, host, bytes)
-                          : send_large(state, (char *)device, (const char *)host, bytes);
-}
-
-/* Queues the copy of the download's piece number `piece` into its staging block. */
-static int32_t fetch(tl_cuda_state *state, const char *device, size_t bytes, size_t size, size_t piece)
-{
-    int i = (int)(piece % STAGING_BLOCKS);
-    size_t at = piece * size, length = bytes - at < size ? bytes - at : size;
-    TRY(cudaMemcpyAsync(state->staging.memory + i * STAGING_BLOCK, device + at, length, cudaMemcpyDeviceToHost,
-                        state->stream));
-    TRY(cudaEventRecord(state->staging.done[i], state->stream));
-    state->staging.used[i] = 1;
-    return TORCHLEAN_OK;
-}
-
-/* The stream orders a piece behind any upload that still reads its block, so no wait is needed before fetching. */
-extern "C" int32_t tl_cuda_download(tl_cuda_state *state, void *host, const void *device, size_t bytes)
-{
-    TL_TRY(enter(state));
-    TL_TRY(open_staging(state));
-    const char *from = (const char *)device;
-    size_t size = bytes <= SMALL ? SMALL : block_size(bytes);
-    size_t pieces = (bytes + size - 1) / size, queued = 0;
-    for (; queued < pieces && queued < STAGING_BLOCKS; queued++)
-        TL_TRY(fetch(state, from, bytes, size, queued));
-    for (size_t piece = 0; piece < pieces; piece++) {
-        int i = (int)(piece % STAGING_BLOCKS);
-        size_t at = piece * size, length = bytes - at < size ? bytes - at : size;
-        cudaError_t error = cudaEventSynchronize(state->staging.done[i]);
-        if (error != cudaSuccess)
-            return failed(state, error, "earlier work on the device");
-        tl_copy((char *)host + at, state->staging.memory + i * STAGING_BLOCK, length);
-        if (queued < pieces)
-            TL_TRY(fetch(state, from, bytes, size, queued++));
-    }
-    return TORCHLEAN_OK;
-}
-
-extern "C" int32_t tl_cuda_copy(tl_cuda_state *state, void *to, const void *from, size_t bytes)
-{
-    TL_TRY(enter(state));
-    if (bytes)
-        TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state->stream));
-    return TORCHLEAN_OK;
-}
-
 extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value, int64_t n)
 {
-    TL_TRY(enter(state));
+    TL_TRY(tl_state_enter(state));
     if (n == 0)
         return TORCHLEAN_OK;
     fill_kernel<<<tl_grid(n, 256 * 4), 256, 0, state->stream>>>(device, value, n);
@@ -528,25 +366,11 @@ extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value
     return TORCHLEAN_OK;
 }
 
-extern "C" int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device)
-{
-    tl_cuda_state *state = tl_context_cuda(ctx);
-    TL_TRY(tl_pool_alloc(ctx, bytes, device));
-    int32_t status = bytes == 0             ? TORCHLEAN_OK
-                     : bytes <= RING_SEGMENT ? send_small(state, *device, host, bytes)
-                                             : send_large(state, (char *)*device, (const char *)host, bytes);
-    if (status) {
-        tl_pool_free(ctx, *device);
-        *device = nullptr;
-    }
-    return status;
-}
-
-/* ---- time marks ---------------------------------------------------------------------------------------------------------- */
+/* ---- time marks ------------------------------------------------------------------------------------------------ */
 
 extern "C" int32_t tl_cuda_mark(tl_cuda_state *state, uint32_t slot)
 {
-    TL_TRY(enter(state));
+    TL_TRY(tl_state_enter(state));
     if (!state->marks[slot])
         TRY(cudaEventCreate(&state->marks[slot]));
     TRY(cudaEventRecord(state->marks[slot], state->stream));
@@ -556,7 +380,7 @@ extern "C" int32_t tl_cuda_mark(tl_cuda_state *state, uint32_t slot)
 
 extern "C" int32_t tl_cuda_elapsed(tl_cuda_state *state, uint32_t from, uint32_t to, double *milliseconds)
 {
-    TL_TRY(enter(state));
+    TL_TRY(tl_state_enter(state));
     if (!state->marked[from] || !state->marked[to])
         return tl_fail(TORCHLEAN_ARGUMENT, "mark %u was never recorded", state->marked[from] ? to : from);
     float elapsed = 0;

@@ -2,11 +2,12 @@
  *
  * All but tanh rest on two pieces: the logistic function sigma as an unevaluated sum of two floats, and softplus as
  * another. The spare bits are what keeps the product, the quotient or the logarithm taken afterwards within 1 ulp.
- * Both can be far below the smallest float; below arguments of about -50 they are therefore returned multiplied by
- * 2^64, and the caller multiplies by 2^-64 last. Coefficients and accuracy: see explog.h.
+ * Both can be far below the smallest float, so below x = -64 they are returned enlarged by a power of two, which the
+ * caller takes back last. The gradients multiply by g in between: a large g does not meet a factor that has already
+ * lost its bits to underflow.
  *
- * Limits: silu and gelu are -0 at -inf and inf at inf; their derivatives are 0 and 1 there, and never NaN for a finite
- * x. A derivative is multiplied by g before the scale 2^-64 is undone, so it does not lose bits to underflow first. */
+ * Limits: silu and gelu are -0 at -inf and inf at inf; their derivatives are -0 and 1 there, and never NaN for a
+ * finite x and g. */
 #ifndef TL_FORMULA_ACTIVATION_H
 #define TL_FORMULA_ACTIVATION_H
 
@@ -14,33 +15,39 @@
 
 #define TL_FLOAT_MAX 0x1.fffffep+127f
 
-/* ---- tanh ------------------------------------------------------------------------------------------------------- */
+/* ---- tanh ------------------------------------------------------------------------------------------------ */
 
-/* tanh |x| = (1 - E)/(1 + E) with E = e^(-2|x|) = s (1 - 2h), s = 2^k: numerator and denominator are halved,
- * (1 - s)/2 + s h and (1 + s)/2 - s h, each one fused multiply-add on an exact first term. For k = 0 the numerator is h
- * alone, so relative accuracy is kept down to the subnormals. r = |x| + k ln2/2 is half the reduced argument; the
- * powers of two in the coefficients of tl_exp_tail follow from e^(-2r) = 1 - 2h. No cancellation: k <= 0.
- * Above |x| = 10 the result is 1, chosen at the end. Odd by construction, sign of zero included.
- * Budget: 0.5 ulp each for h, numerator and denominator at worst, and 0.5 for the division; they do not all peak at
- * one argument. */
+/* tanh |x| = 1/D - 1 with D = (1 + E)/2, E = e^(-2|x|) = s (1 - 2h), s = 2^k, so D = (1 + s)/2 - s h in [1/2, 1].
+ * The rounding error d of D is kept: with R = 1/D rounded, R - 1 is exact and
+ *     tanh |x| = (R - 1) + R (1 - R (D + d)),
+ * where the second term is a residual the fused multiply-adds deliver almost exactly, so little of the apparent
+ * cancellation in 1/D - 1 is left. r = |x| + k ln2/2 is half the reduced argument, and the powers of two in front of
+ * the coefficients of tl_exp_tail follow from e^(-2r) = 1 - 2h. One constant suffices for ln2/2: its error of 2^-30
+ * times k is damped by 1 - tanh^2. |x| is held at 10 by an integer minimum on its bits, the cheapest form. Below
+ * 2^-12 the residual's square is no longer small against the result, but there tanh x = x to 0.35 ulp: x is returned,
+ * and NaN, which fails the comparison, takes the same way. Odd by construction, sign of zero included.
+ * Budget: 0.5 ulp for the last step, 0.5 for h (it matters for k = 0 only), 0.3 for the fit and ln2. */
 TL_HD float tl_tanh(float x)
 {
     const float rounder = TL_ROUNDER + 127.0f;
-    float a = fabsf(x);
+    uint32_t u = tl_bits(x) & 0x7fffffffu;
+    float magnitude = tl_from_bits(u);
+    float a = tl_from_bits(u > 0x41200000u ? 0x41200000u : u);
     float t = fmaf(a, -2.0f * TL_LOG2E, rounder);
-    float k = t - rounder;
-    float r = fmaf(k, 0.5f * TL_LN2_HI, a);
-    r = fmaf(k, 0.5f * TL_LN2_LO, r);
+    float r = fmaf(t - rounder, 0.5f * TL_LN2_HI, a);
     float r2 = r * r;
     float low = fmaf(4.0f * TL_EXP_C1, r, -2.0f * TL_EXP_C0);
     float high = fmaf(16.0f * TL_EXP_C3, r, -8.0f * TL_EXP_C2);
     high = fmaf(-32.0f * TL_EXP_C4, r2, high);
     float h = fmaf(fmaf(high, r2, low), r2, r);
     float s = tl_from_bits(tl_bits(t) << 23);
-    float num = fmaf(s, h, fmaf(-0.5f, s, 0.5f));
     float den = fmaf(-s, h, fmaf(0.5f, s, 0.5f));
-    float y = a > 10.0f ? 1.0f : num / den;
-    return tl_from_bits(tl_bits(y) | (tl_bits(x) & 0x80000000u));
+    float den_lo = fmaf(-s, h, fmaf(0.5f, s, 0.5f - den));
+    float recip = 1.0f / den;
+    float rest = fmaf(-recip, den_lo, fmaf(-recip, den, 1.0f));
+    float y = fmaf(recip, rest, recip - 1.0f);
+    y = tl_from_bits(tl_bits(y) | (tl_bits(x) & 0x80000000u));
+    return magnitude >= 0x1p-12f ? y : x;
 }
 
 /* g (1 - y^2), y = tanh x: the fused form rounds 1 - y^2 once, where (1 - y)(1 + y) rounds up to three times. */
@@ -49,19 +56,19 @@ TL_HD float tl_tanh_bwd(float y, float g)
     return g * fmaf(-y, y, 1.0f);
 }
 
-/* ---- the logistic function -------------------------------------------------------------------------------------- */
+/* ---- the logistic function ------------------------------------------------------------------------------- */
 
-/* sigma(z + zl) = (*q + *ql) * (*scale), good to about 2^-27, for -120 <= z <= 40 and |zl| <= ulp(z).
- * sigma = 1/(1 + e^-z) = 1/(c + S (1 + h + l)) with S = 2^k. The denominator is summed with its rounding errors and the
- * quotient corrected once by its residual. Below z = -50 the 1 is negligible: c = 0, S is taken 2^64 smaller and the
- * scale is 2^-64. */
+/* sigma(z + zl) = (*q + *ql) * (*scale)^2, good to about 2^-27, for -198 <= z <= 40 and |zl| <= ulp(z).
+ * sigma = 1/(1 + e^-z) = 1/(c + S (1 + h + l)) with S = 2^k. The denominator is summed with its rounding errors and
+ * the quotient corrected once by its residual. Below z = -64 the 1 is negligible: c = 0, S is taken 2^160 smaller and
+ * the scale is 2^-80, else 1. */
 TL_HD void tl_logistic_parts(float z, float zl, float *q, float *ql, float *scale)
 {
     float t, h, l, a, al;
     tl_exp_parts(-z, -zl, &t, &h, &l);
-    int32_t far = z < -50.0f;
+    int32_t far = z < -64.0f;
     float c = far ? 0.0f : 1.0f;
-    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u - 64u) << 23 : 127u << 23));
+    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u - 160u) << 23 : 127u << 23));
     tl_two_sum(c, s, &a, &al);
     float d = fmaf(s, h, a);
     float dl = fmaf(s, h, a - d) + fmaf(s, l, al);
@@ -69,17 +76,17 @@ TL_HD void tl_logistic_parts(float z, float zl, float *q, float *ql, float *scal
     float rest = fmaf(-y, dl, fmaf(-y, d, 1.0f));
     *q = y;
     *ql = y * rest;
-    *scale = far ? TL_2M64 : 1.0f;
+    *scale = far ? 0x1p-80f : 1.0f;
 }
 
 /* sigma(x) = 1/(1 + e^-x). Exactly 1 above 17, 0 below -104.
  * Budget: 0.5 ulp for the last sum, 0.1 for the parts. */
 TL_HD float tl_sigmoid(float x)
 {
-    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
     float q, ql, scale;
     tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return (q + ql) * scale;
+    return (q + ql) * scale * scale;
 }
 
 /* g y (1 - y), y = sigma(x): y - y^2 in one rounding. */
@@ -88,37 +95,41 @@ TL_HD float tl_sigmoid_bwd(float y, float g)
     return g * fmaf(-y, y, y);
 }
 
-/* ---- softplus ---------------------------------------------------------------------------------------------------- */
+/* ---- softplus --------------------------------------------------------------------------------------------- */
 
-/* softplus(x) = max(x, 0) + ln(1 + E), E = e^-|x|, as (*s + *sl) * (*scale), good to about 2^-26 of itself. x <
- * inf (the caller clamps). ln(1 + E) = E + E^2 Q(E) on [0, 1], error relative to the logarithm below
- * 2^-30; the low part of E enters with the derivative 1/(1 + E), for which 1 - E + E^2/2 is close enough. */
+/* softplus(x) = max(x, 0) + ln(1 + E), E = e^-|x|, as (*s + *sl) * (*scale), good to about 2^-25 of itself, for x <
+ * inf. ln(1 + E) = E - E^2/2 + E^3 R(E) on [0, 1], error relative to the logarithm below 2^-29.6. The first two terms
+ * are summed with their rounding errors; the low part of E enters with the derivative 1/(1 + E), for which 1 - E +
+ * E^2/2 is close enough. Below x = -64, where the logarithm is E, everything is scaled by 2^64. */
 TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
 {
     float t, h, l;
     float n = fabsf(x) > 112.0f ? -112.0f : -fabsf(x);
     tl_exp_parts(n, 0.0f, &t, &h, &l);
-    int32_t far = x < -50.0f;
+    int32_t far = x < -64.0f;
     float power = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 64u) << 23 : 127u << 23));
     power = x > 80.0f ? 0.0f : power;
     float m = 1.0f + h;
     float e = power * m;
     float el = power * ((h - (m - 1.0f)) + l);
     float e2 = e * e;
-    float q0 = fmaf(0x1.5553b6p-2f, e, -0x1.fffff8p-2f);
-    float q1 = fmaf(0x1.978b52p-3f, e, -0x1.ffc59ep-3f);
-    float q2 = fmaf(0x1.ff2838p-4f, e, -0x1.4a729ep-3f);
-    float q3 = fmaf(0x1.58fc5cp-5f, e, -0x1.54f022p-4f);
-    float q4 = fmaf(0x1.112facp-9f, e, -0x1.c09b2ep-7f);
-    q3 = fmaf(q4, e2, q3);
+    float q0 = fmaf(-0x1.ffdcf4p-3f, e, 0x1.5554b4p-2f);
+    float q1 = fmaf(-0x1.4c5c3ep-3f, e, 0x1.981792p-3f);
+    float q2 = fmaf(-0x1.5ff16cp-4f, e, 0x1.03af58p-3f);
+    float q3 = fmaf(-0x1.e12eep-7f, e, 0x1.6aee18p-5f);
+    q3 = fmaf(0x1.2a6f76p-9f, e2, q3);
     q2 = fmaf(q3, e2, q2);
     q1 = fmaf(q2, e2, q1);
     q0 = fmaf(q1, e2, q0);
-    float u = fmaf(e2, q0, el * fmaf(fmaf(0.5f, e, -1.0f), e, 1.0f));
-    float log = e + u;
+    float square_lo = fmaf(e, e, -e2);
+    float lo = fmaf(-0.5f, square_lo, el * fmaf(fmaf(0.5f, e, -1.0f), e, 1.0f));
+    float head = fmaf(-0.5f, e2, e);
+    lo += fmaf(-0.5f, e2, e - head);
+    float u = fmaf(e2 * e, q0, lo);
+    float log = head + u;
     float top = x > 0.0f ? x : 0.0f;
     tl_two_sum(top, log, s, sl);
-    *sl += u - (log - e);
+    *sl += u - (log - head);
     *scale = far ? TL_2M64 : 1.0f;
 }
 
@@ -131,30 +142,51 @@ TL_HD float tl_softplus(float x)
     return x > TL_FLOAT_MAX ? x : (s + sl) * scale;
 }
 
-/* g sigma(x). */
+/* g sigma(x); at -inf the slope is 0, so an infinite g gives NaN there. */
 TL_HD float tl_softplus_bwd(float x, float g)
 {
-    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
     float q, ql, scale;
     tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return g * (q + ql) * scale;
+    return x < -TL_FLOAT_MAX ? g * 0.0f : g * scale * (q + ql) * scale;
 }
 
-/* ---- safe_log ---------------------------------------------------------------------------------------------------- */
+/* ---- safe_log --------------------------------------------------------------------------------------------- */
 
-/* ln(softplus(x) + eps), 0 < eps <= 1e-3 for the full accuracy (any eps >= 0 is legal; larger ones, and eps = 0 below
- * x = -87, are good to a few 2^-24 absolute). The sum y is carried in two floats and its logarithm taken as in tl_log.
+/* softplus(x) as s + sl for |x| < 0.6, good to 2^-28: ln 2 + x/2 + ln cosh(x/2), the last term an even series
+ * x^2 (1/8 + x^2 C(x^2)) below 0.045. Fit on |x| <= 0.625, error below 2^-32 relative to the whole. */
+TL_HD void tl_softplus_middle(float x, float *s, float *sl)
+{
+    float x2 = x * x;
+    float c = fmaf(fmaf(-0x1.9d6afap-16f, x2, 0x1.6b9ea4p-12f), x2, -0x1.5554b8p-8f);
+    float a, al;
+    tl_two_sum(TL_LN2_HI, 0.5f * x, &a, &al);
+    float rest = fmaf(x2, fmaf(c, x2, 0.125f), al + TL_LN2_LO);
+    *s = a + rest;
+    *sl = rest - (*s - a);
+}
+
+/* ln(softplus(x) + eps), 2^-100 <= eps <= 1e-3 for the full accuracy (a larger eps moves the zero of the result out
+ * of the interval treated below and leaves an absolute error of a few 2^-26 there; eps = 0 gives -inf below x =
+ * -104). The sum y is carried in two floats and its logarithm taken as in tl_log. For |x| < 0.6 the more accurate
+ * softplus above replaces the general one, whose error of 2^-25 the logarithm would magnify.
  * Around the zero of the result, x = 0.5413, y - 1 would cancel. There softplus is expanded at the short constant
- * c = 2217/4096: softplus(c + d) - 1 = c0 + a1 d + d^2 T(d), |d| <= 7/16, with c0 and a1 in two parts and the products
- * kept exactly; T has error below 2^-30 relative to the sum. This gives f = y - 1 for the logarithm directly.
+ * c = 2217/4096: softplus(c + d) - 1 = c0 + a1 d + d^2 T(d) for -0.27 <= d <= 0.44, where d = x - c is exact. c0 and
+ * a1 have two parts and their products are kept exactly; the error of T is below 2^-30 relative to the sum. This gives
+ * f = y - 1 for the logarithm directly.
  * ln(eps) at -inf, inf at inf. */
 TL_HD float tl_safe_log(float x, float eps)
 {
     float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
     float s, sl, scale, y, yl;
+    float middle, middle_lo;
     tl_softplus_parts(z, &s, &sl, &scale);
-    tl_two_sum(s * scale, eps, &y, &yl);
-    yl = fmaf(sl, scale, yl);
+    tl_softplus_middle(z, &middle, &middle_lo);
+    int32_t inner = fabsf(x) < 0.6f;
+    float sum = inner ? middle : s * scale;
+    float sum_lo = inner ? middle_lo : sl * scale;
+    tl_two_sum(sum, eps, &y, &yl);
+    yl += sum_lo;
     int32_t e = tl_log_exponent(y);
     float f = tl_from_bits(tl_bits(y) - ((uint32_t)e << 23)) - 1.0f;
     float fl = yl * tl_from_bits((127u - (uint32_t)(e > 100 ? 100 : e)) << 23);
@@ -175,68 +207,69 @@ TL_HD float tl_safe_log(float x, float eps)
     float nf = n + nl;
     float nfl = nl - (nf - n);
 
-    int32_t near = fabsf(d) <= 0.4375f && fabsf(nf) <= 0.29f;
+    float candidate = fabsf(d - 0.084f) <= 0.353f ? nf : 1.0f;
+    int32_t near = fabsf(candidate) <= 0.29f;
     float r = tl_log_sum(near ? 0.0f : (float)e, near ? nf : f, near ? nfl : fl);
     float edge = y == 0.0f ? -TL_INF : x + eps;
     return y > 0.0f && x + eps < TL_INF ? r : edge;
 }
 
-/* g sigma(x)/(softplus(x) + eps). Far below 0 both sigma and the sum are scaled by 2^64, which cancels in the quotient;
- * a g above 1 is multiplied before the division and a smaller one after it, so that no intermediate loses bits unless
- * the result does. 0 at -inf (eps > 0) and at inf. */
+/* g sigma(x)/(softplus(x) + eps), eps >= 2^-50. A g above 1 is multiplied before the division and a smaller one after
+ * it; with the factor lift no intermediate overflows or loses bits unless the result does. 0 at -inf, and at inf
+ * (times g). Below x = -198 the slope stays at its value there, under 1e-79. */
 TL_HD float tl_safe_log_bwd(float x, float eps, float g)
 {
     float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
-    float s, sl, scale, q, ql;
+    float s, sl, scale, y, yl, q, ql;
     tl_softplus_parts(z, &s, &sl, &scale);
-    float y, yl;
-    tl_two_sum(s, x < -50.0f ? eps * TL_2P64 : eps, &y, &yl);
-    y += yl + sl;
-    tl_logistic_parts(z < -112.0f ? -112.0f : z > 30.0f ? 30.0f : z, 0.0f, &q, &ql, &scale);
+    tl_two_sum(s * scale, eps, &y, &yl);
+    y += fmaf(sl, scale, yl);
+    tl_logistic_parts(z < -198.0f ? -198.0f : z > 30.0f ? 30.0f : z, 0.0f, &q, &ql, &scale);
     int32_t large = fabsf(g) > 1.0f;
-    float slope = (large ? g : 1.0f) * (q + ql) / y * (large ? 1.0f : g);
-    return x > TL_FLOAT_MAX ? g * 0.0f : slope;
+    float lift = x < -64.0f ? 0x1p60f : 1.0f;
+    float slope = (large ? g : 1.0f) * scale * (q + ql) / (y * lift) * (large ? 1.0f : g) * (scale * lift);
+    return fabsf(x) > TL_FLOAT_MAX ? g * 0.0f : slope;
 }
 
-/* ---- silu -------------------------------------------------------------------------------------------------------- */
+/* ---- silu ------------------------------------------------------------------------------------------------- */
 
 /* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the product, 0.1 for sigma. */
 TL_HD float tl_silu(float x)
 {
-    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
     float q, ql, scale;
     tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    float y = fmaf(z, q, z * ql) * scale;
+    float y = fmaf(z, q, z * ql) * scale * scale;
     return x > 30.0f ? x : y;
 }
 
-/* g sigma (1 + w (1 - sigma)) for sigma = (q + ql) scale: the derivative of x sigma(v(x)) with w = x v'(x). The inner
- * sum cancels around the zero of the derivative; it is carried in two floats so that its error there is that of sigma,
- * about 2^-27 absolute. */
+/* g sigma (1 + w (1 - sigma)) for sigma = (q + ql) scale^2: the derivative of x sigma(v(x)) with w = x v'(x). The
+ * inner sum cancels around the zero of the derivative; it is carried in two floats so that its error there is that of
+ * sigma, about 2^-27 absolute. */
 TL_HD float tl_gate_bwd(float w, float wl, float q, float ql, float scale, float g)
 {
-    float sigma = q * scale;
+    float sigma = q * scale * scale;
     float t = 1.0f - sigma;
-    float tl = ((1.0f - t) - sigma) - ql * scale;
+    float tl = ((1.0f - t) - sigma) - ql * scale * scale;
     float p = w * t;
     float pl = fmaf(w, t, -p) + fmaf(w, tl, wl * t);
     float n, nl;
     tl_two_sum(1.0f, p, &n, &nl);
     nl += pl;
     float slope = fmaf(q, n, fmaf(q, nl, ql * n));
-    return g * slope * scale;
+    return g * scale * slope * scale;
 }
 
 /* g silu'(x), silu' = sigma (1 + x (1 - sigma)): 1 at inf, -0 at -inf (times g). Its zero is at x = -1.2785. */
 TL_HD float tl_silu_bwd(float x, float g)
 {
-    float z = x < -112.0f ? -112.0f : x > 30.0f ? 30.0f : x;
+    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
     float q, ql, scale;
     tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return tl_gate_bwd(z, 0.0f, q, ql, scale, g);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(z, 0.0f, q, ql, scale, g);
 }
 
-/* ---- gelu, tanh form --------------------------------------------------------------------------------------------- */
+/* ---- gelu, tanh form -------------------------------------------------------------------------------------- */
 
 /* x (A + B x^2) as an unevaluated sum, A = 2 sqrt(2/pi), B = A 0.044715 times one (or three, for the derivative).
  * The exponential of this argument needs it to 2^-26 absolute at magnitude 100, which one float does not have. */
@@ -260,15 +293,15 @@ TL_HD void tl_gelu_cubic(float x, float b, float b_lo, float *v, float *vl)
     *vl = fmaf(x, t, -*v) + x * tl;
 }
 
-/* 1/2 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigma(v), v = x (A + B x^2), because (1 + tanh w)/2 = sigma(2w).
- * x itself above 6, -0 below about -10.9. Budget as for silu. */
+/* 1/2 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigma(v), v = x (A + B x^2), because (1 + tanh w)/2 =
+ * sigma(2w). x itself above 6, -0 below about -10.9. Budget as for silu. */
 TL_HD float tl_gelu(float x)
 {
-    float z = x < -11.0f ? -11.0f : x > 6.0f ? 6.0f : x;
+    float z = x < -13.5f ? -13.5f : x > 6.0f ? 6.0f : x;
     float v, vl, q, ql, scale;
     tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
     tl_logistic_parts(v, vl, &q, &ql, &scale);
-    float y = fmaf(z, q, z * ql) * scale;
+    float y = fmaf(z, q, z * ql) * scale * scale;
     return x > 6.0f ? x : y;
 }
 
@@ -276,12 +309,12 @@ TL_HD float tl_gelu(float x)
  * Its zero is at x = -0.7524. */
 TL_HD float tl_gelu_bwd(float x, float g)
 {
-    float z = x < -11.0f ? -11.0f : x > 6.0f ? 6.0f : x;
+    float z = x < -13.5f ? -13.5f : x > 6.0f ? 6.0f : x;
     float v, vl, w, wl, q, ql, scale;
     tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
     tl_gelu_cubic(z, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
     tl_logistic_parts(v, vl, &q, &ql, &scale);
-    return tl_gate_bwd(w, wl, q, ql, scale, g);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(w, wl, q, ql, scale, g);
 }
 
 #endif

@@ -1,12 +1,13 @@
 /* Broadcasting as both back ends see it: a short list of merged axes, and the order in which its adjoint sums them.
  *
- * Output axes of size 1 are dropped and neighbours of one kind are joined, so the list alternates between kept axes, along
- * which the input advances, and repeated axes, along which one input element is read again (inserted axes, and input axes of
- * size 1). Kept axes are contiguous in the input: its axes appear in order, and those of size 1 take no room.
+ * Output axes of size 1 are dropped and neighbours of one kind are joined, so the list alternates between kept axes,
+ * along which the input advances, and repeated axes, along which one input element is read again (inserted axes, and
+ * input axes of size 1). Kept axes are contiguous in the input: its axes appear in order, and those of size 1 take no
+ * room.
  *
- * The adjoint sums the repeated axes one at a time, the innermost first, so only the first pass reads the large array. A
- * pass is a (outer, length, inner) sum: by the row tree of sum_tree.h where inner is 1, else by its column tree.
- * tlspec.ops.shape mirrors the plan to derive the height of the whole sum. */
+ * The adjoint sums the repeated axes one at a time, the innermost first, so only the first pass reads the large
+ * array. A pass is a (outer, length, inner) sum: by the row tree of sum_tree.h where inner is 1, else by its column
+ * tree. tlspec.ops.shape mirrors the plan to derive the height of the whole sum. */
 #ifndef TL_BROADCAST_AXES_H
 #define TL_BROADCAST_AXES_H
 
@@ -38,11 +39,11 @@ static inline tl_broadcast_axes tl_merge_axes(const int64_t *in, const int64_t *
     return axes;
 }
 
-static inline int64_t tl_axes_product(const tl_broadcast_axes *axes, int32_t from, int32_t to)
+static inline int64_t tl_sizes_product(const int64_t *size, int32_t count)
 {
     int64_t product = 1;
-    for (int32_t j = from; j < to; j++)
-        product *= axes->size[j];
+    for (int32_t j = 0; j < count; j++)
+        product *= size[j];
     return product;
 }
 
@@ -56,9 +57,9 @@ static inline int tl_next_sum(tl_broadcast_axes *axes, tl_sum_pass *pass)
     for (int32_t j = axes->count - 1; j >= 0; j--) {
         if (!axes->repeated[j])
             continue;
-        pass->outer = tl_axes_product(axes, 0, j);
+        pass->outer = tl_sizes_product(axes->size, j);
         pass->length = axes->size[j];
-        pass->inner = tl_axes_product(axes, j + 1, axes->count);
+        pass->inner = tl_sizes_product(axes->size + j + 1, axes->count - j - 1);
         for (int32_t i = j; i + 1 < axes->count; i++) {
             axes->size[i] = axes->size[i + 1];
             axes->repeated[i] = axes->repeated[i + 1];

@@ -1,8 +1,8 @@
 /* The formulas IEEE 754 rounds correctly by itself, or that only select: abs, sqrt, max, min, clamp, relu, 1/x, and
  * their gradients together with those of a quotient.
  *
- * One rule for NaN: an argument that is NaN makes the result NaN; which NaN (sign, payload) is not specified and differs
- * between processors. A cotangent g that a rule discards ("else 0") is discarded even when it is NaN. */
+ * One rule for NaN: an argument that is NaN makes the result NaN; which NaN (sign, payload) is not specified and
+ * differs between processors. A cotangent g that a rule discards ("else 0") is discarded even when it is NaN. */
 #ifndef TL_FORMULA_EXACT_H
 #define TL_FORMULA_EXACT_H
 
@@ -61,7 +61,8 @@ TL_HD float tl_min(float a, float b)
 #endif
 }
 
-/* The winner takes g, the other 0; a tie (+0 and -0 tie) gives g/2 to each; a NaN on either side gives NaN to both. */
+/* The winner takes g, the other 0; a tie (+0 and -0 tie) gives g/2 to each; a NaN on either side gives NaN to
+ * both. */
 TL_HD void tl_max_bwd(float a, float b, float g, float *ga, float *gb)
 {
     float half = 0.5f * g;
@@ -128,8 +129,8 @@ TL_HD float tl_scale_by_power(float m, int32_t e)
 }
 
 /* -g/x^2 from x: 1/x may have lost its bits to underflow, x has not. Neither (g/x)/x nor g/(x x) is safe: an
- * intermediate can overflow, vanish or turn subnormal although the result is ordinary. So the quotient is taken on the
- * mantissas and the powers of two put back at the end: two divisions, at most 1.5 ulp in the normal range.
+ * intermediate can overflow, vanish or turn subnormal although the result is ordinary. So the quotient is taken on
+ * the mantissas and the powers of two put back at the end: two divisions, at most 1.5 ulp in the normal range.
  * x = 0: -g inf (NaN for g = 0). x = inf: -g 0. */
 TL_HD float tl_inv_bwd(float x, float g)
 {

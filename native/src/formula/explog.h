@@ -1,11 +1,11 @@
-/* Exponential, logarithm and the two circular functions in turns: tl_exp, tl_log, tl_log1p, tl_cospi2, tl_sinpi2, with
- * the gradients of exp and log next to them.
+/* Exponential, logarithm and the two circular functions in turns: tl_exp, tl_log, tl_log1p, tl_cospi2, tl_sinpi2,
+ * with the gradients of exp and log next to them.
  *
  * Coefficients. Every polynomial here and in activation.h is our own fit: a Remez exchange in 40-digit arithmetic on
- * the interval named at its constants, for the error relative to the whole function; the coefficients were then rounded
- * to float32 one after the other, the higher ones refitted by least squares each time, and the last bits chosen by a
- * random search over +-3 ulp. The error quoted is the largest one after that rounding. A constant with the suffix LO is
- * the rounded rest of the real number that its HI leaves.
+ * the interval named at its constants, for the error relative to the whole function; the coefficients were then
+ * rounded to float32 one after the other, the higher ones refitted by least squares each time, and the last bits
+ * chosen by a random search over +-3 ulp. The error quoted is the largest one after that rounding. A constant with
+ * the suffix LO is the rounded rest of the real number that its HI leaves.
  *
  * Accuracy. "Within 1 ulp" means: the result is the correctly rounded float32 or one of its two neighbours. It was
  * checked over all 2^32 arguments by tests/formula/exhaustive.c. Subnormal arguments and results are handled as any
@@ -37,7 +37,7 @@ TL_HD void tl_two_sum(float a, float b, float *hi, float *lo)
     *hi = s;
 }
 
-/* ---- exp -------------------------------------------------------------------------------------------------------- */
+/* ---- exp ------------------------------------------------------------------------------------------------- */
 
 /* Coefficients of q in e^r = 1 + r + r^2 q(r). |r| <= 1.0005 ln2/2; error relative to e^r below 2^-28.2. */
 #define TL_EXP_C0 0x1.fffffcp-2f
@@ -46,8 +46,8 @@ TL_HD void tl_two_sum(float a, float b, float *hi, float *lo)
 #define TL_EXP_C3 0x1.12398ep-7f
 #define TL_EXP_C4 0x1.6a4fc4p-10f
 
-/* q(r), given r and r2 = r^2. Paired rather than nested (Estrin): the depth of the chain, not the count of operations,
- * limits a SIMD loop. */
+/* q(r), given r and r2 = r^2. Paired rather than nested (Estrin): the depth of the chain, not the count of
+ * operations, limits a SIMD loop. */
 TL_HD float tl_exp_tail(float r, float r2)
 {
     float low = fmaf(TL_EXP_C1, r, TL_EXP_C0);
@@ -60,8 +60,8 @@ TL_HD float tl_exp_tail(float r, float r2)
  * k LN2_HI are multiples of the same power of two and their difference needs no more than 24 bits.
  * The factor 2^k does not fit one float at either end, so it is applied as 2^(k+64) 2^-64 for negative x and as
  * 2^(k-64) 2^64 otherwise; only the last multiplication can round. The exponent field is built without a separate
- * addition of the bias by letting the rounder carry it. Beyond |x| = 104 the result is 0 or inf, chosen by a select at
- * the end, off the critical path; what was computed for such an x is discarded.
+ * addition of the bias by letting the rounder carry it. Beyond |x| = 104 the result is 0 or inf, chosen by a select
+ * at the end, off the critical path; what was computed for such an x is discarded.
  * Budget: 0.5 ulp for 1 + p, 0.25 for p, 0.1 for the fit.
  * e^-inf = 0, e^inf = inf; overflow to inf above 88.72, underflow to 0 below -103.97; NaN stays NaN. */
 TL_HD float tl_exp(float x)
@@ -87,8 +87,8 @@ TL_HD float tl_exp_bwd(float y, float g)
     return g * y;
 }
 
-/* The pieces of e^z for the formulas that need more than float precision: e^(z + zl) = 2^k (1 + h + l), where h + l is
- * an unevaluated sum good to about 2^-28 and the low bits of t hold k + TL_ROUNDER. zl is a correction with
+/* The pieces of e^z for the formulas that need more than float precision: e^(z + zl) = 2^k (1 + h + l), where h + l
+ * is an unevaluated sum good to about 2^-28 and the low bits of t hold k + TL_ROUNDER. zl is a correction with
  * |zl| <= ulp(z). |z| <= 300. The reduction keeps what the rounding of r lost. */
 TL_HD void tl_exp_parts(float z, float zl, float *t, float *h, float *l)
 {
@@ -104,10 +104,10 @@ TL_HD void tl_exp_parts(float z, float zl, float *t, float *h, float *l)
     *t = tt;
 }
 
-/* ---- log -------------------------------------------------------------------------------------------------------- */
+/* ---- log ------------------------------------------------------------------------------------------------- */
 
-/* c(f) of ln(1 + f) = f + f^2 c(f), c(f) = -1/2 + f R(f), f2 = f^2. sqrt(1/2) - 1 <= f <= sqrt(2) - 1, widened by 2^-22;
- * error relative to ln(1 + f) below 2^-29.5. */
+/* c(f) of ln(1 + f) = f + f^2 c(f), c(f) = -1/2 + f R(f), f2 = f^2. sqrt(1/2) - 1 <= f <= sqrt(2) - 1, widened by
+ * 2^-22; error relative to ln(1 + f) below 2^-29.5. */
 TL_HD float tl_log_tail(float f, float f2)
 {
     float p0 = fmaf(-0x1.ffffe6p-3f, f, 0x1.555548p-2f);
@@ -121,9 +121,9 @@ TL_HD float tl_log_tail(float f, float f2)
     return fmaf(p0, f, -0.5f);
 }
 
-/* ln(2^e (1 + f + fl)) for an integral e, |e| < 512, and |fl| <= 2^-24. e ln2 is split so that e LN2_HI15 is exact; the
- * rounding error of its sum with f is recovered (|e ln2| > |f| unless e = 0, where the sum is exact). fl enters with
- * the derivative 1/(1 + f), of which three terms suffice.
+/* ln(2^e (1 + f + fl)) for an integral e, |e| < 512, and |fl| <= 2^-24. e ln2 is split so that e LN2_HI15 is exact;
+ * the rounding error of its sum with f is recovered (|e ln2| > |f| unless e = 0, where the sum is exact). fl enters
+ * with the derivative 1/(1 + f), of which three terms suffice.
  * Budget: 0.5 ulp for the last sum; the tail is below 0.25 of the result and adds 0.1, the fit 0.1. */
 TL_HD float tl_log_sum(float e, float f, float fl)
 {
@@ -160,9 +160,9 @@ TL_HD float tl_log_bwd(float x, float g)
     return g / x;
 }
 
-/* ln(1 + x), accurate relative to the result: with e and s = 2^-e taken from the rounded 1 + x, the reduced argument is
- * f = s (1 + x) - 1 = s x + (s - 1), one fused multiply-add on the exact x, and fl its rounding error; for e = 0 it is x
- * itself. Above 2^40 the 1 is below a quarter ulp and x is scaled by 2^-64, which keeps s normal.
+/* ln(1 + x), accurate relative to the result: with e and s = 2^-e taken from the rounded 1 + x, the reduced argument
+ * is f = s (1 + x) - 1 = s x + (s - 1), one fused multiply-add on the exact x, and fl its rounding error; for e = 0
+ * it is x itself. Above 2^40 the 1 is below a quarter ulp and x is scaled by 2^-64, which keeps s normal.
  * ln(1 + -0) = -0, ln(1 - 1) = -inf, NaN below -1, inf at inf. */
 TL_HD float tl_log1p(float x)
 {
@@ -178,10 +178,11 @@ TL_HD float tl_log1p(float x)
     return x > -1.0f && x < TL_INF && x != 0.0f ? y : edge;
 }
 
-/* ---- circular functions of 2 pi u --------------------------------------------------------------------------------- */
+/* ---- circular functions of 2 pi u -------------------------------------------------------------------------- */
 
-/* sin(2 pi r) and cos(2 pi r) for the residual r of u = q/4 + r, |r| <= 1/8 (the reduction is exact), and the quadrant.
- * sin = 2 pi r + r^3 S(r^2) with 2 pi in two parts, fit error below 2^-33 relative; cos = 1 + r^2 C(r^2), below 2^-31. */
+/* sin(2 pi r) and cos(2 pi r) for the residual r of u = q/4 + r, |r| <= 1/8 (the reduction is exact), and the
+ * quadrant. sin = 2 pi r + r^3 S(r^2) with 2 pi in two parts, fit error below 2^-33 relative; cos = 1 + r^2 C(r^2),
+ * below 2^-31. */
 TL_HD void tl_circle(float u, float *sine, float *cosine, uint32_t *quadrant)
 {
     float t = fmaf(u, 4.0f, TL_ROUNDER);

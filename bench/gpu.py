@@ -1,0 +1,174 @@
+"""``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one JSON file.
+
+Steps, in order: build (the CUDA library for this machine's architecture), tests, verify (every operation on the CPU path
+and on CUDA, compared with the specification and with each other), sanitizer (compute-sanitizer memcheck and racecheck over
+a small verify run), bench (beside PyTorch where it is installed). A step that fails does not stop the later ones; the exit
+status is non-zero if any failed. The last thing printed is a short table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
+STEPS = ("build", "tests", "verify", "sanitizer", "bench")
+
+
+class Runner:
+    """Runs commands, keeps their logs under `out`, and remembers how each step went."""
+
+    def __init__(self, out: Path):
+        self.out = out
+        self.steps: dict[str, dict[str, Any]] = {}
+        self.environment = {**os.environ, "TORCHLEAN_CUDA_LIBRARY": str(LIBRARY), "PYTHONUNBUFFERED": "1"}
+
+    def run(self, name: str, command: list[str], limit: float) -> str:
+        """Runs a command with its output in OUT/NAME.log, shows the log's last lines, returns the log."""
+        log = self.out / f"{name}.log"
+        start = time.monotonic()
+        print(f"== {name}: {' '.join(command)}", flush=True)
+        with log.open("w") as sink:
+            try:
+                status = subprocess.run(
+                    command, cwd=ROOT, env=self.environment, stdout=sink, stderr=subprocess.STDOUT, timeout=limit
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = 124
+        text = log.read_text(errors="replace")
+        self.steps[name] = {
+            "status": status,
+            "seconds": round(time.monotonic() - start, 1),
+            "command": " ".join(command),
+        }
+        print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
+        print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
+        return text
+
+
+def commit() -> str:
+    """The commit the tree was made from: git's answer, with '+' for local changes, or 'unknown'."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        return head + ("+" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.json (default out/)"
+    )
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
+    parser.add_argument("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
+    parser.add_argument("--ops", help="limit tests, verify and bench to these operations or families")
+    parser.add_argument("--cases", type=int, default=None, help="verify's cases per operation and data class")
+    parser.add_argument("--commit", default=None, help="the commit to record where git cannot tell")
+    args = parser.parse_args(argv)
+    steps = [s.strip() for s in args.steps.split(",")]
+    if unknown := set(steps) - set(STEPS):
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    runner, python = Runner(args.out), sys.executable
+    cores = str(os.cpu_count() or 2)
+    ops = ["--ops", args.ops] if args.ops else []
+
+    if "build" in steps:
+        archs = args.archs
+        if archs == "native":
+            query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+            capability = (
+                subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0].replace(".", "")
+            )
+            archs = f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
+        runner.run(
+            "build", ["make", "-C", "native", f"-j{cores}", "cuda", f"CUDA_ARCHS={archs}", f"PYTHON={python}"], 500
+        )
+    if "verify" in steps:
+        cases = ["--cases", str(args.cases)] if args.cases else []
+        runner.run(
+            "verify", [python, "-m", "tlrt", "verify", "--json", str(args.out / "verify.json"), *ops, *cases], 400
+        )
+    if "bench" in steps:
+        runner.run(
+            "bench", [python, "-m", "bench", "--device", "cuda", "--json", str(args.out / "bench.json"), *ops], 400
+        )
+    sanitizer: dict[str, str] = {}
+    if "sanitizer" in steps and (
+        tool := shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    ):
+        smoke = [
+            python,
+            "-m",
+            "tlrt",
+            "verify",
+            "--device",
+            "cuda",
+            "--cases",
+            "1",
+            "--size",
+            "small",
+            "--data",
+            "normal",
+            *ops,
+        ]
+        for check in ("memcheck", "racecheck"):
+            text = runner.run(check, [tool, "--tool", check, "--error-exitcode", "9", *smoke], 240)
+            found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
+            sanitizer[check] = found[-1].strip("= ") if found else "no summary"
+    if "tests" in steps:
+        runner.environment["OPS"] = args.ops or ""
+        runner.run("tests", [python, "-m", "pytest", "-q", "-n", str(min(int(cores), 12))], 400)
+
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": args.commit or commit(),
+        "gpu": driver(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "steps": runner.steps,
+        "sanitizer": sanitizer,
+        "verify": load(args.out / "verify.json"),
+        "bench": load(args.out / "bench.json"),
+    }
+    (args.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    print("\nstep         exit   seconds")
+    for name, step in runner.steps.items():
+        print(f"{name:12} {step['status']:4} {step['seconds']:9}")
+    for name, text in sanitizer.items():
+        print(f"{name}: {text}")
+    print(f"report: {args.out / 'gpu.json'}")
+    return int(any(step["status"] for step in runner.steps.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add,
+ * partial loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here
+ * once for float and once for double.
+ *
+ *   task      one tile of C, at most 256 rows by 512 columns, over the whole of n; or, for small products, several
+ *             whole products of the batch. Tiles follow from the shape alone and tasks share nothing, so no task waits
+ *             for another and any number of workers gives the same bits.
+ *   for k0    blocks of KC = 256: the rows of A are packed into panels of MR rows, a block that stays in L2
+ *   for j0    strips of NR columns: the strip of B is packed (KC·NR elements, 32 KiB, in L1) and used at once for
+ *             every panel; between panels a share of the next strip is packed
+ *   for i0    panels of MR rows: the micro-kernel
+ *   for k     MR·NR sums in registers; a step loads two vectors of B and broadcasts MR elements of A
+ *
+ * MR x NR is 14 x 32 floats or 14 x 16 doubles with AVX-512 (28 accumulators, 2 vectors of B, 1 broadcast of the 32
+ * registers), 6 x 16 or 6 x 8 with AVX2 (12 + 2 + 1 of 16). A tile's rows are shared out evenly over its panels, and
+ * there is a kernel for every number of rows, so 32 rows are 11 + 11 + 10 rather than 14 + 14 + 4. A last strip of at
+ * most one vector has kernels of that width.
+ *
+ * Summation order: lanes run along columns, never along k, so each element has one chain of fused multiply-adds per
+ * block of KC, in increasing k, starting from 0; blocks are added to C in order (gemm.h). Tile, panel and lane decide
+ * where an element is computed, not how. Unused lanes hold zeros or copies of other lanes and are never stored.
+ *
+ * A product with few columns is computed transposed, which is only a change of strides. One row times a B with
+ * contiguous rows streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in
+ * registers (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order
+ * (split_inner). */
+#include "gemm.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+/* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
+#define TILE_ROWS 256
+#define TILE_COLUMNS 512
+#define TILE_COLUMNS_ONE_ROW 4096
+/* With fewer tasks than this, tiles are halved, down to TASK_COST multiply-adds (about 15 microseconds of one core). */
+#define MANY_TASKS 8
+#define TASK_COST 1e6
+/* Where B has contiguous rows and this few elements it is read in place: packing would not be paid back. */
+#define DIRECT_CELLS 4096
+#define DIRECT_CELLS_ONE_PANEL 131072
+#define INLINE static inline __attribute__((always_inline, unused))
+
+/* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
+ * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
+#if defined(__AVX512F__)
+
+#define MR 14
+#define LANES_F32 16
+#define LANES_F64 8
+#define TK_F32 16
+#define TK_F64 8
+typedef __m512 vec_f32;
+typedef __m512d vec_f64;
+
+INLINE vec_f32 load_f32(const float *p) { return _mm512_loadu_ps(p); }
+INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
+INLINE void store_f32(float *p, vec_f32 v) { _mm512_storeu_ps(p, v); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(_mm512_set1_ps(x), y, z); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
+INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
+INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
+INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v); }
+
+/* Every row is read as one whole cache line, because with a large power of two between rows all the lines of a block
+ * compete for one set of L1. Pairs, then quads of rows are interleaved within the 128-bit lanes; two rounds of lane
+ * shuffles then bring the lanes of one column together. */
+INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+{
+    __m512 r[16], q[16];
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        for (int l = i; l < i + 4; l++)
+            r[l] = _mm512_loadu_ps(src + off[l]);
+        __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[i], r[i + 1]));
+        __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[i], r[i + 1]));
+        __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[i + 2], r[i + 3]));
+        __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[i + 2], r[i + 3]));
+        q[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        q[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        q[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        q[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) { /* q[i + k] holds columns k, k+4, k+8, k+12 of rows i .. i+3 */
+        __m512 a = _mm512_shuffle_f32x4(q[k], q[4 + k], 0x44), b = _mm512_shuffle_f32x4(q[k], q[4 + k], 0xee);
+        __m512 c = _mm512_shuffle_f32x4(q[8 + k], q[12 + k], 0x44), d = _mm512_shuffle_f32x4(q[8 + k], q[12 + k], 0xee);
+        out[k] = _mm512_shuffle_f32x4(a, c, 0x88);
+        out[k + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        out[k + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
+        out[k + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+}
+
+INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+{
+    __m512d q[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        __m512d a = _mm512_loadu_pd(src + off[i]), b = _mm512_loadu_pd(src + off[i + 1]);
+        q[i] = _mm512_unpacklo_pd(a, b);
+        q[i + 1] = _mm512_unpackhi_pd(a, b);
+    }
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; k++) { /* q[i + k] holds columns k, k+2, k+4, k+6 of rows i, i+1 */
+        __m512d a = _mm512_shuffle_f64x2(q[k], q[2 + k], 0x44), b = _mm512_shuffle_f64x2(q[k], q[2 + k], 0xee);
+        __m512d c = _mm512_shuffle_f64x2(q[4 + k], q[6 + k], 0x44), d = _mm512_shuffle_f64x2(q[4 + k], q[6 + k], 0xee);
+        out[k] = _mm512_shuffle_f64x2(a, c, 0x88);
+        out[k + 2] = _mm512_shuffle_f64x2(a, c, 0xdd);
+        out[k + 4] = _mm512_shuffle_f64x2(b, d, 0x88);
+        out[k + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+#define MR 6
+#define LANES_F32 8
+#define LANES_F64 4
+#define TK_F32 4
+#define TK_F64 2
+typedef __m256 vec_f32;
+typedef __m256d vec_f64;
+
+static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+#define FIRST_F32(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - (n)))
+#define FIRST_F64(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - 2 * (n)))
+
+INLINE vec_f32 load_f32(const float *p) { return _mm256_loadu_ps(p); }
+INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
+INLINE void store_f32(float *p, vec_f32 v) { _mm256_storeu_ps(p, v); }
+INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(_mm256_set1_ps(x), y, z); }
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
+INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
+INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
+INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { _mm256_maskstore_ps(p, FIRST_F32(n), v); }
+INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm256_maskstore_pd(p, FIRST_F64(n), v); }
+
+INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+{
+    __m256 t[4];
+    for (int r = 0; r < 4; r++) {
+        t[r] = _mm256_castps128_ps256(_mm_loadu_ps(src + off[r]));
+        t[r] = _mm256_insertf128_ps(t[r], _mm_loadu_ps(src + off[r + 4]), 1);
+    }
+    __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(t[0], t[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(t[0], t[1]));
+    __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(t[2], t[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(t[2], t[3]));
+    out[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    out[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    out[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
+
+INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+{
+    __m256d t[2];
+    for (int r = 0; r < 2; r++) {
+        t[r] = _mm256_castpd128_pd256(_mm_loadu_pd(src + off[r]));
+        t[r] = _mm256_insertf128_pd(t[r], _mm_loadu_pd(src + off[r + 2]), 1);
+    }
+    out[0] = _mm256_unpacklo_pd(t[0], t[1]);
+    out[1] = _mm256_unpackhi_pd(t[0], t[1]);
+}
+
+#else /* GCC vector extensions, 16 bytes wide */
+
+#define MR 4
+#define LANES_F32 4
+#define LANES_F64 2
+#define TK_F32 1
+#define TK_F64 1
+typedef float vec_f32 __attribute__((vector_size(16)));
+typedef double vec_f64 __attribute__((vector_size(16)));
+
+INLINE vec_f32 load_f32(const float *p) { vec_f32 v; memcpy(&v, p, sizeof v); return v; }
+INLINE vec_f64 load_f64(const double *p) { vec_f64 v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store_f32(float *p, vec_f32 v) { memcpy(p, &v, sizeof v); }
+INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
+INLINE vec_f32 load_n_f32(const float *p, int64_t n) { vec_f32 v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
+INLINE vec_f64 load_n_f64(const double *p, int64_t n) { vec_f64 v = {0}; memcpy(&v, p, (size_t)n * 8); return v; }
+INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
+INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
+
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
+
+#if defined(__FP_FAST_FMAF)
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
+{
+    return (vec_f32){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
+}
+#else
+/* Without the instruction: the product of two floats is exact in double; the sum is rounded to odd there (Boldo and
+ * Melquiond, "Emulation of FMA and correctly rounded sums", 2008), so that rounding it to float once more is correct.
+ * Infinities and NaN have an error term that compares neither above nor below 0 and pass unchanged. */
+typedef float pair_f32 __attribute__((vector_size(8)));
+typedef int64_t pair_i64 __attribute__((vector_size(16)));
+
+INLINE pair_f32 fma_pair(float x, pair_f32 y, pair_f32 z)
+{
+    vec_f64 product = __builtin_convertvector(y, vec_f64) * (double)x, addend = __builtin_convertvector(z, vec_f64);
+    vec_f64 sum = product + addend, part = sum - product;
+    vec_f64 error = (product - (sum - part)) + (addend - part), zero = {0};
+    pair_i64 up = error > zero, down = error < zero, negative = sum < zero;
+    pair_i64 toward_zero = (up & negative) | (down & ~negative);
+    sum = (vec_f64)(((pair_i64)sum + toward_zero) | ((up | down) & 1)); /* cut towards 0, last bit set if inexact */
+    return __builtin_convertvector(sum, pair_f32);
+}
+
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
+{
+    pair_f32 low = fma_pair(x, (pair_f32){y[0], y[1]}, (pair_f32){z[0], z[1]});
+    pair_f32 high = fma_pair(x, (pair_f32){y[2], y[3]}, (pair_f32){z[2], z[3]});
+    return (vec_f32){low[0], low[1], high[0], high[1]};
+}
+#endif
+
+INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
+{
+    out[0] = (vec_f32){src[off[0]], src[off[1]], src[off[2]], src[off[3]]};
+}
+
+INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
+{
+    out[0] = (vec_f64){src[off[0]], src[off[1]]};
+}
+
+#endif
+
+INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y)
+{
+    x += y;
+    return x;
+}
+INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y)
+{
+    x += y;
+    return x;
+}
+
+#define REAL float
+#define FN(name) name##_f32
+#define LANES LANES_F32
+#define TK TK_F32
+#include "gemm_kernel.h"
+#undef REAL
+#undef FN
+#undef LANES
+#undef TK
+
+#define REAL double
+#define FN(name) name##_f64
+#define LANES LANES_F64
+#define TK TK_F64
+#include "gemm_kernel.h"

@@ -1,0 +1,36 @@
+/* The matrix product of the CPU path: C = A·B, C += A·B, optionally plus a bias per column.
+ *
+ * The value of an element is part of the interface, the same for every SIMD variant and thread count and independent of
+ * m, p, batch and the strides. The inner dimension is cut into blocks of TL_GEMM_KC:
+ *     s_b = fma(A[i,k], B[k,j], ... fma(A[i,k0], B[k0,j], 0))    over the k of block b, in increasing order
+ *     C   = ((s_0 + s_1) + s_2) + ...                            or (((C + s_0) + s_1) + s_2) + ... with accumulate
+ *     C   = C + bias[j]                                          last, if there is a bias
+ * so the summation tree has the height TL_GEMM_HEIGHT(n), plus one for accumulate and one for the bias. */
+#ifndef TL_CPU_GEMM_H
+#define TL_CPU_GEMM_H
+
+#include "../abi/internal.h"
+
+#define TL_GEMM_KC 256
+#define TL_GEMM_HEIGHT(n) ((n) < TL_GEMM_KC ? (n) : TL_GEMM_KC + ((n) + TL_GEMM_KC - 1) / TL_GEMM_KC - 1)
+
+/* `batch` independent products C[m,p] = A[m,n]·B[n,p], advancing A, B and C by sa, sb and sc elements. Element (i,k)
+ * of A is A[i*rsa + k*csa], element (k,j) of B is B[k*rsb + j*csb], element (i,j) of C is C[i*ldc + j]. Either stride
+ * of A and of B may be 1, so a transpose is never materialised; other strides are correct but slow. sa or sb may be 0.
+ * C overlaps neither input. `bias` is NULL or p elements of the product's type. With n = 0 the product is zeros. */
+typedef struct tl_gemm_args {
+    int64_t batch, m, n, p;
+    int64_t rsa, csa, rsb, csb, ldc;
+    int64_t sa, sb, sc;
+    int accumulate;
+    const void *bias;
+} tl_gemm_args;
+
+#define tl_gemm_f32 TL_V(tl_gemm_f32)
+#define tl_gemm_f64 TL_V(tl_gemm_f64)
+
+/* 0, or the status of tl_pool_alloc when there is no memory for the packed blocks (C is then incomplete). */
+int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
+int32_t tl_gemm_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);
+
+#endif

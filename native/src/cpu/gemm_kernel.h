@@ -1,0 +1,495 @@
+/* The matrix product for one precision: included by gemm.c with REAL, FN, LANES and TK set. See gemm.c. */
+
+#define KC TL_GEMM_KC
+#define NR (2 * LANES)
+#define VEC FN(vec)
+
+/* The micro-kernel: C[R, V vectors] = (or +=) a·b over kc steps; a is packed R wide, b has rows of V vectors, ldb
+ * apart. R and V are constants in every call, so the loops over them unroll and the sums live in registers. */
+INLINE void FN(kernel)(const int R, const int V, int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c,
+                       int64_t ldc, int add)
+{
+    VEC sum[MR][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++)
+            sum[r][v] = (VEC){0};
+        __builtin_prefetch(c + r * ldc, 1);
+        __builtin_prefetch(c + r * ldc + V * LANES - 1, 1);
+    }
+    for (int64_t k = 0; k < kc; k++, a += R, b += ldb) {
+        VEC b0 = FN(load)(b), b1 = V == 2 ? FN(load)(b + LANES) : b0;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            sum[r][0] = FN(fma)(a[r], b0, sum[r][0]);
+            if (V == 2)
+                sum[r][1] = FN(fma)(a[r], b1, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            REAL *to = c + r * ldc + v * LANES;
+            FN(store)(to, add ? FN(add)(FN(load)(to), sum[r][v]) : sum[r][v]);
+        }
+}
+
+typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, int64_t, REAL *, int64_t, int);
+
+#define KERNEL(R)                                                                                                      \
+    static void FN(kernel_##R##x1)(int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c, int64_t ldc,       \
+                                   int add)                                                                           \
+    {                                                                                                                  \
+        FN(kernel)(R, 1, kc, a, b, ldb, c, ldc, add);                                                                  \
+    }                                                                                                                  \
+    static void FN(kernel_##R##x2)(int64_t kc, const REAL *a, const REAL *b, int64_t ldb, REAL *c, int64_t ldc,       \
+                                   int add)                                                                           \
+    {                                                                                                                  \
+        FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, add);                                                                  \
+    }
+KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4)
+#if MR > 4
+KERNEL(5) KERNEL(6)
+#endif
+#if MR > 6
+KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11) KERNEL(12) KERNEL(13) KERNEL(14)
+#endif
+#undef KERNEL
+
+#define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)}
+static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {
+    {0, 0}, PAIR(1), PAIR(2), PAIR(3), PAIR(4),
+#if MR > 4
+    PAIR(5), PAIR(6),
+#endif
+#if MR > 6
+    PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
+#endif
+};
+#undef PAIR
+
+/* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step]. When w = width, whole vectors are stored
+ * and may run LANES - 1 elements past a row: the next rows, then the next panel, overwrite that; the buffer has room
+ * after the last. Where the width has two vectors the second is moved back to end with the row. */
+static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, const REAL *restrict src, int64_t lane,
+                     int64_t step)
+{
+    if (w < width)
+        memset(dst, 0, (size_t)(width * kc) * sizeof *dst);
+    if (width == 1) {
+        for (int64_t k = 0; k < kc; k++)
+            dst[k] = src[k * step];
+        return;
+    }
+    if (lane == 1) {
+        if (w == NR) {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
+                FN(store)(dst, FN(load)(src));
+                FN(store)(dst + LANES, FN(load)(src + LANES));
+            }
+        } else if (w >= LANES) {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
+                FN(store)(dst, FN(load)(src));
+                FN(store)(dst + w - LANES, FN(load)(src + w - LANES));
+            }
+        } else {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step)
+                FN(store)(dst, FN(load_n)(src, w));
+        }
+        return;
+    }
+    int64_t k = 0;
+    if (step == 1) {
+        int64_t off[2][LANES];
+        VEC t[TK];
+        for (int64_t l = 0; l < LANES; l++) {
+            off[0][l] = MIN(l, w - 1) * lane;
+            off[1][l] = MAX(w - LANES + l, 0) * lane;
+        }
+        for (; k + TK <= kc; k += TK)
+            for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
+                REAL *to = dst + k * width + half * (w - LANES);
+                FN(transpose)(src + k, off[half], t);
+#pragma GCC unroll 16
+                for (int i = 0; i < TK; i++)
+                    FN(store)(to + i * width, t[i]);
+            }
+    }
+    for (; k < kc; k++)
+        for (int64_t l = 0; l < w; l++)
+            dst[k * width + l] = src[l * lane + k * step];
+}
+
+/* What the tasks of one call share. C has two strides, because the product may have been transposed. */
+typedef struct {
+    const REAL *a, *b, *bias;
+    REAL *c, *blocks;
+    int64_t batch, m, n, p, rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
+    int64_t tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
+    int64_t a_elements, strip_elements, worker_elements;
+    int accumulate, direct;
+} FN(job);
+
+/* C[rows, columns] = (or +=) tile, the latter with rows NR apart. */
+static void FN(store_tile)(const REAL *tile, int64_t rows, int64_t columns, REAL *c, int64_t rsc, int64_t csc, int add)
+{
+    if (csc != 1) {
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t i = 0; i < rows; i++) {
+                REAL *to = c + i * rsc + j * csc;
+                *to = add ? *to + tile[i * NR + j] : tile[i * NR + j];
+            }
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j += LANES) {
+            int64_t lanes = MIN(columns - j, LANES);
+            VEC v = FN(load)(tile + i * NR + j);
+            REAL *to = c + i * rsc + j;
+            FN(store_n)(to, add ? FN(add)(FN(load_n)(to, lanes), v) : v, lanes);
+        }
+}
+
+/* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1. */
+static void FN(row_times_matrix)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
+{
+    enum { SPAN = 2048 };
+    _Alignas(64) REAL sums[SPAN + LANES];
+    for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
+        int64_t span = MIN(columns - j0, SPAN), whole = span - span % LANES;
+        for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+            int64_t kc = MIN(job->n - k0, KC);
+            memset(sums, 0, sizeof(REAL) * (size_t)span);
+            for (int64_t k = 0; k < kc;) {
+                const REAL *row = b + (k0 + k) * job->rsb + j0, *x = a + (k0 + k) * job->csa;
+                int64_t rows = kc - k >= 8 ? 8 : 1;
+                if (rows == 8) {
+                    for (int64_t j = 0; j < whole; j += LANES) {
+                        VEC s = FN(load)(sums + j);
+#pragma GCC unroll 8
+                        for (int r = 0; r < 8; r++)
+                            s = FN(fma)(x[r * job->csa], FN(load)(row + r * job->rsb + j), s);
+                        FN(store)(sums + j, s);
+                    }
+                } else {
+                    for (int64_t j = 0; j < whole; j += LANES)
+                        FN(store)(sums + j, FN(fma)(*x, FN(load)(row + j), FN(load)(sums + j)));
+                }
+                if (whole < span) {
+                    VEC s = FN(load)(sums + whole);
+                    for (int64_t r = 0; r < rows; r++)
+                        s = FN(fma)(x[r * job->csa], FN(load_n)(row + r * job->rsb + whole, span - whole), s);
+                    FN(store_n)(sums + whole, s, span - whole);
+                }
+                k += rows;
+            }
+            int add = job->accumulate || k0 > 0;
+            for (int64_t j = 0; j < span; j++)
+                c[j0 + j] = add ? c[j0 + j] + sums[j] : sums[j];
+        }
+    }
+}
+
+/* One row of A times contiguous columns of B, two vectors of columns at a time. */
+static void FN(row_times_transpose)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
+{
+    for (int64_t j = 0; j < columns; j += NR) {
+        int64_t w = MIN(columns - j, NR), off[NR];
+        for (int64_t l = 0; l < NR; l++)
+            off[l] = (j + MIN(l, w - 1)) * job->csb;
+        for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+            int64_t kc = MIN(job->n - k0, KC), k = 0;
+            const REAL *x = a + k0 * job->csa, *from = b + k0;
+            VEC low = {0}, high = {0}, t[TK];
+            _Alignas(64) REAL sums[NR];
+            for (; k + TK <= kc; k += TK) {
+                FN(transpose)(from + k, off, t);
+#pragma GCC unroll 16
+                for (int i = 0; i < TK; i++)
+                    low = FN(fma)(x[(k + i) * job->csa], t[i], low);
+                if (w <= LANES)
+                    continue;
+                FN(transpose)(from + k, off + LANES, t);
+#pragma GCC unroll 16
+                for (int i = 0; i < TK; i++)
+                    high = FN(fma)(x[(k + i) * job->csa], t[i], high);
+            }
+            for (; k < kc; k++) {
+                for (int64_t l = 0; l < NR; l++)
+                    sums[l] = from[k + off[l]];
+                low = FN(fma)(x[k * job->csa], FN(load)(sums), low);
+                high = FN(fma)(x[k * job->csa], FN(load)(sums + LANES), high);
+            }
+            FN(store)(sums, low);
+            FN(store)(sums + LANES, high);
+            FN(store_tile)(sums, 1, w, c + j * job->csc, 0, job->csc, job->accumulate || k0 > 0);
+        }
+    }
+}
+
+/* Packs share q of `shares` of a whole strip of B and prefetches the next share. The hardware does not see it coming:
+ * a row of the strip is two lines long, or there are NR rows of a few lines each. Prefetching more than a share ahead
+ * fails when the rows are a large power of two apart: they then compete for a few sets of L2. */
+INLINE void FN(pack_share)(const FN(job) *job, REAL *strip, const REAL *from, int64_t kc, int64_t q, int64_t shares)
+{
+    enum { LINE = 64 / sizeof(REAL) };
+    int64_t edge[3];
+    for (int64_t e = 0; e < 3; e++)
+        edge[e] = q + e < shares ? kc * (q + e) / shares / LINE * LINE : kc;
+    if (edge[0] < edge[1])
+        FN(pack)(strip + edge[0] * NR, NR, NR, edge[1] - edge[0], from + edge[0] * job->rsb, job->csb, job->rsb);
+    if (job->csb == 1) {
+        for (int64_t k = edge[1]; k < edge[2]; k++)
+            for (int64_t l = 0; l < NR; l += LINE)
+                __builtin_prefetch(from + k * job->rsb + l, 0, 2);
+    } else if (job->rsb == 1) {
+        for (int64_t k = edge[1]; k < edge[2]; k += LINE)
+            for (int64_t l = 0; l < NR; l++)
+                __builtin_prefetch(from + l * job->csb + k, 0, 2);
+    }
+}
+
+/* A tile of C at most TILE_ROWS high, over all of n; a_block and two strips of B (strip, spare) are this worker's. */
+static void FN(multiply_tile)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t rows, int64_t columns,
+                              REAL *a_block, REAL *strip, REAL *spare)
+{
+    _Alignas(64) REAL edge[MR * NR];
+    int64_t panels = CEIL_DIV(rows, MR), height = rows / panels, taller = rows % panels;
+    for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+        int64_t kc = MIN(job->n - k0, KC);
+        int add = job->accumulate || k0 > 0;
+        int ready = 0; /* the strip was packed during the one before it */
+        REAL *panel = a_block;
+        for (int64_t q = 0, i = 0; q < panels; q++) {
+            int64_t h = height + (q < taller);
+            FN(pack)(panel, h, h, kc, a + i * job->rsa + k0 * job->csa, job->rsa, job->csa);
+            panel += h * kc;
+            i += h;
+        }
+        for (int64_t j = 0; j < columns; j += NR) {
+            int64_t w = MIN(columns - j, NR), vectors = w > LANES ? 2 : 1, ldb = vectors * LANES;
+            const REAL *from = b + k0 * job->rsb + j * job->csb, *packed = strip;
+            if (job->direct && w == ldb) {
+                packed = from;
+                ldb = job->rsb;
+            } else if (!ready) {
+                FN(pack)(strip, ldb, w, kc, from, job->csb, job->rsb);
+            }
+            ready = packed == strip && columns - j >= 2 * NR;
+            int whole = job->csc == 1 && w == vectors * LANES;
+            panel = a_block;
+            for (int64_t q = 0, i = 0; q < panels; q++) {
+                int64_t h = height + (q < taller);
+                FN(kernel_fn) kernel = FN(kernels)[h][vectors - 1];
+                REAL *to = c + i * job->rsc + j * job->csc;
+                if (ready)
+                    FN(pack_share)(job, spare, from + NR * job->csb, kc, q, panels);
+                if (whole) {
+                    kernel(kc, panel, packed, ldb, to, job->rsc, add);
+                } else {
+                    kernel(kc, panel, packed, ldb, edge, NR, 0);
+                    FN(store_tile)(edge, h, w, to, job->rsc, job->csc, add);
+                }
+                panel += h * kc;
+                i += h;
+            }
+            if (ready) {
+                REAL *used = strip;
+                strip = spare;
+                spare = used;
+            }
+        }
+    }
+}
+
+/* What no product is left to do for: C without an inner dimension, and the bias. */
+static void FN(finish_tile)(const FN(job) *job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
+{
+    if (job->n == 0 && !job->accumulate)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++)
+                c[i * job->rsc + j * job->csc] = 0;
+    if (!job->bias)
+        return;
+    for (int64_t i = 0; i < rows; i++) {
+        REAL *row = c + i * job->rsc;
+        const REAL *add = bias + i * job->bias_rows;
+        if (job->csc == 1 && job->bias_columns == 1)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += add[j];
+        else
+            for (int64_t j = 0; j < columns; j++)
+                row[j * job->csc] += add[j * job->bias_columns];
+    }
+}
+
+/* Task t: a tile of one product (column tiles fastest), or products_per_task whole products. */
+static void FN(task)(void *arg, int64_t t, int32_t worker)
+{
+    const FN(job) *job = arg;
+    int64_t tiles = job->row_tiles * job->column_tiles, tile = t % tiles;
+    int64_t first = t / tiles * job->products_per_task, last = MIN(first + job->products_per_task, job->batch);
+    int64_t i = tile / job->column_tiles * job->tile_rows, j = tile % job->column_tiles * job->tile_columns;
+    int64_t rows = MIN(job->m - i, job->tile_rows), columns = MIN(job->p - j, job->tile_columns);
+    REAL *a_block = job->blocks + worker * job->worker_elements, *strip = a_block + job->a_elements;
+    for (int64_t q = first; q < last; q++) {
+        const REAL *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
+        REAL *c = job->c + q * job->sc + i * job->rsc + j * job->csc;
+        if (rows == 1 && job->csb == 1 && job->csc == 1)
+            FN(row_times_matrix)(job, a, b, c, columns);
+        else if (rows == 1 && job->rsb == 1)
+            FN(row_times_transpose)(job, a, b, c, columns);
+        else
+            FN(multiply_tile)(job, a, b, c, rows, columns, a_block, strip, strip + job->strip_elements);
+        FN(finish_tile)(job, c, job->bias + (job->bias ? i * job->bias_rows + j * job->bias_columns : 0), rows,
+                        columns);
+    }
+}
+
+/* Cuts the product into tasks of at least TASK_COST multiply-adds, the packing counted in, while there are few. */
+static int64_t FN(plan)(FN(job) *job)
+{
+    double m = (double)job->m, n = (double)job->n, p = (double)job->p, cost = m * n * p + 16 * n * (m + p);
+    job->row_tiles = CEIL_DIV(job->m, TILE_ROWS);
+    job->column_tiles = CEIL_DIV(job->p, job->m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS);
+    job->products_per_task = 1;
+    if (cost < TASK_COST)
+        job->products_per_task = (int64_t)(TASK_COST / MAX(cost, 1.0));
+    for (;;) {
+        int64_t tiles = job->row_tiles * job->column_tiles;
+        job->tile_rows = CEIL_DIV(CEIL_DIV(job->m, job->row_tiles), MR) * MR;
+        job->tile_columns = CEIL_DIV(CEIL_DIV(job->p, job->column_tiles), NR) * NR;
+        if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST)
+            break;
+        if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
+            job->column_tiles *= 2;
+        else if (job->tile_rows > MR)
+            job->row_tiles *= 2;
+        else
+            break;
+    }
+    job->row_tiles = CEIL_DIV(job->m, job->tile_rows);
+    job->column_tiles = CEIL_DIV(job->p, job->tile_columns);
+    return job->row_tiles * job->column_tiles * CEIL_DIV(job->batch, job->products_per_task);
+}
+
+static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
+{
+    FN(job) job = {.a = A, .b = B, .bias = g->bias, .c = C, .batch = g->batch, .m = g->m, .n = g->n, .p = g->p,
+                   .rsa = g->rsa, .csa = g->csa, .rsb = g->rsb, .csb = g->csb, .rsc = g->ldc, .csc = 1, .sa = g->sa,
+                   .sb = g->sb, .sc = g->sc, .bias_columns = 1, .accumulate = g->accumulate};
+    if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
+        job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
+        job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
+        job.rsc = 1, job.csc = g->ldc, job.bias_rows = 1, job.bias_columns = 0;
+    }
+    int64_t tasks = FN(plan)(&job), kc = MIN(job.n, KC), rows = MIN(job.m, job.tile_rows);
+    int64_t cells = job.n * MIN(job.p, job.tile_columns);
+    job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
+    job.a_elements = CEIL_DIV(rows * kc + LANES, 64) * 64;
+    job.strip_elements = CEIL_DIV(NR * kc + LANES, 64) * 64;
+    job.worker_elements = job.a_elements + 2 * job.strip_elements;
+    enum { ON_STACK = 49152 / sizeof(REAL) };
+    if (tasks == 1 && job.worker_elements <= ON_STACK) {
+        _Alignas(64) REAL blocks[ON_STACK];
+        job.blocks = blocks;
+        FN(task)(&job, 0, 0);
+        return 0;
+    }
+    void *blocks;
+    int64_t workers = tasks == 1 ? 1 : tl_workers();
+    int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.worker_elements) * sizeof(REAL), &blocks);
+    if (status)
+        return status;
+    job.blocks = blocks;
+    if (tasks == 1)
+        FN(task)(&job, 0, 0);
+    else
+        tl_parallel(tasks, FN(task), &job);
+    tl_pool_free(ctx, blocks);
+    return 0;
+}
+
+/* The sums of a round of blocks, added to C in order. */
+typedef struct {
+    const REAL *sums, *bias;
+    REAL *c;
+    int64_t blocks, m, p, ldc, rows_per_task;
+    int accumulate;
+} FN(round);
+
+static void FN(add_blocks)(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const FN(round) *round = arg;
+    int64_t first = t * round->rows_per_task, last = MIN(first + round->rows_per_task, round->m);
+    for (int64_t i = first; i < last; i++) {
+        REAL *restrict c = round->c + i * round->ldc;
+        for (int64_t block = 0; block < round->blocks; block++) {
+            const REAL *restrict s = round->sums + (block * round->m + i) * round->p;
+            if (block == 0 && !round->accumulate)
+                memcpy(c, s, sizeof(REAL) * (size_t)round->p);
+            else
+                for (int64_t j = 0; j < round->p; j++)
+                    c[j] += s[j];
+        }
+        if (round->bias)
+            for (int64_t j = 0; j < round->p; j++)
+                c[j] += round->bias[j];
+    }
+}
+
+/* One small C with a long inner dimension: its blocks of KC are a batch of products, ROUND of them at a time. */
+static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
+{
+    enum { ROUND = 64 };
+    int64_t blocks = CEIL_DIV(g->n, KC);
+    void *sums;
+    int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(MIN(blocks, ROUND) * g->m * g->p), &sums);
+    if (status)
+        return status;
+    FN(round) round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc,
+                       .rows_per_task = CEIL_DIV(1024, g->p), .accumulate = g->accumulate};
+    for (int64_t first = 0; first < blocks && !status; first += ROUND) {
+        round.blocks = MIN(ROUND, blocks - first);
+        int64_t rest = MIN(g->n - first * KC, round.blocks * KC), whole = rest / KC;
+        tl_gemm_args part = *g;
+        part.batch = whole, part.n = KC, part.ldc = g->p, part.accumulate = 0, part.bias = 0;
+        part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
+        const REAL *a = A + first * part.sa, *b = B + first * part.sb;
+        if (whole)
+            status = FN(product)(ctx, &part, a, b, sums);
+        if (rest > whole * KC && !status) {
+            part.batch = 1, part.n = rest - whole * KC;
+            status = FN(product)(ctx, &part, a + whole * part.sa, b + whole * part.sb,
+                                 (REAL *)sums + whole * part.sc);
+        }
+        if (!status) {
+            round.bias = first + ROUND >= blocks ? g->bias : 0;
+            tl_parallel(CEIL_DIV(g->m, round.rows_per_task), FN(add_blocks), &round);
+            round.accumulate = 1;
+        }
+    }
+    tl_pool_free(ctx, sums);
+    return status;
+}
+
+int32_t FN(tl_gemm)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
+{
+    tl_gemm_args args = *g;
+    if (args.batch == 0 || args.m == 0 || args.p == 0)
+        return 0;
+    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc) {
+        args.m *= args.batch;
+        args.batch = 1;
+    }
+    if (args.batch == 1 && args.n >= 8 * KC && args.m <= 128 && args.p <= 128)
+        return FN(split_inner)(ctx, &args, A, B, C);
+    return FN(product)(ctx, &args, A, B, C);
+}
+
+#undef KC
+#undef NR
+#undef VEC

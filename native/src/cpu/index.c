@@ -1,0 +1,272 @@
+/* Gathers and scatter-adds on the CPU.
+ *
+ * A gather is cut into runs of output rows. A scatter-add is cut by destination: the indices are first grouped,
+ * stably, by blocks of destination rows; then a task owns one block of rows and one block of columns of the output,
+ * copies the input's elements there and adds the block's values in the order of the index list. The block stays in L2,
+ * no two tasks write the same element, and since every element sees its values in index order, neither the cut nor the
+ * thread that runs a task can change a bit. */
+#include "../abi/kernels.h"
+
+#include <string.h>
+
+enum {
+    GATHER_TASK = 65536,    /* output elements per task of a gather */
+    BLOCK = 32768,          /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
+    BLOCK_COLUMNS = 512,    /* at most so many of them side by side */
+    MOST_BLOCKS = 2048,     /* destination blocks of the grouping: their write streams stay in L2 */
+    CHUNK = 32768,          /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
+    MOST_CHUNKS = 64
+};
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- gather ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    const float *table;
+    const uint32_t *indices;
+    float *out;
+    int64_t rows, cols, k, per_task;
+} gather_job;
+
+/* Task t: output rows t*per_task .. (t+1)*per_task - 1. */
+static void gather_task(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const gather_job *job = arg;
+    int64_t from = t * job->per_task, to = smaller(from + job->per_task, job->k), cols = job->cols;
+    if (cols == 1) {
+        for (int64_t j = from; j < to; j++)
+            job->out[j] = job->indices[j] < job->rows ? job->table[job->indices[j]] : 0.0f;
+        return;
+    }
+    for (int64_t j = from; j < to; j++) {
+        int64_t row = job->indices[j];
+        if (row < job->rows)
+            memcpy(job->out + j * cols, job->table + row * cols, (size_t)cols * sizeof(float));
+        else
+            memset(job->out + j * cols, 0, (size_t)cols * sizeof(float));
+    }
+}
+
+static int32_t gather(const float *table, const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    gather_job job = {table, indices, out, rows, cols, k, larger(1, GATHER_TASK / cols)};
+    tl_parallel(ceil_div(k, job.per_task), gather_task, &job);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_gather_vec(tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k, float *out)
+{
+    (void)ctx;
+    return gather(vec, indices, n, 1, k, out);
+}
+
+int32_t tl_cpu_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows, int64_t cols,
+                           int64_t k, float *out)
+{
+    (void)ctx;
+    return gather(mat, indices, rows, cols, k, out);
+}
+
+/* ---- scatter-add ------------------------------------------------------------------------------------------------- */
+
+/* An index that is in range: its destination row, and its place in the list or, for a vector, its value. */
+typedef struct {
+    uint32_t row;
+    union {
+        uint32_t place;
+        float value;
+    };
+} hit;
+
+typedef struct {
+    const float *base, *values; /* base is NULL for a sum that starts from +0 */
+    const uint32_t *indices;
+    float *out;
+    int64_t rows, cols, k;
+    int64_t block_rows, block_cols, blocks, column_blocks, chunk, chunks;
+    int block_shift;  /* block_rows is 2^block_shift */
+    hit *hits;        /* grouped by block, in index order inside a block */
+    uint32_t *cursor; /* [chunks][blocks]: first the counts, then where the chunk's next hit of the block goes */
+    uint32_t *start;  /* [blocks + 1]: where the block's hits begin */
+} scatter_job;
+
+/* Grouping, first pass. Task t counts the hits of chunk t per block. */
+static void count_task(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const scatter_job *job = arg;
+    uint32_t *count = job->cursor + t * job->blocks;
+    uint32_t rows = (uint32_t)job->rows;
+    int shift = job->block_shift;
+    memset(count, 0, (size_t)job->blocks * sizeof *count);
+    for (int64_t j = t * job->chunk, end = smaller(j + job->chunk, job->k); j < end; j++)
+        if (job->indices[j] < rows)
+            count[job->indices[j] >> shift]++;
+}
+
+/* Second pass. Task t writes the hits of chunk t; chunks before it have their places before its own, so the grouping is
+ * stable. */
+static void group_task(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const scatter_job *job = arg;
+    uint32_t *cursor = job->cursor + t * job->blocks;
+    uint32_t rows = (uint32_t)job->rows;
+    int shift = job->block_shift;
+    for (int64_t j = t * job->chunk, end = smaller(j + job->chunk, job->k); j < end; j++) {
+        uint32_t row = job->indices[j];
+        if (row >= rows)
+            continue;
+        hit *to = job->hits + cursor[row >> shift]++;
+        to->row = row;
+        if (job->cols == 1)
+            to->value = job->values[j];
+        else
+            to->place = (uint32_t)j;
+    }
+}
+
+/* Task t owns the output of row block t / column_blocks and column block t % column_blocks. */
+static void scatter_task(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const scatter_job *job = arg;
+    int64_t block = t / job->column_blocks, cols = job->cols, col = t % job->column_blocks * job->block_cols;
+    int64_t width = smaller(job->block_cols, cols - col);
+    int64_t row = block * job->block_rows, row_end = smaller(row + job->block_rows, job->rows);
+    int64_t runs = width == cols ? 1 : row_end - row, run = width == cols ? (row_end - row) * cols : width;
+    for (int64_t r = 0; r < runs; r++) {
+        float *to = job->out + (row + r) * cols + col;
+        if (job->base)
+            memcpy(to, job->base + (row + r) * cols + col, (size_t)run * sizeof *to);
+        else
+            memset(to, 0, (size_t)run * sizeof *to);
+    }
+    const hit *h = job->hits + job->start[block], *end = job->hits + job->start[block + 1];
+    if (cols == 1) {
+        for (; h < end; h++)
+            job->out[h->row] += h->value;
+        return;
+    }
+    for (; h < end; h++) {
+        float *restrict to = job->out + (int64_t)h->row * cols + col;
+        const float *restrict from = job->values + (int64_t)h->place * cols + col;
+        if (h + 1 < end) {
+            const float *next = job->values + (int64_t)h[1].place * cols + col;
+            for (int64_t j = 0; j < width; j += 16)
+                __builtin_prefetch(next + j);
+        }
+        for (int64_t j = 0; j < width; j++)
+            to[j] += from[j];
+    }
+}
+
+static int32_t scatter(tl_context *ctx, const float *base, const float *values, const uint32_t *indices, int64_t rows,
+                       int64_t cols, int64_t k, float *out)
+{
+    scatter_job job = {.base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols,
+                       .k = k};
+    job.column_blocks = ceil_div(cols, BLOCK_COLUMNS);
+    job.block_cols = ceil_div(ceil_div(cols, job.column_blocks), 16) * 16;
+    job.column_blocks = ceil_div(cols, job.block_cols);
+    /* Blocks of BLOCK elements; less where that leaves under eight tasks, more where the grouping gets too wide. */
+    int64_t block_rows = larger(1, BLOCK / smaller(job.block_cols, cols));
+    block_rows = smaller(block_rows, larger(1, rows * job.column_blocks / 8));
+    block_rows = larger(block_rows, ceil_div(rows, MOST_BLOCKS));
+    while ((INT64_C(1) << job.block_shift) < block_rows)
+        job.block_shift++;
+    job.block_rows = INT64_C(1) << job.block_shift;
+    job.blocks = ceil_div(rows, job.block_rows);
+    job.chunk = larger(CHUNK, ceil_div(k, MOST_CHUNKS));
+    job.chunks = ceil_div(k, job.chunk);
+
+    size_t hits = (size_t)k * sizeof(hit), cursors = (size_t)(job.chunks * job.blocks) * sizeof(uint32_t);
+    void *scratch;
+    int32_t status = tl_pool_alloc(ctx, hits + cursors + (size_t)(job.blocks + 1) * sizeof(uint32_t), &scratch);
+    if (status)
+        return status;
+    job.hits = scratch;
+    job.cursor = (uint32_t *)((char *)scratch + hits);
+    job.start = (uint32_t *)((char *)scratch + hits + cursors);
+
+    tl_parallel(job.chunks, count_task, &job);
+    uint32_t next = 0;
+    for (int64_t b = 0; b < job.blocks; b++) {
+        job.start[b] = next;
+        for (int64_t c = 0; c < job.chunks; c++) {
+            uint32_t count = job.cursor[c * job.blocks + b];
+            job.cursor[c * job.blocks + b] = next;
+            next += count;
+        }
+    }
+    job.start[job.blocks] = next;
+    tl_parallel(job.chunks, group_task, &job);
+    tl_parallel(job.blocks * job.column_blocks, scatter_task, &job);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_gather_vec_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t n, int64_t k,
+                              float *gvec)
+{
+    return scatter(ctx, NULL, g, indices, n, 1, k, gvec);
+}
+
+int32_t tl_cpu_gather_rows_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t rows, int64_t cols,
+                               int64_t k, float *gmat)
+{
+    return scatter(ctx, NULL, g, indices, rows, cols, k, gmat);
+}
+
+int32_t tl_cpu_scatter_add(tl_context *ctx, const float *x, const float *values, const uint32_t *indices, int64_t n,
+                           int64_t k, float *out)
+{
+    return scatter(ctx, x, values, indices, n, 1, k, out);
+}
+
+int32_t tl_cpu_scatter_add_rows(tl_context *ctx, const float *mat, const float *values, const uint32_t *indices,
+                                int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    return scatter(ctx, mat, values, indices, rows, cols, k, out);
+}
+
+/* ---- one row ----------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *mat, *row;
+    float *out;
+    int64_t total, from, to; /* row i is elements from .. to - 1 of the matrix */
+} row_job;
+
+/* Task t owns elements t*GATHER_TASK .. (t+1)*GATHER_TASK - 1 of the output. */
+static void row_task(void *arg, int64_t t, int32_t worker)
+{
+    (void)worker;
+    const row_job *job = arg;
+    int64_t from = t * GATHER_TASK, to = smaller(from + GATHER_TASK, job->total);
+    memcpy(job->out + from, job->mat + from, (size_t)(to - from) * sizeof(float));
+    for (int64_t e = larger(from, job->from), end = smaller(to, job->to); e < end; e++)
+        job->out[e] += job->row[e - job->from];
+}
+
+int32_t tl_cpu_scatter_add_row(tl_context *ctx, const float *mat, const float *row, int64_t rows, int64_t cols,
+                               int64_t i, float *out)
+{
+    (void)ctx;
+    row_job job = {mat, row, out, rows * cols, i * cols, (i + 1) * cols};
+    tl_parallel(ceil_div(job.total, GATHER_TASK), row_task, &job);
+    return TORCHLEAN_OK;
+}

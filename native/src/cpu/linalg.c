@@ -1,0 +1,79 @@
+/* Matrix products on the CPU: strides for the packed product of gemm.h, which fixes the order of every sum. A
+ * transposed factor is read through swapped strides. */
+#include "../abi/kernels.h"
+#include "gemm.h"
+#include "sum_tree.h"
+
+/* C[batch, m, p] = op(A)·op(B) for contiguous row-major arrays. With ta, A is stored (n, m) and read transposed; with
+ * tb, B is stored (p, n). */
+static tl_gemm_args product(int64_t batch, int64_t m, int64_t n, int64_t p, int ta, int tb)
+{
+    return (tl_gemm_args){.batch = batch, .m = m, .n = n, .p = p,
+                          .rsa = ta ? 1 : n, .csa = ta ? m : 1, .rsb = tb ? 1 : p, .csb = tb ? n : 1, .ldc = p,
+                          .sa = m * n, .sb = n * p, .sc = m * p};
+}
+
+int32_t tl_cpu_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p, float *out)
+{
+    tl_gemm_args args = product(1, m, n, p, 0, 0);
+    return tl_gemm_f32(ctx, &args, A, B, out);
+}
+
+int32_t tl_cpu_matmul_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t m, int64_t n,
+                          int64_t p, float *gA, float *gB)
+{
+    return tl_cpu_bmm_bwd(ctx, A, B, g, 1, m, n, p, gA, gB);
+}
+
+int32_t tl_cpu_bmm(tl_context *ctx, const float *A, const float *B, int64_t batch, int64_t m, int64_t n, int64_t p,
+                   float *out)
+{
+    tl_gemm_args args = product(batch, m, n, p, 0, 0);
+    return tl_gemm_f32(ctx, &args, A, B, out);
+}
+
+int32_t tl_cpu_bmm_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t batch, int64_t m,
+                       int64_t n, int64_t p, float *gA, float *gB)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (gA) { /* g (m, p) · Bᵀ (p, n) */
+        tl_gemm_args args = product(batch, m, p, n, 0, 1);
+        status = tl_gemm_f32(ctx, &args, g, B, gA);
+    }
+    if (gB && !status) { /* Aᵀ (n, m) · g (m, p) */
+        tl_gemm_args args = product(batch, n, m, p, 1, 0);
+        status = tl_gemm_f32(ctx, &args, A, g, gB);
+    }
+    return status;
+}
+
+int32_t tl_cpu_linear(tl_context *ctx, const float *W, const float *x, const float *b, int64_t outputs, int64_t inputs,
+                      int64_t batch, float *y)
+{
+    tl_gemm_args args = product(1, batch, inputs, outputs, 0, 1);
+    args.bias = b;
+    return tl_gemm_f32(ctx, &args, x, W, y);
+}
+
+int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
+                          int64_t inputs, int64_t batch, float *gW, float *gx, float *gb)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (gW) { /* gᵀ (outputs, batch) · x (batch, inputs) */
+        tl_gemm_args args = product(1, outputs, batch, inputs, 1, 0);
+        status = tl_gemm_f32(ctx, &args, g, x, gW);
+    }
+    if (gx && !status) { /* g (batch, outputs) · W (outputs, inputs) */
+        tl_gemm_args args = product(1, batch, outputs, inputs, 0, 0);
+        status = tl_gemm_f32(ctx, &args, g, W, gx);
+    }
+    if (gb && outputs > 0 && !status)
+        status = tl_column_sums(ctx, g, 1, batch, outputs, 0, gb);
+    return status;
+}
+
+int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out)
+{
+    tl_gemm_args args = product(1, m, n, p, 0, 0);
+    return tl_gemm_f64(ctx, &args, A, B, out);
+}

@@ -1,0 +1,378 @@
+/* Concatenation, slices and permutations of axes on the CPU.
+ *
+ * Every permutation here exchanges two neighbouring groups of axes: an array (outer, rows, cols, inner) becomes
+ * (outer, cols, rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole
+ * matrices where they are small), a function of the shape alone; a panel touches few enough pages for the TLB and few
+ * enough lines for the L2 cache.
+ *
+ * Inside a panel with inner = 1, blocks of W by W elements (W floats fill a vector register) are transposed in
+ * registers by log2(W) rounds of pairwise exchanges: round s swaps the off-diagonal s by s corners of every 2s by 2s
+ * square. At an edge the last block is moved back inside, so some elements are written twice with the same value, and
+ * no scalar loop is needed; a last band too thin for that is joined to the one before it. */
+#include <string.h>
+
+#include "../abi/kernels.h"
+#include "stream.h"
+
+#if defined(__AVX512F__)
+#define W 16
+#elif defined(__AVX2__)
+#define W 8
+#else
+#define W 4
+#endif
+
+enum {
+    BAND = 32,              /* rows of a panel */
+    PANEL = 1024,           /* elements of a panel's rows */
+    TASK = 65536,           /* elements that make a task where single matrices are smaller */
+    LONG_RUN = 8192,        /* runs (inner) from this length on are cut by length rather than by rows and columns */
+    COPY_TASK = 1 << 18,    /* elements of a task that only copies */
+};
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
+
+/* out = `zeros` zeros, then n elements of x, then zeros up to `total`. */
+typedef struct window {
+    const float *x;
+    float *out;
+    int64_t zeros, n, total;
+} window;
+
+static void window_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const window *w = arg;
+    const int64_t first = task * COPY_TASK, last = least(first + COPY_TASK, w->total);
+    const int64_t from = least(last, first > w->zeros ? first : w->zeros);
+    const int64_t end = w->zeros + w->n, to = from > least(last, end) ? from : least(last, end);
+    if (from > first)
+        memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
+    if (to > from && w->n >= TL_STREAM_FROM) {
+        tl_stream_copy(w->out + from, w->x + (from - w->zeros), to - from);
+        tl_stream_end();
+    } else if (to > from) {
+        memcpy(w->out + from, w->x + (from - w->zeros), (size_t)(to - from) * sizeof(float));
+    }
+    if (last > to)
+        memset(w->out + to, 0, (size_t)(last - to) * sizeof(float));
+}
+
+static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t total, float *out)
+{
+    window w = {x, out, zeros, n, total};
+    tl_parallel((total + COPY_TASK - 1) / COPY_TASK, window_task, &w);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_concat1d(tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
+{
+    (void)ctx;
+    if (n > 0)
+        copy_window(a, 0, n, n, out);
+    if (m > 0)
+        copy_window(b, 0, m, m, out + n);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+{
+    (void)ctx, (void)n;
+    return copy_window(x + start, 0, len, len, out);
+}
+
+int32_t tl_cpu_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
+{
+    (void)ctx;
+    return copy_window(g, start, len, n, gx);
+}
+
+/* ---- blocks of width by width elements in registers -------------------------------------------------------------- */
+
+/* Lane k of the two results of an exchange at distance s: from the first vector, or (width +) from the second. */
+#define LOW(width, s, k) ((k) & (s) ? (width) + (k) - (s) : (k))
+#define HIGH(width, s, k) ((k) & (s) ? (width) + (k) : (k) + (s))
+#define LANES4(f, s) f(4, s, 0), f(4, s, 1), f(4, s, 2), f(4, s, 3)
+#define LANES8(f, s) f(8, s, 0), f(8, s, 1), f(8, s, 2), f(8, s, 3), f(8, s, 4), f(8, s, 5), f(8, s, 6), f(8, s, 7)
+#define LANES16(f, s)                                                                   \
+    f(16, s, 0), f(16, s, 1), f(16, s, 2), f(16, s, 3), f(16, s, 4), f(16, s, 5),       \
+        f(16, s, 6), f(16, s, 7), f(16, s, 8), f(16, s, 9), f(16, s, 10), f(16, s, 11), \
+        f(16, s, 12), f(16, s, 13), f(16, s, 14), f(16, s, 15)
+#ifdef __clang__
+#define SHUFFLE(width, a, b, f, s) __builtin_shufflevector(a, b, LANES##width(f, s))
+#else
+#define SHUFFLE(width, a, b, f, s) __builtin_shuffle(a, b, (lanes##width){LANES##width(f, s)})
+#endif
+
+#define EXCHANGE(width, s)                                         \
+    _Pragma("GCC unroll 16") for (int32_t i = 0; i < (width); i++) \
+    {                                                              \
+        if (i & (s))                                               \
+            continue;                                              \
+        const floats##width a = v[i], b = v[i + (s)];              \
+        v[i] = SHUFFLE(width, a, b, LOW, s);                       \
+        v[i + (s)] = SHUFFLE(width, a, b, HIGH, s);                \
+    }
+
+/* Defines block<width>: v[j][i] = x[i·x_stride + j] for i, j < width. */
+#define BLOCK(width, rounds)                                                                                           \
+    typedef float floats##width __attribute__((vector_size(4 * (width))));                                             \
+    typedef float loose##width __attribute__((vector_size(4 * (width)), aligned(4), may_alias));                       \
+    typedef int32_t lanes##width __attribute__((vector_size(4 * (width)), unused));                                    \
+    static inline __attribute__((always_inline)) void block##width(const float *x, int64_t x_stride, floats##width *v) \
+    {                                                                                                                  \
+        _Pragma("GCC unroll 16") for (int32_t i = 0; i < (width); i++)                                                 \
+            v[i] = *(const loose##width *)(x + i * x_stride);                                                          \
+        rounds                                                                                                         \
+    }
+
+BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
+#if W == 8
+BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
+#elif W == 16
+BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
+#endif
+
+/* Blocks over a panel, along the rows of x inside: the lines of y are then written from end to end. */
+#define BLOCKS(width)                                                                                                  \
+    static void blocks##width(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
+    {                                                                                                                  \
+        for (int64_t j = 0; j < cols; j += (width)) {                                                                  \
+            const int64_t c = least(j, cols - (width));                                                                \
+            for (int64_t i = 0; i < rows; i += (width)) {                                                              \
+                const int64_t r = least(i, rows - (width));                                                            \
+                floats##width v[width];                                                                                \
+                block##width(x + r * x_stride + c, x_stride, v);                                                       \
+                _Pragma("GCC unroll 16") for (int32_t k = 0; k < (width); k++)                                         \
+                    *(loose##width *)(y + (c + k) * y_stride + r) = v[k];                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+/* The same past the cache: TL_LINE rows by `width` columns at a time, so that every line of y is written whole. */
+#define STREAM_BLOCKS(width)                                                                                           \
+    static void stream_blocks(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
+    {                                                                                                                  \
+        for (int64_t j = 0; j < cols; j += (width)) {                                                                  \
+            const int64_t c = least(j, cols - (width));                                                                \
+            for (int64_t r = 0; r < rows; r += TL_LINE) {                                                              \
+                floats##width v[TL_LINE / (width)][width];                                                             \
+                _Pragma("GCC unroll 16") for (int32_t h = 0; h < TL_LINE / (width); h++)                               \
+                    block##width(x + (r + h * (width)) * x_stride + c, x_stride, v[h]);                                \
+                _Pragma("GCC unroll 16") for (int32_t k = 0; k < (width); k++)                                         \
+                    _Pragma("GCC unroll 16") for (int32_t h = 0; h < TL_LINE / (width); h++)                           \
+                        TL_STREAM(y + (c + k) * y_stride + r + h * (width), v[h][k]);                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+BLOCKS(4)
+#if W == 8
+BLOCKS(8)
+#define BLOCKS_W blocks8
+STREAM_BLOCKS(8)
+#elif W == 16
+BLOCKS(16)
+#define BLOCKS_W blocks16
+STREAM_BLOCKS(16)
+#else
+#define BLOCKS_W blocks4
+STREAM_BLOCKS(4)
+#endif
+
+/* Panels with fewer than four rows or columns: with constant counts gcc makes shuffles of the loops. */
+#define STRIP(count)                                                                                            \
+    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t cols)   \
+    {                                                                                                           \
+        if (y_stride != (count)) {                                                                              \
+            for (int64_t c = 0; c < cols; c++)                                                                  \
+                for (int32_t r = 0; r < (count); r++)                                                           \
+                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
+            return;                                                                                             \
+        }                                                                                                       \
+        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                                 \
+        {                                                                                                       \
+            for (int32_t r = 0; r < (count); r++)                                                               \
+                y[c * (count) + r] = x[r * x_stride + c];                                                       \
+        }                                                                                                       \
+    }                                                                                                           \
+    static void deinterleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows) \
+    {                                                                                                           \
+        if (x_stride != (count)) {                                                                              \
+            for (int64_t r = 0; r < rows; r++)                                                                  \
+                for (int32_t c = 0; c < (count); c++)                                                           \
+                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
+            return;                                                                                             \
+        }                                                                                                       \
+        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                                 \
+        {                                                                                                       \
+            for (int32_t c = 0; c < (count); c++)                                                               \
+                y[c * y_stride + r] = x[r * (count) + c];                                                       \
+        }                                                                                                       \
+    }
+STRIP(1)
+STRIP(2)
+STRIP(3)
+
+static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, int stream)
+{
+    if (rows >= W && cols >= W)
+        (stream ? stream_blocks : BLOCKS_W)(x, x_stride, y, y_stride, rows, cols);
+    else if (rows >= 4 && cols >= 4)
+        blocks4(x, x_stride, y, y_stride, rows, cols);
+    else if (rows == 1)
+        interleave1(x, x_stride, y, y_stride, cols);
+    else if (rows == 2)
+        interleave2(x, x_stride, y, y_stride, cols);
+    else if (rows == 3)
+        interleave3(x, x_stride, y, y_stride, cols);
+    else if (cols == 1)
+        deinterleave1(x, x_stride, y, y_stride, rows);
+    else if (cols == 2)
+        deinterleave2(x, x_stride, y, y_stride, rows);
+    else
+        deinterleave3(x, x_stride, y, y_stride, rows);
+}
+
+/* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */
+
+/* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
+#define RUNS(name, length)                                                                                     \
+    static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
+                     int64_t inner)                                                                            \
+    {                                                                                                          \
+        const size_t bytes = (size_t)(length) * sizeof(float);                                                 \
+        (void)inner;                                                                                           \
+        for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
+            for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
+                for (int64_t c = j; c < least(j + TL_LINE, cols); c++)                                         \
+                    for (int64_t r = i; r < least(i + TL_LINE, rows); r++)                                     \
+                        memcpy(y + c * y_stride + r * (length), x + r * x_stride + c * (length), bytes);       \
+    }
+RUNS(runs2, 2)
+RUNS(runs3, 3)
+RUNS(runs4, 4)
+RUNS(runs8, 8)
+RUNS(runs16, 16)
+RUNS(runs_any, inner)
+
+static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols,
+                 int64_t inner)
+{
+    switch (inner) {
+    case 2: runs2(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 3: runs3(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 4: runs4(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 8: runs8(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 16: runs16(x, x_stride, y, y_stride, rows, cols, inner); break;
+    default: runs_any(x, x_stride, y, y_stride, rows, cols, inner); break;
+    }
+}
+
+/* ---- the engine: (outer, rows, cols, inner) to (outer, cols, rows, inner) ---------------------------------------- */
+
+typedef struct exchange {
+    const float *x;
+    float *y;
+    int64_t outer, rows, cols, inner;
+    int64_t band, width;      /* rows and columns of a panel */
+    int64_t bands, panels;    /* panels of a matrix, down and across */
+    int64_t together;         /* matrices of a task where one panel is a whole matrix */
+    int stream;               /* store past the cache */
+} exchange;
+
+static void exchange_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const exchange *e = arg;
+    const int64_t matrix = e->rows * e->cols * e->inner, x_stride = e->cols * e->inner, y_stride = e->rows * e->inner;
+    const int64_t across = task % e->panels, down = task / e->panels % e->bands;
+    const int64_t first = task / (e->panels * e->bands) * e->together, last = least(first + e->together, e->outer);
+    const int64_t r = down * e->band, rows = down == e->bands - 1 ? e->rows - r : e->band;
+    const int64_t c = across * e->width, cols = across == e->panels - 1 ? e->cols - c : e->width;
+    for (int64_t o = first; o < last; o++) {
+        const float *x = e->x + o * matrix + r * x_stride + c * e->inner;
+        float *y = e->y + o * matrix + c * y_stride + r * e->inner;
+        if (e->inner == 1)
+            panel(x, x_stride, y, y_stride, rows, cols, e->stream);
+        else
+            runs(x, x_stride, y, y_stride, rows, cols, e->inner);
+    }
+    if (e->stream)
+        tl_stream_end();
+}
+
+/* Task = one piece of one run. */
+static void long_run_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const exchange *e = arg;
+    const int64_t pieces = (e->inner + TASK - 1) / TASK, run = task / pieces, from = task % pieces * TASK;
+    const int64_t r = run % e->rows, c = run / e->rows % e->cols, o = run / e->rows / e->cols;
+    const float *x = e->x + ((o * e->rows + r) * e->cols + c) * e->inner;
+    memcpy(e->y + run * e->inner + from, x + from, (size_t)least(TASK, e->inner - from) * sizeof(float));
+}
+
+static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t inner, float *y)
+{
+    const int64_t matrix = rows * cols * inner;
+    if (rows == 1 || cols == 1)
+        return copy_window(x, 0, outer * matrix, outer * matrix, y);
+    exchange e = {.x = x, .y = y, .outer = outer, .rows = rows, .cols = cols, .inner = inner, .together = 1};
+    if (inner >= LONG_RUN) {
+        tl_parallel(outer * rows * cols * ((inner + TASK - 1) / TASK), long_run_task, &e);
+        return TORCHLEAN_OK;
+    }
+    /* The last panel of each direction takes the remainder too, so none is thinner than a block. */
+    e.band = BAND;
+    e.width = PANEL / inner > 0 ? PANEL / inner : 1;
+    if (rows < BAND / 4)
+        e.width = PANEL * BAND / (rows * inner) > e.width ? PANEL * BAND / (rows * inner) : e.width;
+    if (cols < e.width && PANEL * BAND / (cols * inner) > BAND)
+        e.band = PANEL * BAND / (cols * inner) / TL_LINE * TL_LINE;
+    e.bands = rows / e.band > 0 ? rows / e.band : 1;
+    e.panels = cols / e.width > 0 ? cols / e.width : 1;
+    if (e.bands * e.panels == 1 && matrix < TASK)
+        e.together = TASK / matrix;
+    e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && (uintptr_t)y % 64 == 0 &&
+               outer * matrix >= TL_STREAM_FROM;
+    tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_transpose2d(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    (void)ctx;
+    return exchange_axes(x, 1, rows, cols, 1, out);
+}
+
+int32_t tl_cpu_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth, float *out)
+{
+    (void)ctx;
+    int64_t outer = 1, inner = 1;
+    for (int32_t i = 0; i < depth; i++)
+        outer *= dims->d[i];
+    for (int32_t i = (int32_t)depth + 2; i < dims->rank; i++)
+        inner *= dims->d[i];
+    return exchange_axes(x, outer, dims->d[depth], dims->d[depth + 1], inner, out);
+}
+
+int32_t tl_cpu_transpose3d_bca(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+{
+    (void)ctx;
+    return exchange_axes(x, 1, a, b * c, 1, out);
+}
+
+int32_t tl_cpu_transpose3d_cab(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+{
+    (void)ctx;
+    return exchange_axes(x, 1, a * b, c, 1, out);
+}
+
+int32_t tl_cpu_transpose3d_acb(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+{
+    (void)ctx;
+    return exchange_axes(x, a, b, c, 1, out);
+}

@@ -1,0 +1,163 @@
+/* Gathers and the addition of one row on CUDA, and the entry points of the index family. The scatter-adds themselves
+ * are in index_scatter.cu. */
+#include "../abi/kernels.h"
+#include "common.cuh"
+
+/* index_scatter.cu: out = base (NULL: +0) plus values[j] at row indices[j], in the order of j; `name` is the
+ * operation. */
+int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
+                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
+
+namespace {
+
+constexpr int THREADS = 256;
+
+/* ---- gather ------------------------------------------------------------------------------------------------------ */
+
+/* Thread t of a block owns the output's vectors (V floats) t, t + THREADS, ... of the block's 4·THREADS; all index
+ * loads, then all table loads are in flight together. `cols` and `total` count vectors. A result too large for L2 is
+ * written past it, which leaves the room to rows that are read again. */
+template <class Vector>
+__global__ void __launch_bounds__(THREADS) gather_kernel(const Vector *__restrict__ table,
+                                                         const uint32_t *__restrict__ indices, Vector *__restrict__ out,
+                                                         uint32_t rows, tl_fastdiv cols, int64_t total, bool streaming)
+{
+    const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
+    uint32_t row[4], col[4];
+    Vector v[4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t t = first + u * THREADS;
+        row[u] = rows;
+        if (t < total)
+            row[u] = indices[cols.divmod((uint32_t)t, &col[u])];
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        v[u] = Vector{};
+        if (row[u] < rows)
+            v[u] = table[(int64_t)row[u] * cols.divisor + col[u]];
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t t = first + u * THREADS;
+        if (t < total) {
+            if (streaming)
+                __stcs(out + t, v[u]);
+            else
+                out[t] = v[u];
+        }
+    }
+}
+
+int32_t gather(tl_context *ctx, const char *name, const float *table, const uint32_t *indices, int64_t rows,
+               int64_t cols, int64_t k, float *out)
+{
+    void *staged;
+    TL_TRY(tl_cuda_stage(ctx, indices, (size_t)k * sizeof *indices, &staged));
+    const bool streaming = k * cols >= (int64_t)1 << 23;
+    const uint32_t *list = (const uint32_t *)staged;
+    if (cols % 4 == 0 && tl_aligned4(table) && tl_aligned4(out)) {
+        const int64_t total = k * cols / 4;
+        gather_kernel<<<tl_grid(total, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
+            (const float4 *)table, list, (float4 *)out, (uint32_t)rows, tl_fastdiv(cols / 4), total, streaming);
+    } else {
+        gather_kernel<<<tl_grid(k * cols, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
+            table, list, out, (uint32_t)rows, tl_fastdiv(cols), k * cols, streaming);
+    }
+    const int32_t status = tl_cuda_launched(ctx, name);
+    tl_pool_free(ctx, staged);
+    return status;
+}
+
+/* ---- one row ----------------------------------------------------------------------------------------------------- */
+
+/* A thread owns the output's elements 4t .. 4t+3 for four t, THREADS apart; `from` .. `to`-1 are the elements of row
+ * i. */
+__global__ void __launch_bounds__(THREADS) scatter_row_kernel(const float *__restrict__ mat,
+                                                              const float *__restrict__ row, float *__restrict__ out,
+                                                              int64_t total, int64_t from, int64_t to)
+{
+    const int64_t first = ((int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x) * 4;
+    float v[4][4];
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t e = first + u * (4 * THREADS);
+        if (e + 4 <= total) {
+            const float4 x = tl_load4(mat + e);
+            v[u][0] = x.x, v[u][1] = x.y, v[u][2] = x.z, v[u][3] = x.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[u][j] = e + j < total ? mat[e + j] : 0.0f;
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t e = first + u * (4 * THREADS);
+        if (e + 4 > from && e < to) {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (e + j >= from && e + j < to)
+                    v[u][j] += row[e + j - from];
+        }
+        if (e + 4 <= total) {
+            tl_store4(out + e, make_float4(v[u][0], v[u][1], v[u][2], v[u][3]));
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (e + j < total)
+                    out[e + j] = v[u][j];
+        }
+    }
+}
+
+} /* namespace */
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+extern "C" int32_t tl_cuda_gather_vec(tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k,
+                                      float *out)
+{
+    return gather(ctx, "gather_vec", vec, indices, n, 1, k, out);
+}
+
+extern "C" int32_t tl_cuda_gather_vec_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t n,
+                                          int64_t k, float *gvec)
+{
+    return tl_scatter_rows(ctx, "gather_vec_bwd", nullptr, g, indices, n, 1, k, gvec);
+}
+
+extern "C" int32_t tl_cuda_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
+                                       int64_t cols, int64_t k, float *out)
+{
+    return gather(ctx, "gather_rows", mat, indices, rows, cols, k, out);
+}
+
+extern "C" int32_t tl_cuda_gather_rows_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t rows,
+                                           int64_t cols, int64_t k, float *gmat)
+{
+    return tl_scatter_rows(ctx, "gather_rows_bwd", nullptr, g, indices, rows, cols, k, gmat);
+}
+
+extern "C" int32_t tl_cuda_scatter_add(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
+                                       int64_t n, int64_t k, float *out)
+{
+    return tl_scatter_rows(ctx, "scatter_add", x, values, indices, n, 1, k, out);
+}
+
+extern "C" int32_t tl_cuda_scatter_add_rows(tl_context *ctx, const float *mat, const float *values,
+                                            const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    return tl_scatter_rows(ctx, "scatter_add_rows", mat, values, indices, rows, cols, k, out);
+}
+
+extern "C" int32_t tl_cuda_scatter_add_row(tl_context *ctx, const float *mat, const float *row, int64_t rows,
+                                           int64_t cols, int64_t i, float *out)
+{
+    const int64_t total = rows * cols;
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    const unsigned grid = tl_grid(total, 16 * THREADS);
+    scatter_row_kernel<<<grid, THREADS, 0, stream>>>(mat, row, out, total, i * cols, (i + 1) * cols);
+    return tl_cuda_launched(ctx, "scatter_add_row");
+}

@@ -1,0 +1,561 @@
+/* Scatter-adds on CUDA.
+ *
+ * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
+ * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
+ * index list on every device. An owner learns its hits in one of three ways, chosen by shape; the sums do not depend
+ * on it:
+ *
+ *   SCAN      few indices: the owner reads the whole list.
+ *   RECORDS   up to some 10^5 indices into at least a quarter as many wide rows: integer atomics append j to a record
+ *             of 15 slots per row. Their order varies from run to run, so the owner sorts its record; for a row with
+ *             more than 15 hits the list is scanned.
+ *   SEGMENTS  otherwise: a stable radix sort (CUB) puts the hits of a row side by side, in order.
+ *
+ * A row with many hits is a serial sum of any length. Its owner leaves it to a second kernel, which spreads the row
+ * over more warps and keeps more loads in flight. It runs on the list of such rows that the first kernel leaves in
+ * memory. */
+#include "../abi/kernels.h"
+#include "common.cuh"
+
+#include <cub/device/device_radix_sort.cuh>
+
+int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
+                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
+
+namespace {
+
+constexpr int THREADS = 256;
+
+/* ---- scatter-add: what the kernels share ------------------------------------------------------------------------- */
+
+enum Mode { SCAN, RECORDS, SEGMENTS };
+
+constexpr int SLOTS = 15;          /* hits per record; with the count a record is 64 bytes, two sectors */
+constexpr int RECORD = SLOTS + 1;
+constexpr int MANY_WIDE = SLOTS;   /* rows with more hits go to the second kernel */
+constexpr int MANY_NARROW = 32;
+constexpr int LIST = 16;           /* many[0] is the number of rows with many hits, many[LIST + i] are the rows */
+constexpr int64_t SCAN_INDICES = 512, SCAN_WORK = (int64_t)1 << 26, RECORD_INDICES = (int64_t)1 << 17;
+
+struct Scatter {
+    const float *base; /* NULL for a sum that starts from +0 */
+    const float *values;
+    float *out;
+    const uint32_t *indices;  /* SCAN, RECORDS */
+    const uint32_t *records;  /* RECORDS: per row the number of hits, then the positions of the first SLOTS to arrive */
+    const uint2 *segments;    /* SEGMENTS: per row the begin and end of its hits in order or sorted */
+    const uint32_t *order;    /* SEGMENTS: positions grouped by row */
+    const float *sorted;      /* SEGMENTS with one column: the values themselves, grouped by row */
+    uint32_t *many;
+    uint32_t rows, cols, k;
+};
+
+__device__ __forceinline__ void leave_to_second_kernel(const Scatter &s, uint32_t row)
+{
+    s.many[LIST + atomicAdd(s.many, 1u)] = row;
+}
+
+__global__ void __launch_bounds__(THREADS) fill_records_kernel(const uint32_t *__restrict__ indices, uint32_t k,
+                                                               uint32_t rows, uint32_t *records)
+{
+    const uint32_t j = blockIdx.x * THREADS + threadIdx.x;
+    if (j >= k)
+        return;
+    const uint32_t row = indices[j];
+    if (row >= rows)
+        return;
+    uint32_t *record = records + (int64_t)row * RECORD;
+    const uint32_t place = atomicAdd(record, 1u);
+    if (place < SLOTS)
+        record[1 + place] = j;
+}
+
+/* Sort keys: the row, or `rows` for an index to ignore. */
+__global__ void __launch_bounds__(THREADS) make_keys_kernel(const uint32_t *__restrict__ indices, uint32_t k,
+                                                            uint32_t rows, uint32_t *__restrict__ keys,
+                                                            uint32_t *__restrict__ positions)
+{
+    const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (j >= k)
+        return;
+    keys[j] = min(indices[j], rows);
+    if (positions)
+        positions[j] = (uint32_t)j;
+}
+
+/* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
+__global__ void __launch_bounds__(THREADS) find_segments_kernel(const uint32_t *__restrict__ keys, uint32_t k,
+                                                                uint32_t rows, uint2 *segments)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= k)
+        return;
+    const uint32_t key = keys[i];
+    if (key >= rows)
+        return;
+    if (i == 0 || keys[i - 1] != key)
+        segments[key].x = (uint32_t)i;
+    if (i == (int64_t)k - 1 || keys[i + 1] != key)
+        segments[key].y = (uint32_t)i + 1;
+}
+
+/* ---- scatter-add: wide rows -------------------------------------------------------------------------------------- */
+
+/* A group is 128 columns from `first` on, four per lane: consecutive ones and one 16-byte access where rows are
+ * aligned (VECTORS), else 32 apart, so that a warp's accesses stay contiguous. Columns past the row read as 0 and
+ * are not written. */
+template <bool VECTORS>
+__device__ __forceinline__ float4 load_group(const float *row, uint32_t first, uint32_t cols)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if constexpr (VECTORS) {
+        const uint32_t c = first + 4 * lane;
+        if (c < cols)
+            v = tl_load4(row + c);
+    } else {
+        const uint32_t c = first + lane;
+        if (c < cols)
+            v.x = row[c];
+        if (c + 32 < cols)
+            v.y = row[c + 32];
+        if (c + 64 < cols)
+            v.z = row[c + 64];
+        if (c + 96 < cols)
+            v.w = row[c + 96];
+    }
+    return v;
+}
+
+template <bool VECTORS>
+__device__ __forceinline__ void store_group(float *row, uint32_t first, uint32_t cols, float4 v)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (VECTORS) {
+        const uint32_t c = first + 4 * lane;
+        if (c < cols)
+            tl_store4(row + c, v);
+    } else {
+        const uint32_t c = first + lane;
+        if (c < cols)
+            row[c] = v.x;
+        if (c + 32 < cols)
+            row[c + 32] = v.y;
+        if (c + 64 < cols)
+            row[c + 64] = v.z;
+        if (c + 96 < cols)
+            row[c + 96] = v.w;
+    }
+}
+
+/* Adds the hits at p[0], p[1], ... p[n-1], n <= N, in this order; their loads are in flight together. */
+template <bool VECTORS, int GROUPS, int N>
+__device__ __forceinline__ void add_hits(float4 (&sum)[GROUPS], const Scatter &s, const uint32_t (&p)[N], uint32_t n,
+                                         uint32_t first)
+{
+    float4 v[N][GROUPS];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < n)
+#pragma unroll
+            for (int q = 0; q < GROUPS; q++)
+                v[i][q] = load_group<VECTORS>(s.values + (int64_t)p[i] * s.cols, first + 128 * q, s.cols);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i < n)
+#pragma unroll
+            for (int q = 0; q < GROUPS; q++) {
+                sum[q].x += v[i][q].x;
+                sum[q].y += v[i][q].y;
+                sum[q].z += v[i][q].z;
+                sum[q].w += v[i][q].w;
+            }
+}
+
+/* A warp owns 128·GROUPS columns of one row; consecutive warps own consecutive pieces of the output. The row of the
+ * input is on its way while the warp finds its hits. Up to MANY_WIDE of them end up one per lane, in order. N hits at
+ * a time are loaded: most rows have one or two, and fewer registers leave room for more warps. */
+template <bool VECTORS, int GROUPS, Mode MODE>
+__global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fastdiv pieces, int64_t units)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (unit >= units)
+        return;
+    uint32_t piece;
+    const uint32_t row = pieces.divmod((uint32_t)unit, &piece);
+    const uint32_t first = piece * (128 * GROUPS);
+
+    uint32_t mine = 0, hits = 0;
+    if constexpr (MODE == RECORDS)
+        mine = s.records[(int64_t)row * RECORD + lane % RECORD];
+    float4 sum[GROUPS];
+#pragma unroll
+    for (int q = 0; q < GROUPS; q++) {
+        sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (s.base)
+            sum[q] = load_group<VECTORS>(s.base + (int64_t)row * s.cols, first + 128 * q, s.cols);
+    }
+
+    constexpr int N = GROUPS == 1 ? 4 : 2;
+    uint32_t p[N];
+    if constexpr (MODE == SCAN) {
+        for (uint32_t from = 0; from < s.k; from += 32) {
+            uint32_t hit = __ballot_sync(~0u, from + lane < s.k && s.indices[min(from + lane, s.k - 1)] == row);
+            while (hit) {
+                uint32_t n = 0;
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    if (hit) {
+                        p[i] = from + __ffs((int)hit) - 1;
+                        hit &= hit - 1;
+                        n++;
+                    }
+                add_hits<VECTORS>(sum, s, p, n, first);
+            }
+        }
+    } else {
+        uint32_t begin = 0;
+        if constexpr (MODE == RECORDS) {
+            hits = __shfl_sync(~0u, mine, 0);
+        } else {
+            const uint2 segment = s.segments[row];
+            begin = segment.x;
+            hits = segment.y - segment.x;
+        }
+        if (hits > MANY_WIDE) {
+            if (piece == 0 && lane == 0)
+                leave_to_second_kernel(s, row);
+            return;
+        }
+        if constexpr (MODE == SEGMENTS) {
+            if (lane < hits)
+                mine = s.order[begin + lane];
+        } else {
+            /* Slot l's hit moves to the lane of its rank. Positions are distinct, and so are ranks. */
+            mine = __shfl_sync(~0u, mine, (lane + 1) % RECORD);
+            if (hits > 1) {
+                uint32_t rank = 0, sorted = 0;
+                for (uint32_t l = 0; l < hits; l++)
+                    rank += __shfl_sync(~0u, mine, l) < mine;
+                for (uint32_t l = 0; l < hits; l++) {
+                    const uint32_t position = __shfl_sync(~0u, mine, l);
+                    if (__shfl_sync(~0u, rank, l) == lane)
+                        sorted = position;
+                }
+                mine = sorted;
+            }
+        }
+        for (uint32_t i = 0; i < hits; i += N) {
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                p[e] = __shfl_sync(~0u, mine, i + e);
+            add_hits<VECTORS>(sum, s, p, min(hits - i, (uint32_t)N), first);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < GROUPS; q++)
+        store_group<VECTORS>(s.out + (int64_t)row * s.cols, first + 128 * q, s.cols, sum[q]);
+}
+
+/* The second kernel. A warp owns 32 columns of one row, a column per lane, and takes the hits in batches of BATCH,
+ * all of whose loads are in flight at once (8 KiB per warp). The warps of a row sit in different blocks, hence on
+ * different multiprocessors. */
+constexpr int MANY_THREADS = 128, MANY_BLOCKS = 512, BATCH = 64;
+constexpr int64_t MANY_WARPS = (int64_t)MANY_BLOCKS * (MANY_THREADS / 32);
+
+__device__ __forceinline__ int64_t first_many_unit() { return (int64_t)(threadIdx.x / 32) * MANY_BLOCKS + blockIdx.x; }
+
+/* Adds queue[0] .. queue[n-1], n <= BATCH, to the lane's column. */
+__device__ __forceinline__ float add_batch(const Scatter &s, const uint32_t *queue, uint32_t n, uint32_t col, float sum)
+{
+    float v[BATCH];
+    const uint32_t mine = min(col, s.cols - 1);
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+        if (i < n)
+            v[i] = s.values[(int64_t)queue[i] * s.cols + mine];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+        if (i < n)
+            sum += v[i];
+    return sum;
+}
+
+template <Mode MODE>
+__global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scatter s, tl_fastdiv strips)
+{
+    __shared__ uint32_t queues[MANY_THREADS / 32][BATCH + 32];
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t *queue = queues[threadIdx.x / 32];
+    const int64_t units = (int64_t)s.many[0] * strips.divisor;
+    for (int64_t unit = first_many_unit(); unit < units; unit += MANY_WARPS) {
+        uint32_t strip;
+        const uint32_t row = s.many[LIST + strips.divmod((uint32_t)unit, &strip)], col = strip * 32 + lane;
+        float sum = 0.0f;
+        if (s.base && col < s.cols)
+            sum = s.base[(int64_t)row * s.cols + col];
+        if constexpr (MODE == SEGMENTS) {
+            const uint2 segment = s.segments[row];
+            for (uint32_t i = segment.x; i < segment.y;) {
+                const uint32_t n = min(segment.y - i, (uint32_t)BATCH);
+                for (uint32_t l = lane; l < n; l += 32)
+                    queue[l] = s.order[i + l];
+                __syncwarp();
+                sum = add_batch(s, queue, n, col, sum);
+                __syncwarp();
+                i += n;
+            }
+        } else {
+            uint32_t filled = 0; /* below BATCH before each step */
+            for (uint32_t from = 0; from < s.k; from += 128) {
+                uint32_t index[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    index[e] = from + 32 * e + lane < s.k ? s.indices[from + 32 * e + lane] : s.rows;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const uint32_t hit = __ballot_sync(~0u, index[e] == row);
+                    if (hit == 0)
+                        continue;
+                    if (index[e] == row)
+                        queue[filled + __popc(hit & ((1u << lane) - 1))] = from + 32 * e + lane;
+                    filled += __popc(hit);
+                    __syncwarp();
+                    if (filled >= BATCH) {
+                        sum = add_batch(s, queue, BATCH, col, sum);
+                        filled -= BATCH;
+                        const uint32_t rest = queue[BATCH + lane];
+                        __syncwarp();
+                        if (lane < filled)
+                            queue[lane] = rest;
+                        __syncwarp();
+                    }
+                }
+            }
+            sum = add_batch(s, queue, filled, col, sum);
+            __syncwarp();
+        }
+        if (col < s.cols)
+            s.out[(int64_t)row * s.cols + col] = sum;
+    }
+}
+
+/* ---- scatter-add: narrow rows ------------------------------------------------------------------------------------ */
+
+/* The value of the i-th grouped hit in a column. */
+__device__ __forceinline__ float grouped(const Scatter &s, uint32_t i, uint32_t col)
+{
+    return s.sorted ? s.sorted[i] : s.values[(int64_t)s.order[i] * s.cols + col];
+}
+
+/* A thread owns one element of the output. */
+template <Mode MODE>
+__global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_fastdiv cols, int64_t total)
+{
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t >= total)
+        return;
+    uint32_t col;
+    const uint32_t row = cols.divmod((uint32_t)t, &col);
+    float sum = s.base ? s.base[t] : 0.0f;
+    if constexpr (MODE == SCAN) {
+        for (uint32_t j = 0; j < s.k; j++)
+            if (s.indices[j] == row)
+                sum += s.values[(int64_t)j * s.cols + col];
+    } else {
+        const uint2 segment = s.segments[row];
+        if (segment.y - segment.x > MANY_NARROW) {
+            if (col == 0)
+                leave_to_second_kernel(s, row);
+            return;
+        }
+        for (uint32_t i = segment.x; i < segment.y; i += 4) {
+            float v[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (e < segment.y - i)
+                    v[e] = grouped(s, i + e, col);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (e < segment.y - i)
+                    sum += v[e];
+        }
+    }
+    s.out[t] = sum;
+}
+
+/* A warp owns one element. Lane l loads the hits l, l + 32, ..., a round ahead of the sum, which every lane forms. */
+__global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatter s, tl_fastdiv cols)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const int64_t units = (int64_t)s.many[0] * s.cols;
+    for (int64_t unit = first_many_unit(); unit < units; unit += MANY_WARPS) {
+        uint32_t col;
+        const uint32_t row = s.many[LIST + cols.divmod((uint32_t)unit, &col)];
+        const uint2 segment = s.segments[row];
+        const int64_t element = (int64_t)row * s.cols + col;
+        float sum = s.base ? s.base[element] : 0.0f;
+        uint32_t left = segment.y - segment.x;
+        float next = lane < left ? grouped(s, segment.x + lane, col) : 0.0f;
+        for (uint32_t i = segment.x; left > 0;) {
+            const float v = next;
+            const uint32_t n = min(left, 32u);
+            i += n;
+            left -= n;
+            next = lane < left ? grouped(s, i + lane, col) : 0.0f;
+            if (n == 32) {
+#pragma unroll
+                for (int l = 0; l < 32; l++)
+                    sum += __shfl_sync(~0u, v, l);
+            } else {
+                for (uint32_t l = 0; l < n; l++)
+                    sum += __shfl_sync(~0u, v, l);
+            }
+        }
+        if (lane == 0)
+            s.out[element] = sum;
+    }
+}
+
+/* ---- scatter-add: launching -------------------------------------------------------------------------------------- */
+
+template <bool VECTORS, int GROUPS> void launch_wide(const Scatter &s, Mode mode, cudaStream_t stream)
+{
+    const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = s.rows * pieces;
+    const unsigned grid = tl_grid(units, THREADS / 32);
+    if (mode == SCAN)
+        scatter_wide_kernel<VECTORS, GROUPS, SCAN><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
+    else if (mode == RECORDS)
+        scatter_wide_kernel<VECTORS, GROUPS, RECORDS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
+    else
+        scatter_wide_kernel<VECTORS, GROUPS, SEGMENTS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
+}
+
+/* The first kernel and, except after a scan, the second one. */
+int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, Mode mode)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    if (s.cols < 32) {
+        const int64_t total = (int64_t)s.rows * s.cols;
+        const unsigned grid = tl_grid(total, THREADS);
+        if (mode == SCAN)
+            scatter_narrow_kernel<SCAN><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(s.cols), total);
+        else
+            scatter_narrow_kernel<SEGMENTS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(s.cols), total);
+    } else {
+        const bool vectors = s.cols % 4 == 0 && tl_aligned4(s.base) && tl_aligned4(s.values) && tl_aligned4(s.out);
+        if (s.cols <= 128)
+            vectors ? launch_wide<true, 1>(s, mode, stream) : launch_wide<false, 1>(s, mode, stream);
+        else
+            vectors ? launch_wide<true, 2>(s, mode, stream) : launch_wide<false, 2>(s, mode, stream);
+    }
+    TL_TRY(tl_cuda_launched(ctx, name));
+    if (mode == SCAN)
+        return TORCHLEAN_OK;
+    const tl_fastdiv strips(tl_ceil_div(s.cols, 32));
+    if (s.cols < 32)
+        scatter_narrow_many_kernel<<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, tl_fastdiv(s.cols));
+    else if (mode == RECORDS)
+        scatter_wide_many_kernel<RECORDS><<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, strips);
+    else
+        scatter_wide_many_kernel<SEGMENTS><<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, strips);
+    return tl_cuda_launched(ctx, name);
+}
+
+/* Words of the list of rows with many hits, which is cleared with the records or segments behind it. */
+size_t list_words(const Scatter &s) { return LIST + (size_t)tl_ceil_div(s.k / SLOTS + 1, 16) * 16; }
+
+int32_t with_records(tl_context *ctx, const char *name, Scatter s)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    const size_t list = list_words(s), bytes = (list + (size_t)s.rows * RECORD) * sizeof(uint32_t);
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, bytes, &scratch));
+    uint32_t *records = (uint32_t *)scratch + list;
+    s.many = (uint32_t *)scratch;
+    s.records = records;
+    const cudaError_t error = cudaMemsetAsync(scratch, 0, bytes, stream);
+    int32_t status = error == cudaSuccess ? TORCHLEAN_OK : tl_cuda_failed(ctx, error, name);
+    if (!status) {
+        fill_records_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(s.indices, s.k, s.rows, records);
+        status = tl_cuda_launched(ctx, name);
+    }
+    if (!status)
+        status = launch_owners(ctx, name, s, RECORDS);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+/* Scratch: list, segments, then k words each of keys and of what is sorted with them, before and after, then CUB's
+ * own. With one column the values themselves are sorted: the sort is stable, so they arrive in index order, side by
+ * side. */
+int32_t with_segments(tl_context *ctx, const char *name, Scatter s)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    const bool by_value = s.cols == 1;
+    const size_t list = list_words(s), cleared = list + (size_t)tl_ceil_div((int64_t)s.rows * 2, 64) * 64;
+    const size_t run = (size_t)tl_ceil_div(s.k, 64) * 64, words = cleared + run * (by_value ? 3 : 4);
+    int bits = 0;
+    while (bits < 32 && s.rows >> bits)
+        bits++;
+    size_t own = 0;
+    const uint32_t *none = nullptr;
+    uint32_t *nowhere = nullptr;
+    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, s.k, 0, bits, stream));
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, words * sizeof(uint32_t) + own, &scratch));
+    uint32_t *many = (uint32_t *)scratch, *segments = many + list;
+    uint32_t *keys = many + cleared, *sorted_keys = keys + run, *grouped = sorted_keys + run;
+    uint32_t *positions = by_value ? nullptr : grouped + run;
+    s.many = many;
+    s.segments = (const uint2 *)segments;
+    s.order = grouped;
+    s.sorted = by_value ? (const float *)grouped : nullptr;
+
+    cudaError_t error = cudaMemsetAsync(scratch, 0, cleared * sizeof(uint32_t), stream);
+    int32_t status = TORCHLEAN_OK;
+    if (error == cudaSuccess) {
+        make_keys_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(s.indices, s.k, s.rows, keys, positions);
+        status = tl_cuda_launched(ctx, name);
+    }
+    if (error == cudaSuccess && !status)
+        error = cub::DeviceRadixSort::SortPairs(many + words, own, (const uint32_t *)keys, sorted_keys,
+                                                by_value ? (const uint32_t *)s.values : positions, grouped, s.k, 0,
+                                                bits, stream);
+    if (error != cudaSuccess)
+        status = tl_cuda_failed(ctx, error, name);
+    if (!status) {
+        find_segments_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(sorted_keys, s.k, s.rows,
+                                                                            (uint2 *)segments);
+        status = tl_cuda_launched(ctx, name);
+    }
+    if (!status)
+        status = launch_owners(ctx, name, s, SEGMENTS);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+} /* namespace */
+
+int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
+                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+{
+    if (k == 0)
+        return base ? tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)(rows * cols) * sizeof *out)
+                    : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, rows * cols);
+    void *staged;
+    TL_TRY(tl_cuda_stage(ctx, indices, (size_t)k * sizeof *indices, &staged));
+    Scatter s = {};
+    s.base = base, s.values = values, s.out = out, s.indices = (const uint32_t *)staged;
+    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
+    int32_t status;
+    if (k <= SCAN_INDICES && (cols >= 32 || rows * cols <= SCAN_WORK / k))
+        status = launch_owners(ctx, name, s, SCAN);
+    else if (cols >= 128 && k <= RECORD_INDICES && k <= 4 * rows)
+        status = with_records(ctx, name, s);
+    else
+        status = with_segments(ctx, name, s);
+    tl_pool_free(ctx, staged);
+    return status;
+}

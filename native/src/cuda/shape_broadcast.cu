@@ -1,0 +1,221 @@
+/* Broadcasts and their adjoint on CUDA, over the merged axes of formula/broadcast_axes.h.
+ *
+ * A broadcast is bound by its writes: 16 bytes per thread and store, and the input, which is smaller, comes from the
+ * caches. Where long runs of the input are repeated even the caches would be read as fast as memory is written, so
+ * rows_kernel keeps a run's piece in registers; everything else goes through broadcast_kernel, whose index arithmetic
+ * is one fast division per merged axis. An index fits 32 bits (a buffer has fewer than 2^32 elements). */
+#include "../abi/kernels.h"
+#include "../formula/broadcast_axes.h"
+#include "common.cuh"
+#include "sum_tree.cuh"
+
+namespace {
+
+constexpr int THREADS = 256, GROUPS = 4;
+
+struct Broadcast {
+    const float *x;
+    float *out;
+    int64_t n;
+    tl_fastdiv inner;                     /* the last merged axis */
+    int32_t outer;                        /* the number of those before it, at least one */
+    tl_fastdiv size[TL_BROADCAST_RANK];   /* and for each its size */
+    uint32_t stride[TL_BROADCAST_RANK];   /* and its stride in x, 0 where it is repeated */
+};
+
+/* Where run q of the last axis starts in x. OUTER = 0: any number of outer axes. */
+template <int OUTER> __device__ __forceinline__ uint32_t run_start(const Broadcast &b, uint32_t q)
+{
+    uint32_t start = 0;
+#pragma unroll
+    for (int j = (OUTER ? OUTER : b.outer) - 1; j > 0; j--) {
+        uint32_t at;
+        q = b.size[j].divmod(q, &at);
+        start += at * b.stride[j];
+    }
+    return start + q * b.stride[0];
+}
+
+/* A block owns THREADS·GROUPS·4 consecutive outputs; a thread owns GROUPS groups of four, THREADS groups apart.
+ * REPEATED: the last axis reads one element again and again. ALIGNED: a group never crosses the end of a run, so it
+ * is one element four times or one 16-byte load; else the thread walks over the group and looks up a run whenever one
+ * ends. */
+template <int OUTER, bool REPEATED, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
+{
+    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
+    float v[GROUPS][4];
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) {
+        const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
+        if (first >= b.n)
+            break;
+        uint32_t at;
+        uint32_t q = b.inner.divmod((uint32_t)first, &at);
+        const float *x = b.x + run_start<OUTER>(b, q);
+        if (ALIGNED) {
+            const float4 t = REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at);
+            v[k][0] = t.x, v[k][1] = t.y, v[k][2] = t.z, v[k][3] = t.w;
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                v[k][e] = first + e < b.n ? x[REPEATED ? 0 : at] : 0.0f;
+                if (++at == b.inner.divisor && first + e + 1 < b.n) {
+                    at = 0;
+                    x = b.x + run_start<OUTER>(b, ++q);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) {
+        const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
+        if (first + 4 <= b.n) {
+            tl_store4(b.out + first, make_float4(v[k][0], v[k][1], v[k][2], v[k][3]));
+        } else {
+#pragma unroll
+            for (int e = 0; e < 3; e++)
+                if (first + e < b.n)
+                    b.out[first + e] = v[k][e];
+        }
+    }
+}
+
+/* The last two axes are (repeated, kept) with long runs. A block owns 4·THREADS elements of a run and writes them to
+ * REPEATS consecutive repetitions; a thread loads its four once. */
+constexpr int REPEATS = 16;
+
+struct Rows {
+    Broadcast b;           /* inner: the run; outer: the axes before the repeated one */
+    uint32_t repeats;      /* of a run */
+    tl_fastdiv pieces;     /* blocks along a run */
+    tl_fastdiv stacks;     /* blocks along the repetitions */
+};
+
+__global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
+{
+    uint32_t piece, stack;
+    const uint32_t q = p.stacks.divmod(p.pieces.divmod(blockIdx.x, &piece), &stack);
+    const uint32_t at = (piece * THREADS + threadIdx.x) * 4, run = p.b.inner.divisor;
+    if (at >= run)
+        return;
+    const float4 v = tl_load4(p.b.x + run_start<0>(p.b, q) + at);
+    const uint32_t first = stack * REPEATS, count = min((uint32_t)REPEATS, p.repeats - first);
+    float *out = p.b.out + ((int64_t)q * p.repeats + first) * run + at;
+    if (count == REPEATS) {
+#pragma unroll
+        for (int k = 0; k < REPEATS; k++)
+            tl_store4(out + (int64_t)k * run, v);
+    } else {
+        for (uint32_t k = 0; k < count; k++)
+            tl_store4(out + (int64_t)k * run, v);
+    }
+}
+
+template <int OUTER> void launch(cudaStream_t stream, const Broadcast &b, bool repeated, bool aligned)
+{
+    const unsigned grid = tl_grid(b.n, THREADS * GROUPS * 4);
+    if (repeated && aligned)
+        broadcast_kernel<OUTER, true, true><<<grid, THREADS, 0, stream>>>(b);
+    else if (repeated)
+        broadcast_kernel<OUTER, true, false><<<grid, THREADS, 0, stream>>>(b);
+    else if (aligned)
+        broadcast_kernel<OUTER, false, true><<<grid, THREADS, 0, stream>>>(b);
+    else
+        broadcast_kernel<OUTER, false, false><<<grid, THREADS, 0, stream>>>(b);
+}
+
+int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const tl_broadcast_axes &axes, float *out)
+{
+    Broadcast b = {};
+    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const int last = axes.count - 1;
+    const int64_t n = tl_sizes_product(axes.size, axes.count), inner = last >= 0 ? axes.size[last] : 1;
+    if (axes.count == 0 || (axes.count == 1 && !axes.repeated[0])) {
+        TL_CUDA_TRY(ctx, cudaMemcpyAsync(out, x, (size_t)n * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        return TORCHLEAN_OK;
+    }
+    b.x = x, b.out = out, b.n = n, b.inner = tl_fastdiv((uint64_t)inner);
+    b.outer = last > 0 ? last : 1;
+    b.size[0] = tl_fastdiv(1);
+    int64_t stride = axes.repeated[last] ? 1 : inner;
+    for (int j = last - 1; j >= 0; j--) {
+        b.size[j] = tl_fastdiv((uint64_t)axes.size[j]);
+        b.stride[j] = axes.repeated[j] ? 0 : (uint32_t)stride;
+        stride *= axes.repeated[j] ? 1 : axes.size[j];
+    }
+    const bool aligned = inner % 4 == 0 && tl_aligned4(out) && (axes.repeated[last] || tl_aligned4(x));
+    if (aligned && last > 0 && !axes.repeated[last] && inner >= 4 * THREADS && axes.size[last - 1] >= REPEATS / 2) {
+        Rows p = {};
+        p.b = b;
+        p.repeats = (uint32_t)axes.size[last - 1];
+        p.b.outer = last > 1 ? last - 1 : 1;
+        const int64_t pieces = tl_ceil_div(inner, 4 * THREADS), stacks = tl_ceil_div(p.repeats, REPEATS);
+        p.pieces = tl_fastdiv((uint64_t)pieces), p.stacks = tl_fastdiv((uint64_t)stacks);
+        rows_kernel<<<tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, 0, stream>>>(p);
+    } else if (b.outer == 1) {
+        launch<1>(stream, b, axes.repeated[last], aligned);
+    } else if (b.outer == 2) {
+        launch<2>(stream, b, axes.repeated[last], aligned);
+    } else {
+        launch<0>(stream, b, axes.repeated[last], aligned);
+    }
+    return tl_cuda_launched(ctx, name);
+}
+
+} // namespace
+
+extern "C" int32_t tl_cuda_broadcast_vec_to_rows(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                                 float *out)
+{
+    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_rows", vec, tl_broadcast_axes{2, {rows, cols}, {1, 0}}, out);
+}
+
+extern "C" int32_t tl_cuda_broadcast_vec_to_cols(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                                 float *out)
+{
+    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_cols", vec, tl_broadcast_axes{2, {rows, cols}, {0, 1}}, out);
+}
+
+extern "C" int32_t tl_cuda_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims,
+                                        const tl_dims *out_dims, const tl_dims *axis_map, float *out)
+{
+    return run_broadcast(ctx, "tl_cuda_broadcast_to", x,
+                         tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
+}
+
+/* Pass after pass from x through scratch to out; a pass is far smaller than the one before it. */
+extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_dims *in_dims,
+                                                 const tl_dims *out_dims, const tl_dims *axis_map, float *out)
+{
+    tl_broadcast_axes axes = tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank);
+    tl_sum_pass pass;
+    int left = 0;
+    for (int j = 0; j < axes.count; j++) {
+        if (axes.size[j] == 0) { /* sums over nothing: out has elements, x has none */
+            const size_t bytes = (size_t)tl_sizes_product(in_dims->d, in_dims->rank) * sizeof(float);
+            TL_CUDA_TRY(ctx, cudaMemsetAsync(out, 0, bytes, tl_cuda_stream(ctx)));
+            return TORCHLEAN_OK;
+        }
+        left += axes.repeated[j];
+    }
+    if (left == 0)
+        return run_broadcast(ctx, "tl_cuda_reduce_from_broadcast", x, axes, out);
+    void *scratch[TL_BROADCAST_RANK] = {};
+    int32_t status = TORCHLEAN_OK;
+    for (int i = 0; !status && tl_next_sum(&axes, &pass); i++) {
+        float *to = out;
+        if (--left > 0) {
+            status = tl_pool_alloc(ctx, (size_t)(pass.outer * pass.inner) * sizeof(float), &scratch[i]);
+            to = static_cast<float *>(scratch[i]);
+        }
+        if (!status && pass.inner == 1)
+            status = tl_cuda_row_sums(ctx, x, pass.outer, pass.length, 0, to);
+        else if (!status)
+            status = tl_cuda_column_sums(ctx, x, pass.outer, pass.length, pass.inner, 0, to);
+        x = to;
+    }
+    for (void *p : scratch)
+        tl_pool_free(ctx, p);
+    return status;
+}

@@ -1,0 +1,71 @@
+"""What setuptools cannot say in pyproject.toml: the C library is built with make and carried in the wheel.
+
+``TORCHLEAN_BUILD=cuda`` in the environment builds the CUDA library; the default, ``cpu``, needs only make and a C
+compiler. The library is loaded with cffi and knows nothing of Python, so the wheel fits every Python 3 of the platform.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
+
+
+class BuildLibrary(build_py):
+    """Copies the Python files and builds the library into ``tlrt/_lib``. An editable install uses ``native/build``."""
+
+    def run(self):
+        super().run()
+        flavour = os.environ.get("TORCHLEAN_BUILD", "cpu")
+        if flavour not in ("cpu", "cuda"):
+            raise SystemExit(f"setup: TORCHLEAN_BUILD: got {flavour!r}, expected 'cpu' or 'cuda'")
+        command = ["make", "-C", str(ROOT / "native"), f"-j{len(os.sched_getaffinity(0))}", flavour]
+        try:
+            subprocess.run(command, check=True)
+        except FileNotFoundError:
+            raise SystemExit("setup: make: got no such program, expected make and a C compiler on PATH") from None
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"setup: `{' '.join(command)}` failed with status {error.returncode}") from None
+        if self.editable_mode:
+            return
+        for source in self._sources(flavour):
+            target = Path(self.build_lib) / "tlrt" / "_lib" / source.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+    @staticmethod
+    def _sources(flavour):
+        return [
+            ROOT / "native" / "build" / flavour / "libtorchlean_cuda.so",
+            *(ROOT / "native" / "include" / header for header in HEADERS),
+        ]
+
+    def get_outputs(self, include_bytecode=True):
+        names = ["libtorchlean_cuda.so", *HEADERS]
+        folder = Path(self.build_lib) / "tlrt" / "_lib"
+        return [*super().get_outputs(include_bytecode), *(str(folder / name) for name in names)]
+
+
+class PlatformWheel(bdist_wheel):
+    """Tags the wheel py3-none-PLATFORM."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+class PlatformDistribution(Distribution):
+    def has_ext_modules(self):
+        return True
+
+
+setup(cmdclass={"build_py": BuildLibrary, "bdist_wheel": PlatformWheel}, distclass=PlatformDistribution)

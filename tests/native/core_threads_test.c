@@ -1,0 +1,305 @@
+/* The second half of core_test: the thread pool, contexts used from many threads, fork, and memory running out. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "abi/handles.h"
+
+int core_test_concurrency(void);
+
+static _Atomic int failures;
+
+#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
+#define OK(expr) CHECK((expr) == TORCHLEAN_OK)
+
+static void check(int good, const char *text, int line)
+{
+    if (!good) {
+        failures++;
+        fprintf(stderr, "core_threads_test.c:%d: failed: %s (%s)\n", line, text, torchlean_cuda_last_error());
+    }
+}
+
+enum { TASKS = 1000, THREADS = 8 };
+
+typedef struct tally {
+    _Atomic int done[TASKS];
+    _Atomic int bad_worker, inner;
+} tally;
+
+static void count_inner(void *arg, int64_t task, int32_t worker)
+{
+    (void)task;
+    if (worker < 0 || worker >= tl_workers())
+        ((tally *)arg)->bad_worker++;
+    ((tally *)arg)->inner++;
+}
+
+static void count(void *arg, int64_t task, int32_t worker)
+{
+    tally *t = arg;
+    t->done[task]++;
+    if (worker < 0 || worker >= tl_workers())
+        t->bad_worker++;
+    if (task % 100 == 0)
+        tl_parallel(10, count_inner, t);
+}
+
+static void run_tally(int64_t tasks)
+{
+    static _Thread_local tally t;
+    memset(&t, 0, sizeof t);
+    tl_parallel(tasks, count, &t);
+    int wrong = 0;
+    for (int i = 0; i < TASKS; i++)
+        wrong += t.done[i] != (i < tasks);
+    CHECK(wrong == 0 && t.bad_worker == 0 && t.inner == (tasks + 99) / 100 * 10);
+}
+
+static void test_parallel(void)
+{
+    static const uint32_t numbers[] = {1, 2, 3, 8, 17, 4};
+    for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+        OK(torchlean_cuda_set_threads(numbers[k]));
+        CHECK(torchlean_cuda_threads() == numbers[k]);
+        for (int64_t tasks = 0; tasks < 12; tasks++)
+            run_tally(tasks);
+        for (int i = 0; i < 200; i++)
+            run_tally(TASKS);
+        usleep(1000); /* long enough for the workers to fall asleep */
+        run_tally(TASKS);
+        usleep(1000);
+        run_tally(2);
+    }
+    CHECK(torchlean_cuda_set_threads(100000) == TORCHLEAN_ARGUMENT);
+    tl_parallel(-1, count, NULL);
+}
+
+/* ---- contexts from many threads -------------------------------------------------------------------------------- */
+
+typedef struct hammer {
+    torchlean_context *context;
+    torchlean_buffer **common; /* released by whoever comes first */
+    int number, rounds;
+} hammer;
+
+static void *swing(void *arg)
+{
+    hammer *h = arg;
+    float host[300], back[300];
+    for (int i = 0; i < 300; i++)
+        host[i] = (float)(h->number * 1000 + i);
+    for (int round = 0; round < h->rounds; round++) {
+        uint32_t n = 1 + (uint32_t)(round * 7 + h->number) % 300, got = 0;
+        torchlean_buffer *a = NULL, *b = NULL, *s = NULL;
+        torchlean_memory m;
+        OK(torchlean_cuda_buffer_upload(h->context, host, n, &a));
+        OK(torchlean_cuda_buffer_copy(a, &b));
+        OK(torchlean_cuda_buffer_share(b, &s));
+        OK(torchlean_cuda_buffer_release(b));
+        OK(torchlean_cuda_buffer_length(s, &got));
+        OK(torchlean_cuda_buffer_download(s, back, n));
+        CHECK(got == n && memcmp(host, back, n * sizeof(float)) == 0);
+        OK(torchlean_cuda_memory_stats(h->context, &m));
+        if (round % 16 == 0)
+            OK(torchlean_cuda_memory_collect(h->context));
+        if (h->common) {
+            /* the same handle used and released by all threads at once: success or RELEASED, never more */
+            torchlean_buffer *c = h->common[round % 64];
+            int32_t status = torchlean_cuda_buffer_fill(c, round);
+            CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
+            status = torchlean_cuda_buffer_length(c, &got);
+            CHECK((status == TORCHLEAN_OK && got == 11) || status == TORCHLEAN_RELEASED);
+            OK(torchlean_cuda_buffer_release(c));
+        }
+        OK(torchlean_cuda_buffer_release(a));
+        OK(torchlean_cuda_buffer_release(s));
+        run_tally(round % 8 ? 1 : 150);
+    }
+    return NULL;
+}
+
+static void run_hammers(int contexts, int rounds)
+{
+    torchlean_context *context[THREADS] = {0};
+    torchlean_buffer *common[64] = {0};
+    hammer hammers[THREADS];
+    pthread_t threads[THREADS];
+    for (int i = 0; i < contexts; i++)
+        OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context[i]));
+    for (int i = 0; i < 64; i++)
+        OK(torchlean_cuda_buffer_empty(context[0], 11, &common[i]));
+    for (int i = 0; i < THREADS; i++) {
+        hammers[i] = (hammer){context[i % contexts], common, i, rounds};
+        CHECK(pthread_create(&threads[i], NULL, swing, &hammers[i]) == 0);
+    }
+    for (int i = 0; i < 5; i++) { /* while they run */
+        OK(torchlean_cuda_set_threads((uint32_t)(i % 3 + 1)));
+        OK(torchlean_cuda_set_cpu_variant(i % 2 ? "base" : NULL));
+        usleep(2000);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < contexts; i++) {
+        torchlean_memory m;
+        OK(torchlean_cuda_memory_stats(context[i], &m));
+        CHECK(m.live_bytes == 0 && m.live_buffers == 0);
+        OK(torchlean_cuda_context_destroy(context[i]));
+    }
+    OK(torchlean_cuda_set_cpu_variant(NULL));
+}
+
+/* Contexts that come and go under the feet of threads that use them. */
+static _Atomic(torchlean_context *) current;
+static _Atomic(torchlean_buffer *) current_buffer;
+static _Atomic int stop;
+
+static void *use_current(void *arg)
+{
+    (void)arg;
+    float host[5];
+    while (!stop) {
+        torchlean_context *context = current;
+        torchlean_buffer *buffer = current_buffer, *made = NULL;
+        int32_t status = torchlean_cuda_buffer_zeros(context, 100, &made);
+        CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
+        status = torchlean_cuda_buffer_download(buffer, host, 5);
+        CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
+        if (made)
+            OK(torchlean_cuda_buffer_release(made));
+        torchlean_context *of = NULL;
+        status = torchlean_cuda_buffer_context(buffer, &of);
+        CHECK(status == TORCHLEAN_RELEASED || status == TORCHLEAN_OK);
+    }
+    return NULL;
+}
+
+static void test_destroy_in_use(void)
+{
+    pthread_t threads[4];
+    torchlean_context *context = NULL;
+    for (int round = 0; round < 200; round++) {
+        torchlean_context *fresh = NULL;
+        torchlean_buffer *buffer = NULL;
+        OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &fresh));
+        OK(torchlean_cuda_buffer_zeros(fresh, 5, &buffer));
+        current = fresh;
+        current_buffer = buffer;
+        if (round == 0) {
+            for (int i = 0; i < 4; i++)
+                CHECK(pthread_create(&threads[i], NULL, use_current, NULL) == 0);
+        } else {
+            OK(torchlean_cuda_context_destroy(context));
+        }
+        context = fresh;
+        sched_yield();
+    }
+    stop = 1;
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    OK(torchlean_cuda_context_destroy(context));
+}
+
+/* ---- fork ------------------------------------------------------------------------------------------------------ */
+
+static void test_fork(void)
+{
+    torchlean_context *context = NULL;
+    torchlean_buffer *a = NULL;
+    hammer h = {NULL, NULL, 1, 400};
+    pthread_t thread;
+    OK(torchlean_cuda_set_threads(4));
+    run_tally(TASKS);
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+    OK(torchlean_cuda_buffer_zeros(context, 5, &a));
+    h.context = context;
+    CHECK(pthread_create(&thread, NULL, swing, &h) == 0); /* a busy context must not leave locks taken in the child */
+    for (int i = 0; i < 10; i++) {
+        uint32_t serial = tl_fork_serial();
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            int before = failures;
+            float host[5];
+            alarm(60); /* a deadlock ends as a failure */
+            CHECK(tl_fork_serial() == serial + 1);
+            run_tally(TASKS);
+            run_tally(TASKS);
+            OK(torchlean_cuda_buffer_download(a, host, 5));
+            OK(torchlean_cuda_context_destroy(context));
+            _exit(failures != before);
+        }
+        int status = -1;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+        run_tally(TASKS);
+    }
+    pthread_join(thread, NULL);
+    OK(torchlean_cuda_context_destroy(context));
+}
+
+/* ---- memory running out ---------------------------------------------------------------------------------------- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they reserve address space by the terabyte */
+static uint64_t address_space(void)
+{
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file && fscanf(file, "%lu", &pages) == 1);
+    if (file)
+        fclose(file);
+    return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void test_exhaustion(void)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        torchlean_context *context = NULL;
+        torchlean_buffer *kept = NULL, *refused = NULL;
+        int before = failures;
+        OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+        OK(torchlean_cuda_buffer_zeros(context, 1000, &kept));
+        rlim_t most = address_space() + (UINT64_C(1) << 30);
+        CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = most, .rlim_max = most}) == 0);
+        CHECK(torchlean_cuda_buffer_zeros(context, 300000000, &refused) == TORCHLEAN_NO_MEMORY);
+        CHECK(refused == NULL && strstr(torchlean_cuda_last_error(), "asked for 1200000000 bytes") != NULL);
+        /* what the cache holds is given up for a request that does not fit beside it */
+        OK(torchlean_cuda_buffer_empty(context, 130000000, &refused));
+        OK(torchlean_cuda_buffer_release(refused));
+        refused = NULL;
+        OK(torchlean_cuda_buffer_empty(context, 150000000, &refused));
+        /* small requests until nothing is left: a status, and the context still works */
+        int32_t status;
+        torchlean_buffer *one;
+        do {
+            one = NULL;
+            status = torchlean_cuda_buffer_empty(context, 16000, &one);
+        } while (status == TORCHLEAN_OK);
+        CHECK(status == TORCHLEAN_NO_MEMORY && one == NULL);
+        OK(torchlean_cuda_buffer_fill(kept, 1));
+        OK(torchlean_cuda_context_destroy(context));
+        _exit(failures != before);
+    }
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+#else
+static void test_exhaustion(void) {}
+#endif
+
+int core_test_concurrency(void)
+{
+    test_parallel();
+    run_hammers(1, 300);
+    run_hammers(THREADS, 300);
+    test_destroy_in_use();
+    test_fork();
+    test_exhaustion();
+    return failures;
+}

@@ -1,0 +1,88 @@
+"""Every operation and every VJP on every device against the specification: drawn cases, all data classes, repetition into
+poisoned outputs, subsets of gradients, SIMD variants, thread counts, both devices, laws."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tlrt
+from tlrt.verify import Settings, Verifier
+from tlrt.verify_report import Result
+from tlrt.verify_run import Runtime
+from tlspec import laws
+from tlspec.cases import data_classes, draw_case
+from tlspec.registry import Op
+
+
+def demand(results: list[Result]) -> None:
+    """Fails with the explanation of every failure and the line that repeats it."""
+    lines = [f"{f.entry} on {f.device} ({f.kind}): {f.detail}\n    {f.line}" for r in results for f in r.failures]
+    assert not lines, "\n" + "\n".join(lines)
+
+
+def test_drawn_cases(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+
+    @given(
+        seed=st.integers(0, 2**32),
+        data=st.sampled_from(data_classes(row, which)),
+        size=st.sampled_from(["small", "medium"]),
+    )
+    def check(seed: int, data: str, size: str) -> None:
+        demand(Verifier({runtime.name: runtime}).entry(row, which, [draw_case(row, seed, data, size, which)]))
+
+    check()
+
+
+def test_every_data_class(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    cases = [
+        draw_case(row, seed, data, "small", which) for data in data_classes(row, which) for seed in (101, 102, 103)
+    ]
+    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
+
+
+def test_large(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    demand(
+        Verifier({runtime.name: runtime}).entry(
+            row, which, [draw_case(row, 7, data_classes(row, which)[0], "large", which)]
+        )
+    )
+
+
+def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    verifier = Verifier({"cpu": Runtime("cpu")}, Settings(variants=True))
+    assert "base" in verifier.variants
+    classes = data_classes(row, which)
+    cases = [draw_case(row, 11 + i, data, "medium", which) for i, data in enumerate(classes[:3])]
+    demand(verifier.entry(row, which, cases))
+
+
+@pytest.mark.cuda
+def test_devices_agree(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    if len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    cases = [draw_case(row, 23 + i, data, "medium", which) for i, data in enumerate(data_classes(row, which))]
+    demand(Verifier({d: Runtime(d) for d in ("cpu", "cuda")}).entry(row, which, cases))
+
+
+@pytest.mark.only(where=lambda row: row.laws)
+def test_laws(row: Op, runtime: Runtime) -> None:
+    broken = []
+    for law in row.laws:
+        for data in law.data:
+            for seed in range(1 if os.environ.get("HYPOTHESIS_PROFILE") != "ci" else 10):
+                for world in (laws.Spec(), laws.Device(runtime.name, runtime.run)):
+                    share, where = laws.check(law, world, draw_case(row, seed, data, "small"))
+                    if share > 1:
+                        broken.append(
+                            f"{law} on {world.name}, {data}, seed {seed}: {share:.3g} of the tolerance at {where}"
+                        )
+    assert not broken, "\n" + "\n".join(broken)

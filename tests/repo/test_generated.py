@@ -1,0 +1,85 @@
+"""Generated files are what the registry says, and the library exports exactly what the headers declare."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tlrt
+from tlspec import abi, bounds, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("path", sorted(abi.files()))
+def test_committed_file_is_current(path: str) -> None:
+    assert (ROOT / path).read_text() == abi.files()[path], f"{path} is stale: run `make abi`"
+
+
+def declared() -> set[str]:
+    text = "".join((ROOT / "native/include" / h).read_text() for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
+    return set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations(text)))
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_library_exports_the_declared_set(build: str) -> None:
+    library = ROOT / f"native/build/{build}/libtorchlean_cuda.so"
+    if not library.exists():
+        pytest.skip(f"the {build} library is not built")
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+    text = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
+    exported = {line.split()[-1] for line in text.splitlines() if line.split()[-2] in "TBDRVW"}
+    assert exported == declared()
+
+
+def test_promised_names_are_declared() -> None:
+    promised = [
+        line for line in (ROOT / "tests/repo/promised_symbols.txt").read_text().split("\n") if line and line[0] != "#"
+    ]
+    assert [p for p in promised if p not in declared()] == []
+
+
+def test_every_entry_has_a_python_function() -> None:
+    from tlrt import kernels
+
+    assert [e.name for e in abi.all_entries() if not callable(getattr(kernels, e.name, None))] == []
+
+
+def test_versions_agree() -> None:
+    import tomllib
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    major, minor, patch = map(int, version.split("."))
+    assert tlrt.__version__ == version
+    assert f"version={major}.{minor}.{patch}" in tlrt.build_info()
+    assert version in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_summation_tree_constants_agree() -> None:
+    text = (ROOT / "native/src/formula/sum_tree.h").read_text()
+    c = {k: int(v) for k, v in re.findall(r"TL_(\w+) = (\d+)", text)}
+    assert c == {
+        "SUM_LANES": bounds.LANES,
+        "SUM_LEAF": bounds.LEAF,
+        "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "COLUMN_CHAINS": bounds.COLUMN_CHAINS,
+    }
+
+
+def test_c_shape_functions_have_their_twins() -> None:
+    from tlspec import shapes
+
+    text = (ROOT / "native/src/abi/shapes.h").read_text()
+    assert set(re.findall(r"\btl_(\w+)\(const tl_dims", text)) == set(shapes.FUNCTIONS)
+
+
+def test_rows_are_unique_by_symbol() -> None:
+    symbols = [e.symbol for e in abi.all_entries()]
+    assert len(symbols) == len(set(symbols))
+    assert all(registry.get(r.name) is r for r in registry.ops())

@@ -1,0 +1,140 @@
+"""The house: layers, families, directions of dependency, sizes of files, and what documents may say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tlspec import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIP = {
+    ".git",
+    ".venv",
+    "build",
+    "dist",
+    "out",
+    "__pycache__",
+    ".hypothesis",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    "_lib",
+}
+#: written by the generator, so their length follows from the number of operations
+GENERATED = {
+    "tlrt/kernels.py",
+    "tlrt/kernels.pyi",
+    "native/include/torchlean_cuda_ops.h",
+    "native/src/abi/kernels.h",
+    "docs/abi.md",
+}
+LIMIT = 600
+
+
+def tree(*suffixes: str) -> list[Path]:
+    return [
+        p
+        for p in sorted(ROOT.rglob("*"))
+        if p.is_file() and p.suffix in suffixes and not SKIP & set(p.relative_to(ROOT).parts)
+    ]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("family", registry.families())
+def test_family_stands_in_every_layer(family: str) -> None:
+    stems = [
+        f"tlspec/ops/{family}.py",
+        f"native/src/cpu/{family}.c",
+        f"native/src/cuda/{family}.cu",
+        f"native/src/abi/ops_{family}.c",
+    ]
+    assert [s for s in stems if not (ROOT / s).exists()] == []
+
+
+def test_families_are_listed() -> None:
+    present = {p.stem for p in (ROOT / "tlspec/ops").glob("*.py")} - {"__init__"}
+    assert present <= set(registry.FAMILIES)
+
+
+def imported(path: Path) -> set[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {a.name.partition(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module.partition(".")[0])
+    return modules
+
+
+def test_the_specification_imports_numpy_alone() -> None:
+    import sys
+
+    for path in (ROOT / "tlspec").rglob("*.py"):
+        assert imported(path) - set(sys.stdlib_module_names) <= {"numpy", "tlspec"}, name(path)
+
+
+def test_the_runtime_needs_the_specification_only_to_verify() -> None:
+    for path in (ROOT / "tlrt").glob("*.py"):
+        foreign = imported(path) & {"tests", "bench", "examples"}
+        if not path.stem.startswith("verify"):
+            foreign |= imported(path) & {"tlspec"}
+        assert not foreign, name(path)
+
+
+def test_c_layers_include_downwards() -> None:
+    may = {
+        "formula": {"formula"},
+        "cpu": {"cpu", "formula", "abi"},
+        "cuda": {"cuda", "formula", "abi"},
+        "abi": {"abi", "include"},
+    }
+    for layer, allowed in may.items():
+        for path in sorted((ROOT / "native/src" / layer).iterdir()):
+            for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
+                own, core = path.parent / quoted, ROOT / "native/include" / quoted
+                target = own if own.exists() else core
+                assert target.exists(), f"{name(path)} includes {quoted}, which is nowhere"
+                assert target.resolve().parent.name in allowed, f"{name(path)} includes {quoted}"
+
+
+def test_files_stay_readable() -> None:
+    long = {
+        name(p): n
+        for p in tree(".py", ".c", ".h", ".cu", ".cuh", ".def")
+        if (n := len(p.read_text().splitlines())) > LIMIT
+    }
+    assert {k: v for k, v in long.items() if k not in GENERATED and not k.startswith("native/src/abi/ops_")} == {}
+
+
+def test_every_row_has_a_vjp_or_a_reason() -> None:
+    assert [r.name for r in registry.ops() if r.vjp_rule is None and not r.no_vjp] == []
+
+
+def test_every_row_is_documented() -> None:
+    for row in registry.ops():
+        lines = row.doc.splitlines()
+        assert lines and lines[0].endswith("."), f"{row.name}: the docstring's first line is one sentence"
+        assert row.vjp_rule is None or row.vjp_rule.doc, f"{row.name}: the VJP has no docstring"
+
+
+def test_documents_name_existing_files() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "TRUST_BOUNDARIES.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        # FAMILY stands for any family
+        for quoted in re.findall(r"`((?:native|tlspec|tlrt|tests|docs|bench|examples)/[\w./-]+)`", page.read_text()):
+            assert (ROOT / quoted.replace("FAMILY", "reduce")).exists(), f"{page.name} names {quoted}"
+
+
+def test_text_speaks_of_the_project_alone() -> None:
+    hosts = re.compile(r"pypi\.org|pythonhosted|registry\.npmjs|deb\.debian|/work/(main|shared)", re.I)
+    for path in tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".json"):
+        if path != Path(__file__).resolve():
+            assert not hosts.search(path.read_text(errors="replace")), name(path)

@@ -1,0 +1,57 @@
+"""Fixtures: every test gets devices of its own, and leaves no buffer behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+import tlrt
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
+    """A device of the test's own; at the end no buffer may be live."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    with tlrt.Device.new(request.param) as device:
+        yield device
+        gc.collect()
+        if not device.closed and not request.node.stash.get(FAILED, False):  # a traceback keeps its buffers
+            assert device.memory().live_buffers == 0, "buffers leaked"
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code in a process of its own, outside the source tree."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        whole = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=whole,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,159 @@
+"""Devices: names, life, memory, time."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import tlrt
+from tlrt import context, errors, kernels
+
+no_cuda = pytest.mark.skipif(len(tlrt.devices()) > 1, reason="this machine has a CUDA device")
+
+
+def test_names():
+    assert tlrt.device("cpu") is tlrt.device("cpu")
+    assert tlrt.device("cpu", new=True) is not tlrt.device("cpu")
+    assert tlrt.device().name == "cpu"
+    assert tlrt.devices()[0] == "cpu"
+    assert tlrt.describe("cpu") == tlrt.device("cpu").describe()
+    assert not tlrt.device("cpu").is_cuda
+
+
+@pytest.mark.parametrize(
+    "name", ["", "CPU", "gpu", "cuda:", "cuda:-1", "cuda:01", "cuda:1 ", "cpu:0", "cuda:9999999999", "cpu\n"]
+)
+def test_bad_names(name):
+    with pytest.raises(errors.ArgumentError) as caught:
+        tlrt.device(name)
+    assert str(caught.value) == f"device: name: got {name!r}, expected 'cpu', 'cuda' or 'cuda:N'"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_bad_name_types():
+    with pytest.raises(TypeError, match="device: name: got int"):
+        tlrt.device(0)
+
+
+@no_cuda
+@pytest.mark.parametrize("name", ["cuda", "cuda:7"])
+def test_cuda_without_a_gpu(name):
+    for use in (tlrt.device, tlrt.describe, tlrt.Device.new):
+        with pytest.raises(errors.UnavailableError) as caught:
+            use(name)
+        assert isinstance(caught.value, RuntimeError)
+        assert caught.value.status == 50
+        assert "make -C native cuda" in str(caught.value) or "doctor" in str(caught.value)
+
+
+def test_close(dev):
+    b = dev.zeros(2)
+    dev.close()
+    dev.close()
+    assert dev.closed
+    assert b.released
+    b.release()
+    assert repr(dev) == f"Device({dev.name!r}, closed)"
+    for use in (dev.memory, dev.synchronize, lambda: dev.zeros(1), dev.collect, lambda: kernels.add(b, b)):
+        with pytest.raises(errors.ReleasedError):
+            use()
+
+
+def test_a_closed_shared_device_is_made_anew():
+    first = tlrt.device("cpu")
+    first.close()
+    assert tlrt.device("cpu") is not first
+    assert tlrt.device("cpu").zeros(1).numpy() == 0
+
+
+def test_memory(dev):
+    start = dev.memory()
+    assert start.live_buffers == start.live_bytes == 0
+    b = dev.zeros(1000)
+    now = dev.memory()
+    assert now.live_buffers == 1
+    assert now.live_bytes >= 4000
+    assert now.peak_bytes >= now.live_bytes
+    assert now.allocations > start.allocations
+    b.release()
+    assert dev.memory().live_bytes == 0
+    assert dev.memory().cached_bytes > 0
+    dev.collect()
+    assert dev.memory().cached_bytes == 0
+    dev.reset_peak()
+    assert dev.memory().peak_bytes == 0
+
+
+def test_cap(dev):
+    dev.cap(1 << 20)
+    assert dev.memory().cap_bytes == 1 << 20
+    with pytest.raises(errors.OutOfMemoryError) as caught:
+        dev.zeros(1 << 20)
+    assert isinstance(caught.value, MemoryError)
+    assert str(caught.value)
+    a, b = dev.zeros(1 << 17), dev.zeros(1 << 16)
+    with pytest.raises(MemoryError):
+        kernels.add(a, a)
+    assert dev.memory().live_buffers == 2
+    b.release()
+    dev.cap(0)
+    assert len(dev.zeros(1 << 20)) == 1 << 20
+    for bad, kind in ((-1, ValueError), (2**64, ValueError), ("1", TypeError), (1.5, TypeError), (True, TypeError)):
+        with pytest.raises(kind, match="cap: limit: got"):
+            dev.cap(bad)
+
+
+def test_time(dev):
+    dev.mark(0)
+    dev.zeros(10).fill(1)
+    dev.mark(7)
+    assert dev.elapsed(0, 7) >= 0
+    dev.synchronize()
+    with pytest.raises(errors.TorchleanError, match="mark"):
+        dev.mark(8)
+    with pytest.raises(errors.TorchleanError, match="elapsed"):
+        dev.elapsed(0, 5)
+    with pytest.raises(TypeError, match="mark: slot: got str"):
+        dev.mark("0")
+
+
+def test_repr_and_pickle(dev):
+    assert repr(dev) == f"Device({dev.name!r})"
+    with pytest.raises(TypeError, match="name"):
+        pickle.dumps(dev)
+    with pytest.raises(AttributeError):
+        dev.colour = "red"
+
+
+def test_threads_and_variants():
+    before = tlrt.threads()
+    try:
+        tlrt.set_threads(1)
+        assert tlrt.threads() == 1
+        with pytest.raises(errors.TorchleanError, match="set_threads"):
+            tlrt.set_threads(-1)
+    finally:
+        tlrt.set_threads(0)
+    assert tlrt.threads() == before
+    best = tlrt.cpu_variant()
+    try:
+        tlrt.set_cpu_variant("base")
+        assert tlrt.cpu_variant() == "base"
+        with pytest.raises(errors.UnavailableError):
+            tlrt.set_cpu_variant("sse9")
+        with pytest.raises(TypeError):
+            tlrt.set_cpu_variant(2)
+    finally:
+        tlrt.set_cpu_variant(None)
+    assert tlrt.cpu_variant() == best
+
+
+def test_the_hint_goes_with_the_build():
+    class Cpu:
+        build_info = {"backend": "cpu"}  # noqa: RUF012
+
+    error = context._unavailable(errors.UnavailableError("device: no CUDA", op="device", status=50), Cpu())
+    assert "make -C native cuda" in str(error)
+    other = errors.CudaError("x")
+    assert context._unavailable(other, Cpu()) is other

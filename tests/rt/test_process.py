@@ -1,0 +1,138 @@
+"""Threads, fork, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import errors, kernels
+
+
+def test_threads_share_a_device(dev):
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            rng = np.random.default_rng(seed)
+            for _ in range(100):
+                x, y = (rng.standard_normal(257).astype(np.float32) for _ in range(2))
+                a, b = dev.buffer(x), dev.buffer(y)
+                assert np.array_equal(kernels.add(a, b).numpy(), x + y)
+                with pytest.raises(errors.ShapeError, match="^mul: b: got 1 elements"):
+                    kernels.mul(a, dev.zeros(1))
+                ga, gb = kernels.mul_bwd(a, b, a)
+                assert np.array_equal(ga.numpy(), x * y)
+                assert np.array_equal(gb.numpy(), x * x)
+        except BaseException as error:
+            failures.append(error)
+
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+    finally:
+        sys.setswitchinterval(old)
+    assert not failures, failures[0]
+
+
+def test_messages_belong_to_their_thread(dev):
+    a, b = dev.zeros(2), dev.zeros(3)
+    caught: list[str] = []
+
+    def other() -> None:
+        try:
+            kernels.mul(b, a)
+        except errors.ShapeError as error:
+            caught.append(str(error))
+
+    with pytest.raises(errors.ShapeError, match="^add: b: got 3 elements"):
+        t = threading.Thread(target=other)
+        t.start()
+        t.join()
+        kernels.add(a, b)
+    assert caught[0].startswith("mul: b: got 2 elements")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_live_buffers_at_shutdown(python, device):
+    if device == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    code = f"""
+import sys, tlrt
+from tlrt import kernels
+d = tlrt.device({device!r})
+own = tlrt.Device.new({device!r})
+kept = [d.buffer([1, 2]), kernels.add(d.zeros(3), d.zeros(3)), own.zeros(4)]
+class Cycle: pass
+c = Cycle(); c.me = c; c.buffer = d.zeros(5)
+sys.late = d.zeros(6)
+tlrt.late = own.zeros(7)
+import builtins
+builtins.late = d.zeros(8)
+print("done")
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_fork(python):
+    code = """
+import os, warnings, numpy as np, tlrt
+from tlrt import kernels
+warnings.simplefilter("ignore")
+d = tlrt.device("cpu")
+a = d.buffer(np.arange(100_000))
+kernels.add(a, a).numpy()
+child = os.fork()
+if child == 0:
+    try:
+        b = kernels.add(a, a)
+        good = b.numpy()[7] == 14 and a.numpy()[9] == 9
+        del b
+        a.release()
+        d.close()
+        good = good and tlrt.device("cpu").zeros(3).numpy().tolist() == [0, 0, 0]
+        os._exit(0 if good else 1)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(2)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert kernels.add(a, a).numpy()[7] == 14
+print("child", status)
+"""
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("child 0\n", "")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(len(tlrt.devices()) == 1, reason="no CUDA device on this machine")
+def test_fork_after_cuda(python):
+    code = """
+import os, warnings, tlrt
+from tlrt import errors, kernels
+warnings.simplefilter("ignore")
+d = tlrt.device("cuda")
+a = d.zeros(3)
+child = os.fork()
+if child == 0:
+    try:
+        kernels.add(a, a)
+    except errors.TorchleanError as error:
+        print(error, flush=True)
+        del a
+        os._exit(0)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
+"""
+    done = python(code)
+    assert "fork" in done.stdout
+    assert done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")

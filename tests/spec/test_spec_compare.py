@@ -1,0 +1,91 @@
+"""The comparator: NaN, infinities, signed zeros, overflow, exactness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tlspec.bounds import spacing
+from tlspec.compare import OVERFLOW, compare, same_bits
+
+F32_MAX = float(np.finfo(np.float32).max)
+
+
+def one(got: float, ref: float, tol: float = 0.0, **options: bool) -> bool:
+    with np.errstate(over="ignore"):
+        return compare(np.array([got], np.float32), np.array([ref]), np.array([tol]), **options).ok
+
+
+@pytest.mark.parametrize(
+    ("got", "ref", "tol", "ok"),
+    [
+        (1.0, 1.0, 0.0, True),
+        (1.0, 1 + 2.0**-25, 0.0, True),  # rounds to 1
+        (1 + 2.0**-23, 1.0, 0.0, False),
+        (1 + 2.0**-23, 1.0, 2.0**-23, True),
+        (1 + 2.0**-22, 1.0, 2.0**-23, False),
+        (np.nan, np.nan, 0.0, True),
+        (-np.nan, np.nan, 0.0, True),
+        (np.nan, 1.0, np.inf, False),
+        (1.0, np.nan, np.inf, False),
+        (np.inf, np.inf, 0.0, True),
+        (-np.inf, np.inf, np.inf, False),
+        (F32_MAX, np.inf, np.inf, False),
+        (np.inf, 1e39, 0.0, True),  # beyond the range
+        (F32_MAX, 1e39, 0.0, False),
+        (np.inf, F32_MAX, 0.0, False),
+        (np.inf, F32_MAX, float(spacing(F32_MAX)), True),  # within a spacing of the threshold
+        (F32_MAX, OVERFLOW, 2.0**103, True),  # and from above
+        (-np.inf, F32_MAX, float(spacing(F32_MAX)), False),
+        (0.0, 2.0**-150, 0.0, True),  # half the smallest subnormal rounds to even
+        (2.0**-149, 2.0**-150, 0.0, False),
+        (2.0**-149, 1.5 * 2.0**-150, 0.0, True),
+        (1.0, 1.0, np.nan, True),
+        (1.5, 1.0, np.nan, False),
+        (np.inf, 1.0, np.inf, True),
+    ],
+)
+def test_one_element(got: float, ref: float, tol: float, ok: bool) -> None:
+    assert one(got, ref, tol) is ok
+
+
+def test_signed_zeros() -> None:
+    assert one(-0.0, -0.0)
+    assert not one(0.0, -0.0)
+    assert not one(0.0, -(2.0**-160))  # rounds to -0
+    assert one(0.0, -0.0, signed_zeros=False)
+    assert one(0.0, -0.0, 2.0**-149)  # within a tolerance the sign of zero is free
+
+
+def test_double_output() -> None:
+    got = np.array([1.0 + 2.0**-52])
+    assert not compare(got, np.array([1.0]), np.zeros(1)).ok
+    assert compare(got, np.array([1.0]), np.array([2.0**-52])).ok
+
+
+def test_what_is_reported() -> None:
+    ref = np.zeros((2, 3)) + 1
+    got = ref.astype(np.float32)
+    got[1, 2] += 3 * 2.0**-23
+    found = compare(got, ref, np.full(ref.shape, 2.0**-23))
+    assert (found.ok, found.share, found.ulp, found.violations, found.index) == (False, 3.0, 3.0, 1, (1, 2))
+    assert "out[1, 2]: got 1.000000357" in found.explain()
+    assert "1 of 6" in found.explain()
+
+
+def test_share_of_a_passing_result() -> None:
+    found = compare(np.array([1 + 2.0**-23], np.float32), np.array([1.0]), np.array([2.0**-22]))
+    assert (found.ok, found.share, found.ulp) == (True, 0.5, 1.0)
+
+
+def test_shapes_must_agree() -> None:
+    assert not compare(np.zeros(3, np.float32), np.zeros((3, 1)), np.zeros((3, 1))).ok
+    assert compare(np.zeros((0, 2), np.float32), np.zeros((0, 2)), np.zeros((0, 2))).ok
+
+
+def test_same_bits() -> None:
+    a = np.array([0.0, 1.0, np.nan], np.float32)
+    b = np.array([0.0, 1.0, -np.nan], np.float32)
+    assert same_bits(a, b).ok
+    assert not same_bits(a, np.array([-0.0, 1.0, np.nan], np.float32)).ok
+    assert not same_bits(a, a[:2]).ok

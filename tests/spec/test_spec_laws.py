@@ -1,0 +1,83 @@
+"""The laws: every constructor accepts an operation that obeys it and finds one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec import laws
+from tlspec.bounds import exact, tree
+from tlspec.cases import draw_case
+from tlspec.laws import Law
+from tlspec.registry import Op, Signature
+
+Reference = Callable[..., Any]
+
+
+def toy(text: str, reference: Reference, law: Law, vjp: tuple[str, Reference] | None = None, sums: bool = False) -> Op:
+    """An operation of the test's own, outside the registry."""
+    bound = tree(lambda cols: cols) if sums else exact()
+    row = Op("toy", "elementwise", text, Signature.parse(text), reference, bound, laws=(law,))
+    if vjp is not None:
+        row.vjp(vjp[0])(vjp[1])
+    return row
+
+
+ONE, TWO = "x[*] -> out[*]", "a[*], b[*] -> out[*]"
+ROWS, SWAP = "x[rows, cols] -> out[rows]", "x[rows, cols] -> out[cols, rows]"
+spread = ("g -> gx", lambda g, rows, cols: np.repeat(g[:, None], cols, 1))
+again = laws.involution(lambda rows, cols: {"rows": cols, "cols": rows})
+CASES: list[tuple[Law, Op, Op]] = [
+    (law, *(toy(text, f, law, *rest) for f in functions))
+    for law, text, functions, *rest in [
+        (laws.commutative("a", "b"), TWO, (lambda a, b: a + b, lambda a, b: a - b)),
+        (laws.associative("a", "b"), TWO, (np.maximum, lambda a, b: a - b)),
+        (laws.idempotent("x"), ONE, (np.abs, lambda x: 2 * x)),
+        (laws.odd("x"), ONE, (lambda x: 2 * x, lambda x: x + 1)),
+        (laws.even("x"), ONE, (np.abs, lambda x: x + 1)),
+        (laws.identity("b", 1.0), TWO, (lambda a, b: a * b, lambda a, b: a + b)),
+        (laws.homogeneous("x"), ONE, (np.abs, lambda x: x + 1)),
+        (laws.homogeneous("a", "b", degree=2), TWO, (lambda a, b: a * b, lambda a, b: a + b)),
+        (again, SWAP, (lambda x: x.T, lambda x: np.roll(x.T, 1))),
+        (laws.equation("f(x) = |x|", lambda f, x: [(f(), np.abs(x))]), ONE, (np.abs, lambda x: x)),
+        (
+            laws.equation("f(2x) = 2f(x)", lambda f, x: [(f({"x": 2 * x}), 2 * f().array)], exact=False),
+            ONE,
+            (np.abs, np.square),
+        ),
+    ]
+]
+CASES += [
+    (
+        laws.linear("x"),
+        toy(ROWS, lambda x: x.sum(1), laws.linear("x"), sums=True),
+        toy(ROWS, lambda x: x.sum(1) + 2.0**-12, laws.linear("x"), sums=True),
+    ),
+    (
+        laws.adjoint("x"),
+        toy(ROWS, lambda x: x.sum(1), laws.adjoint("x"), spread, True),
+        toy(ROWS, lambda x: x.sum(1) * (1 + 2.0**-12), laws.adjoint("x"), spread, True),
+    ),
+]
+
+
+def holds(law: Law, row: Op) -> bool:
+    shares = [
+        laws.check(law, laws.Spec(), draw_case(row, seed, data, "medium"))[0] for data in law.data for seed in range(5)
+    ]
+    return all(share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize(("law", "right", "wrong"), CASES, ids=[f"{law.name}-{i}" for i, (law, *_) in enumerate(CASES)])
+def test_law(law: Law, right: Op, wrong: Op) -> None:
+    assert holds(law, right)
+    assert not holds(law, wrong)
+
+
+def test_every_constructor_is_tested() -> None:
+    built = {law.name for law, *_ in CASES} | {"inverse"}  # needs a second operation of the registry
+    constructors = {n for n in laws.__all__ if n.islower() and n != "check"}
+    assert built == constructors

@@ -1,0 +1,151 @@
+"""What the generated functions of :mod:`tlrt.kernels` share.
+
+A function's fast path takes an output slot from a list, calls C, and wraps the handle it finds there. Slots are popped
+and appended (both atomic), so threads, signal handlers and finalisers never share one. Everything below that is not a
+slot runs only when a call was refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tlrt import _convert
+from tlrt._library import load
+from tlrt.buffer import Buffer
+from tlrt.context import Device
+from tlrt.errors import ArgumentError, ArgumentTypeError, InternalError, ShapeError, SizeOverflowError, TorchleanError
+
+_library = load()
+lib = _library.lib
+NULL = _library.ffi.NULL
+from_buffer = _library.ffi.from_buffer
+index = operator.index
+count = len
+uint32_list = _convert.uint32_list
+
+#: what a call with wrong Python types raises, before C sees it
+WRONG = (AttributeError, TypeError, OverflowError, ValueError)
+
+_SLOT = _library.ffi.typeof("torchlean_buffer **")
+_new = _library.ffi.new
+
+#: output slots not in use
+free: list[Any] = []
+
+
+def new_slot() -> Any:
+    """A ``torchlean_buffer **`` for one output."""
+    return _new(_SLOT)
+
+
+def slots(
+    op: str, names: tuple[str, ...], want: Sequence[bool] | None, out: Sequence[Buffer | None] | None
+) -> tuple[list[Any], tuple[Buffer | None, ...]]:
+    """One slot per output, NULL where it is not wanted, and the buffers the caller supplied."""
+    count = len(names)
+    expected = f"{count} entries, for {', '.join(names)}"
+    given: tuple[Buffer | None, ...] = (None,) * count
+    if out is not None:
+        if not isinstance(out, (tuple, list)):
+            raise ArgumentTypeError(f"{op}: out: got {_convert.type_name(out)}, expected {expected}", op=op)
+        given = tuple(out)
+    wanted: tuple[bool, ...] = (True,) * count
+    if want is not None:
+        try:
+            wanted = tuple(map(bool, want))
+        except (TypeError, ValueError):
+            raise ArgumentTypeError(f"{op}: want: got {_convert.type_name(want)}, expected {expected}", op=op) from None
+    for name, length in (("want", len(wanted)), ("out", len(given))):
+        if length != count:
+            raise ArgumentError(f"{op}: {name}: got {length} entries, expected {expected}", op=op)
+    if not any(wanted):
+        raise ArgumentError(f"{op}: want: got no gradient, expected at least one of {', '.join(names)}", op=op)
+    result = []
+    for name, buffer, needed in zip(names, given, wanted, strict=True):
+        if buffer is not None and not isinstance(buffer, Buffer):
+            got = _convert.type_name(buffer)
+            raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected Buffer or None", op=op)
+        if buffer is not None and not needed:
+            raise ArgumentError(f"{op}: out: got a buffer for {name}, expected None, as want leaves it out", op=op)
+        if not needed:
+            result.append(NULL)
+            continue
+        slot = new_slot()
+        if buffer is not None:
+            slot[0] = buffer._handle
+        result.append(slot)
+    return result, given
+
+
+def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
+    """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
+    return tuple(
+        buffer if buffer is not None or slot == NULL else Buffer(slot[0], device)
+        for slot, buffer in zip(places, given, strict=True)
+    )
+
+
+def refusal(
+    function: Callable[..., Any], error: Exception, values: Mapping[str, Any], wide: tuple[str, ...] = ()
+) -> Exception:
+    """The exception for a call whose arguments did not reach C: finds the argument to blame by the annotations. `wide`
+    names the integers that may have 64 bits."""
+    op = function.__name__
+    for name, kind in function.__annotations__.items():
+        limit = 2**64 if name in wide else 2**32
+        if name in values and (found := _blame(op, name, kind, values[name], limit)) is not None:
+            return found
+    if isinstance(error, TorchleanError):
+        return error
+    return InternalError(f"{op}: got {type(error).__name__}: {error}, expected every argument to convert", op=op)
+
+
+def _blame(op: str, name: str, kind: str, value: Any, limit: int) -> Exception | None:
+    got = _convert.type_name(value)
+    if kind in ("Buffer", "Buffer | None"):
+        if isinstance(value, Buffer):
+            if type(getattr(value, "_handle", None)) is not type(NULL):
+                return ArgumentTypeError(
+                    f"{op}: {name}: got a Buffer that no device made, expected one of Buffer.from_numpy or zeros", op=op
+                )
+            return None
+        if value is None and kind != "Buffer":
+            return None
+        hint = " (Buffer.from_numpy(array, device) makes one)" if hasattr(value, "__array__") else ""
+        return ArgumentTypeError(f"{op}: {name}: got {got}, expected {kind.replace(' | ', ' or ')}{hint}", op=op)
+    if kind == "Device" and not isinstance(value, Device):
+        return ArgumentTypeError(f"{op}: {name}: got {got}, expected Device (tlrt.device('cpu') gives one)", op=op)
+    if kind == "int":
+        return _blame_integer(op, name, value, limit)
+    if kind == "Sequence[int]":
+        try:
+            items = list(value) if not isinstance(value, (str, bytes, set, frozenset, dict)) else None
+        except TypeError:
+            items = None
+        if items is None:
+            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of integers", op=op)
+        for i, item in enumerate(items):
+            if (found := _blame_integer(op, f"{name}[{i}]", item, 2**32)) is not None:
+                return found
+    if kind == "float":
+        try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError
+            float(value)
+        except (TypeError, ValueError, OverflowError):
+            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a number", op=op)
+    return None
+
+
+def _blame_integer(op: str, name: str, value: Any, limit: int) -> Exception | None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return ArgumentTypeError(f"{op}: {name}: got {_convert.type_name(value)}, expected an integer", op=op)
+    if number < 0:
+        return ShapeError(f"{op}: {name}: got {number}, expected 0 or more", op=op)
+    if number >= limit:
+        return SizeOverflowError(f"{op}: {name}: got {number}, expected below 2**{limit.bit_length() - 1}", op=op)
+    return None

@@ -1,0 +1,156 @@
+"""Host values on their way in: what becomes float32, which integers are indices, which lists are dimensions.
+
+Everything here refuses with the operation, the argument, what it got and what was expected.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt.errors import (
+    AliasError,
+    ArgumentTypeError,
+    IndexOutOfRangeError,
+    ShapeError,
+    SizeOverflowError,
+    TorchleanError,
+)
+
+__all__ = ["float32", "float64", "float64_out", "type_name", "uint32", "uint32_list"]
+
+_LIMIT = 2**32
+
+
+def type_name(value: object) -> str:
+    """What the value is, for a message: ``ndarray of float16``, ``list``, ``None``."""
+    if value is None:
+        return "None"
+    dtype = getattr(value, "dtype", None)
+    return type(value).__name__ + (f" of {dtype}" if isinstance(value, np.ndarray) else "")
+
+
+def _array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{op}: {name}: got a masked array, expected {expected} (fill the masked elements first)", op=op
+        )
+    if isinstance(value, (str, bytes, bytearray, set, frozenset, dict)) or value is None:
+        raise ArgumentTypeError(f"{op}: {name}: got {type_name(value)}, expected {expected}", op=op)
+    try:
+        return np.asarray(value)
+    except TorchleanError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{op}: {name}: got {type_name(value)} that is no array ({error}), expected {expected}", op=op
+        ) from None
+
+
+def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
+    """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
+    once, anything else is refused."""
+    expected = "float32, float64, integers or bool"
+    array = _array(op, name, value, expected)
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if not (kind in "iub" or (kind == "f" and size in (4, 8))):
+        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+    if array.size >= _LIMIT:
+        raise SizeOverflowError(f"{op}: {name}: got {array.size} elements, expected fewer than 2**32", op=op)
+    return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+
+
+def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
+    """A C-contiguous uint32 array from any integers. `dims` is the shape it must hold; None wants one axis, of any
+    length."""
+    expected = "integers"
+    array = _array(op, name, value, expected)
+    if array.size == 0 and not isinstance(value, np.ndarray):
+        array = array.astype(np.uint32)
+    if array.dtype.kind == "O" or (array.dtype.kind == "f" and not isinstance(value, np.ndarray)):
+        array = _integers(op, name, np.asarray(value, dtype=object))  # NumPy makes floats of [2**63, -1]
+    if array.dtype.kind not in "iu" and array.dtype.kind != "O":
+        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+    _fits(op, name, array, dims)
+    if array.dtype != np.uint32 and array.size:
+        bad = (array < 0) | (array >= _LIMIT) if array.dtype.kind in "iO" else array > np.uint64(_LIMIT - 1)
+        bad = bad.reshape(-1).astype(bool)
+        if bad.any():
+            where = int(bad.argmax())
+            got = int(array.reshape(-1)[where])
+            limit = "expected 0 or more" if got < 0 else "expected below 2**32"
+            raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
+    return np.ascontiguousarray(array, dtype=np.uint32).reshape(-1)
+
+
+def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An object array of Python integers; refuses the first element that is none."""
+    for i, item in enumerate(array.reshape(-1)):
+        try:
+            operator.index(item)
+        except TypeError:
+            raise ArgumentTypeError(
+                f"{op}: {name}: got {type(item).__name__} {item!r} at position {i}, expected integers", op=op
+            ) from None
+    return array
+
+
+def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | None) -> None:
+    if dims is None:
+        if array.ndim != 1:
+            raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected one axis", op=op)
+        wanted = array.size
+    else:
+        wanted = 1
+        for d in dims:
+            wanted *= d
+    if wanted >= _LIMIT:
+        raise SizeOverflowError(f"{op}: {name}: got {wanted} elements, expected fewer than 2**32", op=op)
+    if array.size != wanted or (dims is not None and array.ndim > 1 and array.shape != tuple(dims)):
+        raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected {tuple(dims or ())}", op=op)
+
+
+def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+    """A C-contiguous float64 array; float32, integers and bool widen, anything else is refused."""
+    expected = "float64, float32, integers or bool"
+    array = _array(op, name, value, expected)
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if not (kind in "iub" or (kind == "f" and size in (4, 8))):
+        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+    _fits(op, name, array, dims)
+    return np.ascontiguousarray(array, dtype=np.float64).reshape(-1)
+
+
+def float64_out(
+    op: str, name: str, out: Any, dims: Sequence[int], inputs: Sequence[npt.NDArray[Any]]
+) -> npt.NDArray[np.float64]:
+    """The array a float64 result goes to: `out` checked, or a new one of shape `dims`."""
+    size = 1
+    for d in dims:
+        size *= d
+    if size >= _LIMIT:
+        raise SizeOverflowError(f"{op}: {name}: got {size} elements, expected fewer than 2**32", op=op)
+    if out is None:
+        return np.empty(tuple(dims), dtype=np.float64)
+    if not isinstance(out, np.ndarray) or out.dtype != np.float64 or not out.dtype.isnative:
+        raise ArgumentTypeError(f"{op}: out: got {type_name(out)}, expected ndarray of float64", op=op)
+    if out.shape != tuple(dims):
+        raise ShapeError(f"{op}: out: got shape {out.shape}, expected {tuple(dims)}", op=op)
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ArgumentTypeError(
+            f"{op}: out: got a strided or read-only array, expected a C-contiguous and writeable one", op=op
+        )
+    if any(np.may_share_memory(out, a) for a in inputs):
+        raise AliasError(f"{op}: out: got memory of an input, expected memory of its own", op=op)
+    return out
+
+
+def uint32_list(values: Sequence[int]) -> list[int]:
+    """A dimension list as cffi takes it; TypeError unless all are integers (cffi refuses what does not fit 32 bits)."""
+    if isinstance(values, (str, bytes, set, frozenset, dict)):
+        raise TypeError("not a sequence")
+    return [operator.index(v) for v in values]

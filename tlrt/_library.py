@@ -1,0 +1,203 @@
+"""Finds, loads and checks ``libtorchlean_cuda.so``.
+
+The library is looked for in this order:
+
+1. the file that the environment variable ``TORCHLEAN_CUDA_LIBRARY`` names, and then nowhere else;
+2. ``tlrt/_lib/`` of an installed wheel;
+3. ``native/build/cuda/`` and ``native/build/cpu/`` of the source tree, the first that loads and is up to date.
+
+Its declarations are the text of the C headers. cffi's ABI mode verifies nothing, so the SHA-256 of the declarations is
+compared with the one compiled into the library. Nothing is loaded before the first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
+
+__all__ = ["NAME", "Library", "abi_hash", "build_command", "candidates", "declarations", "failure", "headers", "load"]
+
+NAME = "libtorchlean_cuda.so"
+ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
+_PACKAGE = Path(__file__).resolve().parent
+_TREE = _PACKAGE.parent
+_HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded library: cffi's ``ffi`` and ``lib``, and where it came from."""
+
+    ffi: Any
+    lib: Any
+    path: Path
+    hash: str
+
+    def text(self, pointer: Any) -> str:
+        """A C string as text."""
+        return bytes(self.ffi.string(pointer)).decode("utf-8", "replace")
+
+    @property
+    def build_info(self) -> dict[str, str]:
+        """The library's build information by key: version, backend, compiler, …"""
+        pairs = (part.partition("=") for part in self.text(self.lib.torchlean_cuda_build_info()).split(";"))
+        return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+
+    @property
+    def version(self) -> str:
+        """``major.minor.patch``."""
+        number = int(self.lib.torchlean_cuda_version())
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def declarations(header: str) -> str:
+    """A header as cffi reads it: comments, preprocessor lines and linkage marks removed, white space folded."""
+    text = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
+    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.M).replace("TL_API ", "")
+    return "\n".join(line for line in (" ".join(chunk.split()) + ";" for chunk in text.split(";")) if line != ";")
+
+
+def abi_hash(*texts: str) -> str:
+    """SHA-256, in hex, over the declarations of the headers in order."""
+    return hashlib.sha256("\n".join(map(declarations, texts)).encode()).hexdigest()
+
+
+def headers() -> tuple[str, ...]:
+    """The text of the two headers this package goes with: its own copy in a wheel, else the source tree's."""
+    tried = [_PACKAGE / "_lib", _TREE / "native" / "include"]
+    for folder in tried:
+        if all((folder / name).is_file() for name in _HEADERS):
+            return tuple((folder / name).read_text(encoding="utf-8") for name in _HEADERS)
+    raise LibraryNotFoundError(
+        f"torchlean: headers: got none of {', '.join(_HEADERS)} in {' or '.join(map(str, tried))}, expected both; "
+        f"the installation is incomplete: run {build_command()}"
+    )
+
+
+def candidates() -> list[Path]:
+    """The files that are tried, in order."""
+    if named := os.environ.get(ENVIRONMENT):
+        return [Path(named)]
+    return [
+        _PACKAGE / "_lib" / NAME,
+        _TREE / "native" / "build" / "cuda" / NAME,
+        _TREE / "native" / "build" / "cpu" / NAME,
+    ]
+
+
+def build_command() -> str:
+    """How the library is built from here."""
+    if (_TREE / "native" / "Makefile").is_file():
+        return f"`make -C {_TREE / 'native'}`"
+    return "`pip install --force-reinstall .` in the source tree"
+
+
+def _preload(message: str, depth: int = 0) -> bool:
+    """Loads a CUDA library that `message` misses from the wheels of the ``nvidia`` namespace, and first what that one
+    misses; True if it was loaded."""
+    missing = re.search(r"(lib(?:cublas|cublasLt|cufft|cudart|nvJitLink)\.so[.\d]*)", message)
+    spec = importlib.util.find_spec("nvidia") if missing else None
+    if missing is None or spec is None:
+        return False
+    for folder in spec.submodule_search_locations or ():
+        for file in sorted(Path(folder).glob(f"*/lib/{missing[1]}*")):
+            try:
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+                return True
+            except OSError as error:
+                if depth < 4 and _preload(str(error), depth + 1):
+                    return _preload(message, depth + 1)
+    return False
+
+
+def _open(ffi: Any, path: Path) -> Any:
+    """dlopen, once more after each missing CUDA library that could be supplied. The library stays mapped until the
+    process ends, so finalisers may call it during interpreter shutdown."""
+    for _ in range(4):
+        try:
+            return ffi.dlopen(str(path.resolve()), ffi.RTLD_NOW | ffi.RTLD_LOCAL | ffi.RTLD_NODELETE)
+        except OSError as error:
+            if not _preload(str(error)):
+                raise
+    raise OSError(f"{path}: its CUDA libraries do not load")
+
+
+def _compiled_hash(ffi: Any, lib: Any) -> str:
+    try:
+        return bytes(ffi.string(lib.torchlean_cuda_abi_hash())).decode("ascii", "replace")
+    except AttributeError:
+        return "none (no torchlean_cuda_abi_hash)"
+
+
+def _find() -> Library:
+    texts = headers()
+    expected = abi_hash(*texts)
+    ffi = cffi.FFI()
+    ffi.cdef("\n".join(map(declarations, texts)))
+    tried: list[str] = []
+    stale: list[str] = []
+    for path in candidates():
+        if not path.is_file():
+            tried.append(f"{path}: no such file")
+            continue
+        try:
+            lib = _open(ffi, path)
+        except OSError as error:
+            tried.append(f"{path}: {error}")
+            continue
+        if (got := _compiled_hash(ffi, lib)) == expected:
+            return Library(ffi, lib, path.resolve(), expected)
+        stale.append(f"{path}: got ABI hash {got}")
+    if stale:
+        raise StaleLibraryError(
+            f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers. "
+            f"Build it again with {build_command()}"
+            + (f" or unset {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "")
+        )
+    raise LibraryNotFoundError(
+        "torchlean: library: got none that loads, expected one of\n  "
+        + "\n  ".join(tried)
+        + f"\nBuild it with {build_command()}, or set {ENVIRONMENT} to the file."
+    )
+
+
+_lock = threading.Lock()
+_loaded: Library | None = None
+
+
+def load() -> Library:
+    """The library, loaded at the first call. Raises :class:`LibraryNotFoundError` or :class:`StaleLibraryError`."""
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _find()
+    return _loaded
+
+
+_PREFIX = re.compile(r"\btorchlean_cuda_(?:buffer_)?(?=\w)")
+
+
+def failure(status: int, op: str, rename: dict[str, str] | None = None) -> TorchleanError:
+    """The exception for the calling thread's last failure, for the caller to raise. `rename` maps argument names of C
+    to those of Python."""
+    library = load()
+    message = _PREFIX.sub("", library.text(library.lib.torchlean_cuda_last_error()))
+    for old, new in (rename or {}).items():
+        message = re.sub(rf"\b{old}\b", new, message)
+    if not message:
+        name = library.text(library.lib.torchlean_cuda_status_name(status))
+        message = f"{op}: got status {status} ({name}), expected 0"
+    return by_status.get(status, InternalError)(message, op=op, status=status)

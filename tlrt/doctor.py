@@ -1,0 +1,152 @@
+"""``python -m tlrt doctor``: what was built, which devices are seen, and what to do when something is missing."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Report", "examine", "main"]
+
+
+@dataclass
+class Report:
+    """The findings: facts in the order of the listing, devices, and problems with what to do about each."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
+    #: makes the package unusable: (problem, remedy)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    #: something is missing, but the rest works
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        return not self.problems
+
+    def json(self) -> str:
+        def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
+            return [{"problem": a, "remedy": b} for a, b in items]
+
+        whole = {
+            "usable": self.usable, **self.facts, "devices": self.devices,
+            "problems": pairs(self.problems), "notes": pairs(self.notes),
+        }  # fmt: skip
+        return json.dumps(whole, indent=2)
+
+    def text(self) -> str:
+        rows = [(key.replace("_", " "), str(value)) for key, value in self.facts.items()]
+        rows += [(f"device {name}", text) for name, text in self.devices.items()]
+        width = max((len(key) for key, _ in rows), default=0)
+        out = [f"{key:<{width}}  {value}" for key, value in rows]
+        for title, items in (("problem", self.problems), ("note", self.notes)):
+            for text, remedy in items:
+                indent = "\n" + " " * (len(title) + 2)
+                out += [
+                    "",
+                    f"{title}: {text.replace(chr(10), indent)}",
+                    f"{'do':>{len(title)}}: {remedy.replace(chr(10), indent)}",
+                ]
+        out += ["", "usable: " + (f"yes, on {', '.join(self.devices)}" if self.usable else "no")]
+        return "\n".join(out)
+
+
+def examine() -> Report:
+    """Looks at this installation and this machine."""
+    report = Report()
+    facts = report.facts
+    facts["python"] = f"{platform.python_version()} ({sys.executable})"
+    facts["platform"] = f"{platform.system()} {platform.machine()}"
+    try:
+        import cffi
+        import numpy
+
+        facts["numpy"], facts["cffi"] = numpy.__version__, cffi.__version__
+        from tlrt import __version__, _library, context
+        from tlrt.errors import LibraryNotFoundError, StaleLibraryError, TorchleanError
+    except ImportError as error:
+        report.problems.append((str(error), "pip install numpy cffi"))
+        return report
+    facts["tlrt"] = __version__
+    try:
+        library = _library.load()
+    except (LibraryNotFoundError, StaleLibraryError) as error:
+        facts["library"] = "stale" if isinstance(error, StaleLibraryError) else "not found"
+        report.problems.append((str(error), _library.build_command()))
+        return report
+    facts["library"] = str(library.path)
+    facts["abi"] = f"matches ({library.hash[:16]}…)"
+    facts.update(library.build_info)
+    facts["cpu_variant"] = context.cpu_variant()
+    facts["threads"] = context.threads()
+    if library.version != __version__:
+        report.notes.append((f"library {library.version} with tlrt {__version__}", _library.build_command()))
+    for name in context.devices():
+        try:
+            report.devices[name] = context.describe(name)
+            with context.Device(name) as opened, opened.buffer([1.0, 2.0]) as buffer:
+                if buffer.numpy().tolist() != [1.0, 2.0]:
+                    raise RuntimeError("an upload and download changed the data")
+        except (TorchleanError, RuntimeError) as error:
+            where = report.problems if name == "cpu" else report.notes
+            where.append((f"{name}: {error}", "close other programs on the device, or try another device"))
+    if len(report.devices) == 1:
+        _why_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
+    return report
+
+
+def _why_no_cuda(report: Report, cuda_build: bool) -> None:
+    """Says what keeps CUDA from being used: the build, the driver or the GPU."""
+    from tlrt import context
+    from tlrt.errors import TorchleanError
+
+    driver = _driver()
+    report.facts["cuda_driver"] = driver or "none"
+    build = "`make -C native cuda` or `TORCHLEAN_BUILD=cuda pip install .`"
+    if not cuda_build:
+        remedy = "only if this machine has an NVIDIA GPU: install its driver, then\n" + build
+        if driver:
+            remedy = "to use the GPU: " + build
+        report.notes.append(("this is a CPU-only build", remedy))
+        return
+    try:
+        reason = context.describe("cuda:0")
+    except TorchleanError as error:
+        reason = str(error)
+    if not driver:
+        remedy = "install the NVIDIA driver (libcuda.so.1 does not load); the CPU path works without it"
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        remedy = "unset CUDA_VISIBLE_DEVICES, which hides every GPU"
+    else:
+        remedy = "check that `nvidia-smi` lists a GPU and that its driver is as new as the build's CUDA toolkit"
+    report.notes.append((f"no CUDA device: {reason}", remedy))
+
+
+def _driver() -> str:
+    """The CUDA version of the driver, "" without one. Asks in the least intrusive way: nothing is initialised."""
+    try:
+        version = ctypes.c_int(0)
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+            return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    except (OSError, AttributeError):
+        pass
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0 when the library is usable, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tlrt doctor",
+        description="Says what was built, which devices are seen, and what to do when something is missing.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    arguments = parser.parse_args(argv)
+    report = examine()
+    print(report.json() if arguments.json else report.text())
+    return 0 if report.usable else 1

@@ -1,0 +1,134 @@
+"""Exceptions.
+
+Each status of the C library has its class, and each class also inherits the builtin that a caller would catch: a
+:class:`ShapeError` is a ``ValueError``, an :class:`OutOfMemoryError` a ``MemoryError``. Every message names the
+operation, the argument, what it got and what was expected: ``bmm: B: got 12 elements, expected batch*n*p = 15``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AliasError", "ArgumentError", "ArgumentTypeError", "CublasError", "CudaError", "CufftError", "DeviceMismatchError",
+    "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError", "ReleasedError", "ShapeError",
+    "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError", "by_status",
+]  # fmt: skip
+
+
+class TorchleanError(Exception):
+    """Base of all exceptions of this package.
+
+    ``status`` is the C library's status code (0 for a wrong Python type, which never reaches it), ``op`` the operation
+    ("" if none).
+    """
+
+    status: int = 0
+    op: str = ""
+
+    def __init__(self, message: str = "", *, op: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.op = op
+        if status is not None:
+            self.status = status
+
+
+class ShapeError(TorchleanError, ValueError):
+    """A length, dimension or rank does not fit."""
+
+    status = 20
+
+
+class SizeOverflowError(ShapeError, OverflowError):
+    """A dimension, or a product of dimensions, needs 2^32 or more."""
+
+    status = 30
+
+
+class DeviceMismatchError(TorchleanError, ValueError):
+    """Buffers of different contexts met in one call."""
+
+    status = 40
+
+
+class UnavailableError(TorchleanError, RuntimeError):
+    """There is no such device, or a CPU-only build was asked for CUDA."""
+
+    status = 50
+
+
+class IndexOutOfRangeError(TorchleanError, IndexError):
+    """An index or label is out of range where the operation refuses it, or does not fit 32 bits."""
+
+    status = 60
+
+
+class ArgumentError(TorchleanError, ValueError):
+    """A scalar or option is outside its domain."""
+
+    status = 70
+
+
+class AliasError(TorchleanError, ValueError):
+    """An output shares storage with an input or another output, and may not."""
+
+    status = 80
+
+
+class ReleasedError(TorchleanError, ValueError):
+    """A buffer or device was used after its release (a ``ValueError``, as for closed files)."""
+
+    status = 90
+
+
+class OutOfMemoryError(TorchleanError, MemoryError):
+    """Device or host memory is exhausted, or the device's cap is reached."""
+
+    status = 100
+
+
+class CudaError(TorchleanError, RuntimeError):
+    """The CUDA runtime or a kernel failed. The device object is unusable from here on; close it and make a new one."""
+
+    status = 110
+
+
+class CublasError(TorchleanError, RuntimeError):
+    """cuBLAS failed."""
+
+    status = 120
+
+
+class CufftError(TorchleanError, RuntimeError):
+    """cuFFT failed."""
+
+    status = 130
+
+
+class InternalError(TorchleanError, RuntimeError):
+    """A broken invariant of the library: please report it."""
+
+    status = 140
+
+
+class ArgumentTypeError(TorchleanError, TypeError):
+    """An argument has the wrong Python type, or an array a dtype without a declared float32 form."""
+
+
+class LibraryNotFoundError(TorchleanError, ImportError):
+    """The C library was not found, or no file that was found can be loaded."""
+
+
+class StaleLibraryError(TorchleanError, ImportError):
+    """The C library was compiled from other declarations than this package has."""
+
+
+#: the class of each status code
+by_status: dict[int, type[TorchleanError]] = {
+    10: ArgumentError,
+    **{
+        c.status: c
+        for c in (
+            ShapeError, SizeOverflowError, DeviceMismatchError, UnavailableError, IndexOutOfRangeError, ArgumentError,
+            AliasError, ReleasedError, OutOfMemoryError, CudaError, CublasError, CufftError, InternalError,
+        )
+    },
+}  # fmt: skip

@@ -1,0 +1,465 @@
+"""Drawn test cases: shapes, parameters and data, a function of (operation, seed, data class, size) alone.
+
+A case is drawn from numpy's counter-based Philox generator keyed by those four, so one line reproduces it. Dimensions come
+from a list of mostly prime sizes around powers of two and the edges of the summation trees, distinct within a case, so
+that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 where the budget allows.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from tlspec import registry
+from tlspec.bounds import Bound, call_reference
+from tlspec.data import DATA, corners, double, fill, generator
+from tlspec.registry import Array, Check, Op, Signature
+from tlspec.shapes import FUNCTIONS
+
+__all__ = [
+    "DATA", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes", "draw_case",
+    "fill", "generator", "refused_by", "shape_of",
+]  # fmt: skip
+
+#: elements of all arrays of a case together
+SIZES = {"small": 2**10, "medium": 2**16, "large": 2**22}
+#: sizes dimensions are drawn from: primes, and the neighbours of powers of two and of the summation trees' widths
+DIMS = (
+    0, 1, 2, 3, 5, 7, 11, 13, 17, 31, 32, 33, 61, 64, 65, 127, 128, 129, 251, 255, 256, 257, 509, 513, 1021, 1023, 1024, 1025,
+    2039, 2049, 4093, 4097, 8191, 16381, 16384, 16385, 32771, 65521, 65537, 131071, 262147, 524287, 1048573, 2097143,
+)  # fmt: skip
+#: the largest exactly representable run of integers
+INTEGERS = 2**24
+
+
+class Draw:
+    """What a row's ``draw(d)`` draws its dimensions and parameters with. `budget` is the number of elements the case's
+    arrays may have together; the products of the drawn sizes are kept near it, and a case beyond it is drawn again."""
+
+    def __init__(
+        self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True
+    ):
+        self.rng = rng
+        self.budget = budget
+        #: whether sizes may be 0: decided once per case, since empty cases fit every budget and would win the redraws
+        self.empty = empty
+        #: not 0: all sizes are near the budget's root of this degree (blocks), rather than spread over all magnitudes
+        self.axes = axes
+        #: whether sizes meet in one array, so that their products count
+        self.paired = paired
+        self._used: list[int] = []
+
+    def dim(self, low: int = 0, high: int | None = None) -> int:
+        """One size in [low, high], different from those already drawn; pairs of sizes multiply to at most the budget."""
+        cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 3))
+        if high is not None:
+            cap = min(cap, high)
+        if self.axes:
+            cap = max(low, min(cap, int(1.5 * self.budget ** (1 / self.axes))))
+        choices = [n for n in DIMS if low <= n <= cap and (n or self.empty)] or [low]
+        choices = [n for n in choices if n not in self._used] or choices
+        u = self.rng.random()
+        if u < 0.3 and choices[0] == 0:
+            n = 0
+        elif u < 0.06 and 1 in choices:
+            n = 1
+        elif u < 0.25 and choices[-1] > 65535:
+            n = int(self.rng.choice([k for k in choices if k > 65535]))
+        else:
+            bottom, top = np.log(max(choices[0], 1)), np.log(max(choices[-1], 1) + 1)
+            # without company the larger sizes are the interesting ones
+            share = self.rng.random() if self._used and self.paired else max(self.rng.random(), self.rng.random())
+            if self.axes:
+                bottom = max(top - 2, bottom)
+            target = bottom + (top - bottom) * share
+            n = min((k for k in choices if k > 0), key=lambda k: abs(np.log(k) - target), default=choices[0])
+        self._used.append(n)
+        return n
+
+    def rank(self, low: int = 1, high: int = 8) -> int:
+        """A number of axes in [low, high]; small ones are likelier."""
+        weights = np.array([1.0 / (1 + abs(r - 2.5)) for r in range(low, high + 1)])
+        return int(self.rng.choice(np.arange(low, high + 1), p=weights / weights.sum()))
+
+    def dims(self, rank: int | None = None, budget: int | None = None) -> list[int]:
+        """A dimension list whose product is at most `budget`, in random order."""
+        rank = self.rank() if rank is None else rank
+        left = max(1, (self.budget if budget is None else budget) // 4)
+        out: list[int] = []
+        for i in range(rank):
+            cap = left if i == rank - 1 else max(1, int(left ** self.rng.uniform(0, 1)))
+            choices = [n for n in DIMS if 1 <= n <= cap]
+            choices = [n for n in choices if n not in out or n == 1] or [1]
+            weights = np.array([n**0.5 for n in choices])
+            n = int(self.rng.choice(choices, p=weights / weights.sum()))
+            if self.empty and self.rng.random() < 0.4:
+                n = 0
+            out.append(n)
+            left //= max(n, 1)
+        self.rng.shuffle(out)
+        return out
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer in [low, high], both ends included."""
+        return int(self.rng.integers(low, high, endpoint=True))
+
+    def real(self, low: float, high: float) -> float:
+        """A real in [low, high], rounded to float32."""
+        return float(np.float32(self.rng.uniform(low, high)))
+
+    def choice(self, items: Sequence[Any]) -> Any:
+        """One of `items`."""
+        return items[int(self.rng.integers(len(items)))]
+
+    def indices(self, k: int, n: int, outside: bool = False) -> np.ndarray:
+        """k indices into n rows: random ones, repeats, the first and the last row; with `outside` also n and 2^32 - 1."""
+        out = self.rng.integers(0, max(n, 1), size=k, dtype=np.uint32)
+        style = self.rng.random(k)
+        if n > 0:
+            out[style < 0.15] = 0
+            out[(style >= 0.15) & (style < 0.3)] = n - 1
+            out[(style >= 0.3) & (style < 0.4)] = self.rng.integers(n)
+        if outside:
+            out[(style >= 0.4) & (style < 0.5)] = n
+            out[(style >= 0.5) & (style < 0.55)] = 2**32 - 1
+            if n == 0:
+                out[style >= 0.55] = self.rng.integers(2**31)
+        return out
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The oracle of a case: per output the float64 reference and the absolute tolerance."""
+
+    outputs: tuple[np.ndarray, ...]
+    tolerances: tuple[np.ndarray, ...]
+    #: the sign of a zero is part of the answer where the tolerance is 0
+    signed_zeros: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an operation or of its VJP, with everything it takes."""
+
+    op: Op
+    which: str  # "forward" or "vjp"
+    seed: int
+    data: str
+    size: str
+    dims: dict[str, Any]
+    params: dict[str, Any]
+    inputs: dict[str, np.ndarray | None]
+    #: of a VJP: one per output of the operation
+    cotangents: dict[str, np.ndarray] = field(default_factory=dict)
+    #: the command that gives a case that was not drawn
+    command: str = ""
+
+    @property
+    def signature(self) -> Signature:
+        return self.op.signature if self.which == "forward" else self.op.vjp_signature
+
+    @property
+    def bound(self) -> Bound:
+        return self.op.bound if self.which == "forward" else _rule(self.op).bound
+
+    @property
+    def name(self) -> str:
+        """The entry point that computes it."""
+        return self.op.name if self.which == "forward" else f"{self.op.name}_bwd"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Dimensions and parameters."""
+        return {**self.dims, **self.params}
+
+    @cached_property
+    def arguments(self) -> dict[str, np.ndarray | None]:
+        """The arrays the call takes, by name, in order; a VJP that reads outputs gets the rounded reference."""
+        if self.which == "forward":
+            return self.inputs
+        known: dict[str, Any] = {**self.inputs, **self.cotangents}
+        if any(r not in known for r in _rule(self.op).reads):
+            with np.errstate(all="ignore"):
+                outs = _as_tuple(call_reference(self.op.reference, _spec_inputs(self.inputs), self.values))
+                for array, out in zip(self.op.signature.outputs, outs, strict=True):
+                    known[array.name] = np.asarray(out, np.float64 if array.host else np.float32)
+        return {r: known[r] for r in _rule(self.op).reads}
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and tolerance; computed once."""
+        reference = self.op.reference if self.which == "forward" else _rule(self.op).reference
+        arguments = _spec_inputs(self.arguments)
+        with np.errstate(all="ignore"):
+            outs = [np.asarray(o, np.float64) for o in _as_tuple(call_reference(reference, arguments, self.values))]
+        shapes = [self.shape(a) for a in self.signature.outputs]
+        if [o.shape for o in outs] != shapes:
+            raise ValueError(
+                f"{self.name}: the reference returned shapes {[o.shape for o in outs]}, the signature says {shapes}"
+            )
+        if self.data == "integers" and self.bound.kind != "exact" and _integral(outs):
+            return Expected(tuple(outs), tuple(np.zeros(o.shape) for o in outs), False)
+        tolerances = self.bound.tolerance(reference, outs, arguments, self.values)
+        return Expected(tuple(outs), tuple(tolerances), self.bound.kind in ("exact", "ulp"))
+
+    def shape(self, array: Array) -> tuple[int, ...]:
+        """The shape of one of the call's arrays."""
+        if array.elementwise:
+            return next(x.shape for x in self.inputs.values() if x is not None)
+        return shape_of(array, self.values)
+
+    @property
+    def line(self) -> str:
+        """The command that runs this case alone, on every device."""
+        return (
+            self.command
+            or f"python -m tlrt verify --ops {self.op.name} --seed {self.seed} --data {self.data} --size {self.size} --cases 1"
+        )
+
+
+def _rule(op: Op) -> registry.Vjp:
+    if op.vjp_rule is None:
+        raise ValueError(f"{op.name} has no VJP: {op.no_vjp}")
+    return op.vjp_rule
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _spec_inputs(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """Arrays as references take them: float64, and int64 for indices."""
+    return {
+        k: None if a is None else a.astype(np.int64 if a.dtype == np.uint32 else np.float64) for k, a in arrays.items()
+    }
+
+
+def _integral(outs: Sequence[np.ndarray]) -> bool:
+    return all(bool(np.all(np.abs(o) < INTEGERS) and np.all(o == np.rint(o))) for o in outs)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(expression: str) -> Any:
+    return compile(ast.parse(expression, mode="eval"), expression, "eval")
+
+
+def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
+    """An expression of the grammar over dimensions and parameters."""
+    return eval(_compiled(expression), {"__builtins__": {}, **FUNCTIONS}, dict(values))
+
+
+def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a non-elementwise array for given dimensions and parameters."""
+    shape: list[int] = []
+    for item in array.dims:
+        if item.startswith("*"):
+            shape += evaluate(item[1:], values)
+        else:
+            shape.append(evaluate(item, values))
+    return tuple(int(n) for n in shape)
+
+
+def refused_by(op: Op, values: Mapping[str, Any]) -> Check | None:
+    """The first of the row's checks that these dimensions and parameters fail, or None."""
+    return next((c for c in op.checks if not evaluate(c.expression, values)), None)
+
+
+def cotangent_names(op: Op) -> dict[str, Array]:
+    """Cotangent name to the output it belongs to."""
+    outs = op.signature.outputs
+    return {"g": outs[0]} if len(outs) == 1 else {f"g_{o.name}": o for o in outs}
+
+
+def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
+    """The data classes a row is drawn with: its own, else those of its bound's kind."""
+    if op.data is not None:
+        return op.data
+    kind = (op.bound if which == "forward" else _rule(op).bound).kind
+    if kind == "tree":
+        return ("normal", "uniform", "integers", "special", "structured")
+    return ("normal", "uniform", "wide", "special", "structured")
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def _values(op: Op, d: Draw) -> dict[str, Any]:
+    """Dimensions, parameters and host arrays: the row's draw, completed by the default one."""
+    sig = op.signature
+    values = dict(op.draw(d)) if op.draw is not None else {}
+    for a in sig.inputs:  # a host array that the row drew gives its dimensions
+        if a.name in values and values[a.name] is not None:
+            values.update(
+                zip((i for i in a.dims if i.isidentifier() and i not in values), np.shape(values[a.name]), strict=False)
+            )
+    missing = [i for i in sig.dims if i.lstrip("*") not in values]
+    for j in d.rng.permutation(len(missing)):
+        item = missing[int(j)]
+        values[item.lstrip("*")] = d.dims() if item.startswith("*") else d.dim()
+    if sig.elementwise and "n" not in values:
+        values["n"] = d.dim(0, max(1, d.budget // (len(sig.inputs) + len(sig.outputs))))
+    lists = [values[i[1:]] for i in sig.dims if i.startswith("*")]
+    for p in sig.params:
+        if p.name not in values:
+            if p.kind == "float":
+                default = None if p.default is None else float(p.default)
+                values[p.name] = default if default is not None and d.rng.random() < 0.5 else d.real(-2, 2)
+            elif p.kind == "u32":
+                values[p.name] = d.integer(0, max(len(lists[0]) - 1, 0) if lists else 3)
+            elif p.kind == "u64":
+                values[p.name] = d.integer(0, 2**63 - 1)
+            else:
+                values[p.name] = d.dims()
+        if p.kind == "float":
+            values[p.name] = float(np.float32(values[p.name]))
+    for a in sig.inputs:
+        if a.kind == "u32" and a.name not in values:
+            rows = next((shape_of(b, values) for b in sig.buffers if not b.elementwise), (1,))
+            shape = shape_of(a, values)
+            values[a.name] = d.indices(int(np.prod(shape)), (rows or (1,))[0]).reshape(shape)
+    return values
+
+
+def _elements(op: Op, values: Mapping[str, Any]) -> int:
+    sig = op.signature
+    if sig.elementwise:
+        return int(values["n"]) * (len(sig.inputs) + len(sig.outputs))
+    return sum(int(np.prod(shape_of(a, values), dtype=np.int64)) for a in sig.inputs + sig.outputs)
+
+
+def _admissible(op: Op, rng: np.random.Generator, budget: int) -> dict[str, Any]:
+    """Values that pass the row's checks and stay within the budget."""
+    widest = max(sum(not i.startswith("*") for i in a.dims) for a in op.signature.inputs + op.signature.outputs)
+    allowed, empty, axes = budget, rng.random() < 0.12, widest if widest > 1 and rng.random() < 0.7 else 0
+    for _ in range(200):
+        values = _values(op, Draw(rng, allowed, empty=empty, axes=axes, paired=widest > 1))
+        if refused_by(op, values) is None:
+            if _elements(op, values) <= budget:
+                return values
+            allowed = max(allowed * 2 // 3, 8)
+    raise RuntimeError(
+        f"{op.name}: 200 draws gave no case that passes its checks within {budget} elements; give the row a draw"
+    )
+
+
+def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "medium", which: str = "forward") -> Case:
+    """The case of (operation, seed, data class, size). Forward and VJP of the same four share inputs and parameters. Without
+    a data class the seed picks one of the row's."""
+    row = registry.get(op) if isinstance(op, str) else op
+    if size not in SIZES:
+        raise ValueError(f"no size {size!r}; there are {', '.join(SIZES)}")
+    if data is None:
+        classes = data_classes(row, which)
+        data = classes[int(generator("data", row.name, seed).integers(len(classes)))]
+    elif data not in DATA:
+        raise ValueError(f"no data class {data!r}; there are {', '.join(DATA)}")
+    rng = generator(row.name, seed, data, size)
+    values = _admissible(row, rng, SIZES[size])
+    given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
+    return build_case(row, values, given, rng, seed=seed, data=data, size=size, which=which)
+
+
+def build_case(
+    op: Op,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    rng: np.random.Generator,
+    *,
+    seed: int = 0,
+    data: str = "normal",
+    size: str = "given",
+    which: str = "forward",
+    command: str = "",
+) -> Case:
+    """A case of given dimensions and parameters; arrays that are not `given` are drawn."""
+    sig = op.signature
+    names = [i.lstrip("*") for i in sig.dims]
+    dims = {n: values[n] for n in names}
+    params = {p.name: values[p.name] for p in sig.params}
+    tags = rng.integers(0, 2**63, size=4)
+    bounds = [op.bound] + ([op.vjp_rule.bound] if op.vjp_rule else [])
+    extremes = all(b.kind in ("exact", "ulp") for b in bounds)
+
+    def draw(array: Array, shape: tuple[int, ...], key: object, span: int) -> np.ndarray:
+        stream = generator("array", *tags, key)
+        if array.kind == "f64":
+            return double(stream, shape, data)
+        return fill(stream, shape, data, extremes=extremes, span=span)
+
+    def arrays(span: int) -> Case:
+        inputs: dict[str, np.ndarray | None] = {}
+        optional = generator("optional", *tags)
+        for a in sig.inputs:
+            if a.name in given:
+                inputs[a.name] = given[a.name]
+            elif a.optional and optional.random() < 0.25:
+                inputs[a.name] = None
+            else:
+                inputs[a.name] = draw(a, (int(values["n"]),) if a.elementwise else shape_of(a, values), a.name, span)
+        if sig.elementwise and data == "special" and not given:
+            corners(generator("corners", *tags), [x for x in inputs.values() if x is not None], extremes)
+        cotangents = {}
+        if which == "vjp":
+            for name, out in cotangent_names(op).items():
+                shape = (
+                    next(np.shape(x) for x in inputs.values() if x is not None)
+                    if sig.elementwise
+                    else shape_of(out, values)
+                )
+                cotangents[name] = given[name] if name in given else draw(out, shape, name, span)
+        return Case(op, which, seed, data, size, dims, params, inputs, cotangents, command)
+
+    case = arrays(8)
+    if data == "integers":
+        for span in (8, 4, 2, 1):
+            case = arrays(span)
+            if _small(case):
+                break
+    return case
+
+
+def _small(case: Case) -> bool:
+    """Whether every sum of the case stays exact: the references on absolute values are below 2^24."""
+    reference = case.op.reference if case.which == "forward" else _rule(case.op).reference
+    arguments = {k: np.abs(a) if a is not None else None for k, a in _spec_inputs(case.arguments).items()}
+    with np.errstate(all="ignore"):
+        outs = _as_tuple(call_reference(reference, arguments, case.values))
+    return all(bool(np.all(np.abs(o) < INTEGERS)) for o in outs)
+
+
+def break_check(op: Op, check: Check, seed: int = 0) -> dict[str, Any] | None:
+    """Dimensions and parameters that `check` refuses and the checks before it accept; None where the search finds none."""
+    rng = generator("refused", op.name, check.expression, seed)
+    start = _admissible(op, rng, SIZES["small"])
+    named = {n.id for n in ast.walk(ast.parse(check.expression)) if isinstance(n, ast.Name) and n.id in start}
+    floats = {p.name for p in op.signature.params if p.kind == "float"}
+    for _ in range(2000):
+        values = dict(start)
+        for name in sorted(named):
+            if rng.random() < 0.5:
+                continue
+            old = values[name]
+            if isinstance(old, (list, tuple)):
+                new = [int(v) for v in old]
+                edit = int(rng.integers(4))
+                if edit == 0 or not new:
+                    new.append(int(rng.integers(0, 4)))
+                elif edit == 1:
+                    new.pop(int(rng.integers(len(new))))
+                elif edit == 2:
+                    new[int(rng.integers(len(new)))] = int(rng.integers(0, 9))
+                else:
+                    rng.shuffle(new)
+                values[name] = new[:8]
+            elif name in floats:
+                values[name] = float(rng.choice([0.0, -1.0, 1.0, 2.5, np.inf, -np.inf, np.nan]))
+            else:
+                values[name] = int(rng.choice([0, 1, 2, 3, 5, 8, 9, 100, int(old) + 1, max(int(old) - 1, 0)]))
+        if refused_by(op, values) is check:
+            return values
+    return None

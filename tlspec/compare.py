@@ -1,0 +1,120 @@
+"""The comparator: a float32 result against the float64 reference and its tolerance. It adds no tolerance of its own.
+
+An element of reference value r, tolerance t and result y passes when
+
+- r is NaN and y is NaN (any NaN equals any NaN: payload and sign are not specified), or
+- y is the float32 nearest to r, where a reference beyond the float32 range rounds to infinity, or
+- \\|y - r\\| <= t, both finite, or y is infinite and \\|r\\| + t reaches the overflow threshold 2^128 - 2^103 with y's sign.
+
+An infinite r is met by the same infinity only. The conversion of r to float32 is the definition of the rounded result, so a
+reference whose float64 value is itself rounded must take care of double rounding. With ``signed_zeros`` (rows bound by
+"exact" or ulp) a zero of tolerance 0 must have the sign of the rounded reference, which is what the reference computes in
+IEEE arithmetic; elsewhere zeros are equal, because the order of a sum decides the sign of a zero result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tlspec.bounds import spacing
+from tlspec.cases import Case
+
+__all__ = ["Comparison", "compare", "same_bits"]
+
+#: the least real that rounds to infinity
+OVERFLOW = 2.0**128 - 2.0**103
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome for one output. `share` is the worst error as a share of its tolerance (0 where both are 0), `ulp` the worst
+    error in float32 spacings of the reference; the index, got, expected and tolerance are those of the worst element."""
+
+    ok: bool
+    share: float
+    ulp: float
+    violations: int
+    count: int
+    index: tuple[int, ...] | None = None
+    got: float = 0.0
+    expected: float = 0.0
+    tolerance: float = 0.0
+    note: str = ""
+
+    def explain(self, name: str = "out") -> str:
+        """The worst element in one line."""
+        if self.index is None:
+            return f"{name}: {self.note or 'ok'}"
+        where = f"{name}[{', '.join(map(str, self.index))}]"
+        head = f"{where}: got {self.got!r}, expected {self.expected!r}, tolerance {self.tolerance:.3g}"
+        if np.isfinite(self.share) and self.tolerance > 0:
+            head += f" ({self.share:.3g} of it)"
+        return head + f"; {self.violations} of {self.count} elements" + (f"; {self.note}" if self.note else "")
+
+
+def compare(got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: bool = True) -> Comparison:
+    """Compares a float32 (or float64: host outputs) result with the reference; see the module's docstring."""
+    ref, tol = np.asarray(ref, np.float64), np.broadcast_to(np.asarray(tol, np.float64), np.shape(ref))
+    if got.shape != ref.shape:
+        note = f"got shape {got.shape}, expected {ref.shape}"
+        return Comparison(False, np.inf, np.inf, max(ref.size, 1), ref.size, note=note)
+    if ref.size == 0:
+        return Comparison(True, 0.0, 0.0, 0, 0)
+    double = got.dtype == np.float64
+    with np.errstate(all="ignore"):
+        nearest = ref.astype(got.dtype)
+        y = got.astype(np.float64, copy=False)
+        equal = got == nearest
+        if signed_zeros:
+            equal &= (got != 0) | (tol > 0) | (np.signbit(got) == np.signbit(nearest))
+        nan = np.isnan(ref)
+        equal |= nan & np.isnan(got)
+        # the error of an infinite result of a finite reference is the distance to the overflow threshold
+        threshold = np.inf if double else OVERFLOW
+        error = np.abs(np.where(np.isinf(y) & np.isfinite(ref), np.copysign(threshold, y), y) - ref)
+        finite = np.isfinite(ref)
+        error = np.where(equal & ~finite, 0.0, error)
+        if not double:  # a reference that rounds to infinity is met by infinity exactly
+            error = np.where(equal & np.isinf(got), 0.0, error)
+        within = finite & (error <= tol) & (tol > 0)
+        good = equal | within
+        share = np.where(tol > 0, error / tol, np.where(good, 0.0, np.inf))
+        share = np.where(good, np.fmin(share, 1.0), np.where(np.isnan(share), np.inf, np.fmax(share, 1.0)))
+        unit = np.spacing(np.abs(ref)) if double else spacing(ref)
+        ulps = np.where(finite & np.isfinite(error), error / unit, np.where(good, 0.0, np.inf))
+    bad = int(ref.size - np.count_nonzero(good))
+    rank = np.where(good, share, np.where(np.isfinite(share), share, np.inf))
+    worst = int(np.argmax(rank if not bad else np.where(good, -1.0, rank)))
+    index = tuple(int(i) for i in np.unravel_index(worst, ref.shape))
+    return Comparison(
+        ok=bad == 0,
+        share=float(share.max()),
+        ulp=float(ulps.max()),
+        violations=bad,
+        count=int(ref.size),
+        index=index,
+        got=float(y[index]),
+        expected=float(ref[index]),
+        tolerance=float(tol[index]),
+    )
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> Comparison:
+    """Bit equality of two results, any NaN being equal to any NaN."""
+    kind = np.uint64 if a.dtype == np.float64 else np.uint32
+    if a.shape != b.shape:
+        return Comparison(False, np.inf, np.inf, max(a.size, 1), a.size, note=f"shapes {a.shape} and {b.shape}")
+    left, right = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    differ = (left.view(kind) != right.view(kind)) & ~(np.isnan(left) & np.isnan(right))
+    bad = int(np.count_nonzero(differ))
+    if not bad:
+        return Comparison(True, 0.0, 0.0, 0, a.size)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(differ)), a.shape))
+    return Comparison(False, np.inf, np.inf, bad, a.size, index, float(a[index]), float(b[index]), 0.0, "bits differ")
+
+
+def reproduction(case: Case, device: str) -> str:
+    """The command that repeats one case on one device, without the test suite."""
+    return f"{case.line} --device {device}"

@@ -1,0 +1,140 @@
+"""The data classes: what values drawn arrays hold.
+
+============  ========================================================================================================
+data class    values
+============  ========================================================================================================
+normal        N(0, 1)
+uniform       [0, 1), multiples of 2^-24
+wide          every finite float32 is equally likely to be hit by exponent: all binades, subnormals, both signs
+special       normal, sprinkled with ±0, ±inf, NaN, subnormals, ties, and for rounded-once operations ±max
+integers      small integers whose sums and products stay below 2^24, so every summation order is exact: tolerance 0
+structured    constant, one-hot, ascending, few distinct values, zeros, alternating signs; short significands, because a
+              rounding repeated on equal data is biased and the probabilistic bounds do not cover it
+grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact, which the laws need
+============  ========================================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+__all__ = ["DATA", "corners", "double", "fill", "generator"]
+
+#: the data classes
+DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "grid")
+
+
+def generator(*key: object) -> np.random.Generator:
+    """A Philox generator keyed by the words of `key`."""
+    digest = hashlib.blake2b("|".join(map(str, key)).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+_SPECIALS = np.array(
+    [
+        0.0,
+        -0.0,
+        -0.0,
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        -np.nan,
+        2.0**-149,
+        -(2.0**-149),
+        2.0**-126,
+        -(2.0**-127),
+        1.0,
+        -1.0,
+        1 + 2.0**-23,
+        0.5,
+    ],
+    np.float32,
+)
+_EXTREMES = np.array(
+    [np.finfo(np.float32).max, np.finfo(np.float32).min, 88.7, -104.0, 2.0**127, 2.0**24 + 2], np.float32
+)
+
+
+def fill(
+    rng: np.random.Generator, shape: tuple[int, ...], data: str, *, extremes: bool = True, span: int = 8
+) -> np.ndarray:
+    """An array of one data class. `extremes` lets "special" come near the overflow threshold; `span` bounds "integers"."""
+    n = int(np.prod(shape, dtype=np.int64))
+    if data == "normal":
+        x = rng.standard_normal(n, dtype=np.float32)
+    elif data == "uniform":
+        x = rng.random(n, dtype=np.float32)
+    elif data == "wide":
+        bits = rng.integers(0, 2**32, size=n, dtype=np.uint32)
+        exponent = rng.integers(0, 255, size=n, dtype=np.uint32)
+        fraction = bits & np.uint32(0x7FFFFF)
+        fraction = np.where(
+            exponent == 0, fraction >> (bits >> np.uint32(23) & np.uint32(15)), fraction
+        )  # all subnormal binades
+        x = ((bits & np.uint32(0x80000000)) | (exponent << np.uint32(23)) | fraction).view(np.float32)
+    elif data == "special":
+        x = rng.standard_normal(n, dtype=np.float32)
+        pool = np.concatenate([_SPECIALS, _EXTREMES]) if extremes else _SPECIALS
+        # a rate that leaves most rows of a large array with some ordinary results
+        rate = float(rng.choice([0.3, 0.05, 0.005])) if n > 1000 else 0.3
+        hit = rng.random(n) < rate
+        x[hit] = rng.choice(pool, size=int(hit.sum()))
+        ties = rng.random(n) < 0.1
+        if n:
+            x[ties] = x[rng.integers(0, n, size=int(ties.sum()))]
+    elif data == "integers":
+        x = rng.integers(-span, span, size=n, endpoint=True).astype(np.float32)
+    elif data == "grid":
+        x = (rng.integers(-128, 128, size=n, endpoint=True) / 64).astype(np.float32)
+    elif data == "structured":
+        x = _structured(rng, n, shape)
+    else:
+        raise ValueError(f"no data class {data!r}; there are {', '.join(DATA)}")
+    return x.astype(np.float32, copy=False).reshape(shape)
+
+
+def _structured(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
+    kind = int(rng.integers(6))
+    i = np.arange(n)
+    last = max(shape[-1] if shape else 1, 1)
+    if kind == 0:
+        return np.full(n, rng.integers(-16, 16) / 8)
+    if kind == 1:
+        return (i % last == int(rng.integers(last))).astype(np.float32)
+    if kind == 2:
+        return (i % 251) / 64
+    if kind == 3:
+        return rng.choice(np.array([-1.5, 0.25, 2.0]), size=n)
+    if kind == 4:
+        return np.zeros(n)
+    return np.where(i % 2 == 0, 1.25, -0.75)
+
+
+def double(rng: np.random.Generator, shape: tuple[int, ...], data: str) -> np.ndarray:
+    """A float64 host array: full double precision for the classes that have rounding."""
+    if data == "normal":
+        return rng.standard_normal(shape)
+    if data == "uniform":
+        return rng.random(shape)
+    return fill(rng, shape, data, extremes=False).astype(np.float64)
+
+
+def corners(rng: np.random.Generator, arrays: list[np.ndarray], extremes: bool) -> None:
+    """Elementwise operands meet in all pairs of special values, in place, as far as there is room (a third of the elements);
+    then some elements of the second are made equal to the first's, and half of those zeros differ in sign."""
+    pool = np.concatenate([_SPECIALS, _EXTREMES]) if extremes else _SPECIALS
+    n = arrays[0].size
+    count = len(pool)
+    pairs = rng.permutation(count**2)[: n // 3]
+    where = rng.permutation(n)[: len(pairs)]
+    arrays[0][where] = pool[pairs // count]
+    if len(arrays) > 1 and arrays[1].size == n:
+        arrays[1][where] = pool[pairs % count]
+        hit = rng.random(n) < 0.1
+        arrays[1][hit] = arrays[0][hit]
+        zero = hit & (arrays[0] == 0) & (rng.random(n) < 0.5)
+        arrays[1][zero] = -arrays[0][zero]

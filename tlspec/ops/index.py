@@ -1,0 +1,181 @@
+"""Gathers and scatter-adds with indices from the host.
+
+An index is below 2^32 and may lie outside the array: a gather then reads zeros, a scatter-add ignores it. Repeated
+indices add up one after the other in the order of the index list, so every result has one value on every device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec.bounds import exact, tree
+from tlspec.laws import adjoint, linear
+from tlspec.registry import check, op
+
+
+def gathered(table, indices):
+    """table[indices] along axis 0, zeros where an index is out of range."""
+    indices = np.asarray(indices, dtype=np.int64)
+    inside = indices < table.shape[0]
+    out = np.zeros((indices.size, *table.shape[1:]), dtype=table.dtype)
+    out[inside] = table[indices[inside]]
+    return out
+
+
+def scattered(base, values, indices):
+    """A copy of base plus values[j] at indices[j] along axis 0, in the order of j; out-of-range indices are ignored."""
+    indices = np.asarray(indices, dtype=np.int64)
+    inside = indices < base.shape[0]
+    out = base.copy()
+    np.add.at(out, indices[inside], values[inside])
+    return out
+
+
+def hits(indices, length):
+    """How often each of 0..length-1 occurs in indices."""
+    indices = np.asarray(indices, dtype=np.int64)
+    return np.bincount(indices[indices < length], minlength=length)
+
+
+def draw_vec(d):
+    """Dimensions and indices of a vector of any length; an empty one puts every index out of range."""
+    n, k = d.dim(), d.dim()
+    return {"n": n, "k": k, "indices": d.indices(k, n, outside=True)}
+
+
+def draw_rows(d):
+    """The same for the rows of a matrix."""
+    rows, cols, k = d.dim(), d.dim(), d.dim()
+    return {"rows": rows, "cols": cols, "k": k, "indices": d.indices(k, rows, outside=True)}
+
+
+def draw_row(d):
+    """A matrix and one of its rows."""
+    rows = d.integer(1, 67)
+    return {"rows": rows, "cols": d.dim(), "i": d.integer(0, rows - 1)}
+
+
+SIZE_VEC = {"n": 2**24, "k": 2**22}
+SIZE_ROWS = {"rows": 50257, "cols": 1024, "k": 65536}
+
+
+@op("vec[n], indices: u32[k] -> out[k]", bound=exact(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
+    bench=[SIZE_VEC], numpy=lambda np, vec, indices: vec[indices],
+    torch=lambda torch, vec, indices: torch.index_select(vec, 0, indices),
+    source="numpy.take; an index out of range reads 0")  # fmt: skip
+def gather_vec(vec, indices):
+    """Elements of a vector picked by host indices.
+
+    out[j] = vec[indices[j]] if indices[j] < n, else 0
+
+    vec (n), indices (k) -> out (k). A copy: NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0
+    zeros.
+    """
+    return gathered(vec, indices)
+
+
+@gather_vec.vjp("indices, g -> gvec", bound=tree(lambda indices, n: np.maximum(hits(indices, n) - 1, 0)))
+def gather_vec_vjp(indices, g, n):
+    """gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
+    return scattered(np.zeros(n), g, indices)
+
+
+@op("mat[rows, cols], indices: u32[k] -> out[k, cols]", bound=exact(), draw=draw_rows,
+    laws=[linear("mat"), adjoint("mat")], bench=[SIZE_ROWS],
+    numpy=lambda np, mat, indices: mat[indices], torch=lambda torch, mat, indices: torch.index_select(mat, 0, indices),
+    source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
+def gather_rows(mat, indices):
+    """Rows of a matrix picked by host indices.
+
+    out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
+
+    mat (rows, cols), indices (k) -> out (k, cols). A copy: NaN and -0 come through unchanged. k = 0 or cols = 0 gives
+    an empty result, rows = 0 zeros.
+    """
+    return gathered(mat, indices)
+
+
+@gather_rows.vjp(
+    "indices, g -> gmat", bound=tree(lambda indices, rows: np.maximum(hits(indices, rows) - 1, 0)[:, np.newaxis])
+)
+def gather_rows_vjp(indices, g, rows, cols):
+    """gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
+    return scattered(np.zeros((rows, cols)), g, indices)
+
+
+@op("x[n], values[k], indices: u32[k] -> out[n]", bound=tree(lambda x, indices: hits(indices, len(x))),
+    draw=draw_vec, laws=[linear("x", "values"), adjoint("x", "values")], bench=[SIZE_VEC],
+    torch=lambda torch, x, values, indices: torch.index_add(x, 0, indices, values),
+    source="numpy.add.at, torch.index_add")  # fmt: skip
+def scatter_add(x, values, indices):
+    """A copy of a vector with values added at host indices.
+
+    out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
+
+    x (n), values (k), indices (k) -> out (n). Indices of n or more are ignored; an element without a hit keeps its
+    bits. IEEE special values; deterministic. k = 0 copies x.
+    """
+    return scattered(x, values, indices)
+
+
+@scatter_add.vjp(
+    "indices, g -> gx, gvalues",
+    bound=exact(),
+    via=lambda ops, /, indices, g, n, **_: (ops.share(g), ops.gather_vec(g, indices, n=n)),
+)
+def scatter_add_vjp(indices, g):
+    """gx = g (shared storage), gvalues[j] = g[indices[j]], 0 where the index was out of range."""
+    return g, gathered(g, indices)
+
+
+@op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
+    bound=tree(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    laws=[linear("mat", "values"), adjoint("mat", "values")], bench=[SIZE_ROWS],
+    torch=lambda torch, mat, values, indices: torch.index_add(mat, 0, indices, values),
+    source="numpy.add.at, torch.index_add")  # fmt: skip
+def scatter_add_rows(mat, values, indices):
+    """A copy of a matrix with rows added at host indices.
+
+    out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
+
+    mat (rows, cols), values (k, cols), indices (k) -> out (rows, cols). Indices of rows or more are ignored; a row
+    without a hit keeps its bits. IEEE special values; deterministic. k = 0 copies mat.
+    """
+    return scattered(mat, values, indices)
+
+
+@scatter_add_rows.vjp(
+    "indices, g -> gmat, gvalues",
+    bound=exact(),
+    via=lambda ops, /, indices, g, rows, cols, **_: (ops.share(g), ops.gather_rows(g, indices, rows=rows, cols=cols)),
+)
+def scatter_add_rows_vjp(indices, g):
+    """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
+    return g, gathered(g, indices)
+
+
+@op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]", bound=exact(), draw=draw_row,
+    checks=[check("i", "i < rows", "INDEX", say="i < rows")],
+    laws=[linear("mat", "row"), adjoint("mat", "row")], bench=[{"rows": 16384, "cols": 4096, "i": 8191}],
+    source="IEEE 754-2019, 5.4.1")  # fmt: skip
+def scatter_add_row(mat, row, i):
+    """A copy of a matrix with one row added to row i.
+
+    out[i, c] = mat[i, c] + row[c]; every other row is copied
+
+    mat (rows, cols), row (cols) -> out (rows, cols). IEEE special values; the copied rows keep their bits. An i of rows
+    or more is refused (INDEX), so an empty matrix always is.
+    """
+    out = mat.copy()
+    out[i] += row
+    return out
+
+
+@scatter_add_row.vjp(
+    "g -> gmat, grow",
+    bound=exact(),
+    via=lambda ops, g, rows, cols, i: (ops.share(g), ops.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
+)
+def scatter_add_row_vjp(g, i):
+    """gmat = g (shared storage), grow = g[i]."""
+    return g, g[i]

@@ -1,0 +1,103 @@
+"""Matrix products.
+
+The CPU path sums each element in one fixed order (native/src/cpu/gemm.h). On CUDA cuBLAS chooses the order, so the
+bounds assume the worst one, a chain over the whole inner dimension, and the two devices differ in the last bits.
+Products large enough to pay for it run in float64 on devices whose float64 is fast and are then rounded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec import laws
+from tlspec.bounds import LAMBDA, column_height, custom, tree
+from tlspec.registry import op
+
+SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
+BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64, "n": 64, "p": 64}]
+
+
+@op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES,
+    numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
+def matmul(A, B):
+    """Matrix product.
+
+    out[i, j] = Σ_k A[i, k]·B[k, j]
+
+    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0
+    an empty result.
+    """
+    return A @ B
+
+
+@matmul.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)))
+def matmul_vjp(A, B, g):
+    """gA = g·Bᵀ, gB = Aᵀ·g; no transpose is stored."""
+    return g @ B.T, A.T @ g
+
+
+@op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
+    bench=BATCHES, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
+    source="torch.bmm")  # fmt: skip
+def bmm(A, B):
+    """Batched matrix product.
+
+    out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
+
+    A (batch, m, n), B (batch, n, p) -> out (batch, m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; any
+    other zero dimension an empty result.
+    """
+    return A @ B
+
+
+@bmm.vjp("A, B, g -> gA, gB", bound=tree(lambda m, p: (p, m)))
+def bmm_vjp(A, B, g):
+    """gA[b] = g[b]·B[b]ᵀ, gB[b] = A[b]ᵀ·g[b]; no transpose is stored."""
+    return g @ B.swapaxes(1, 2), A.swapaxes(1, 2) @ g
+
+
+@op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
+    same_bits=False, cuda="cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
+    bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
+    numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
+    source="torch.nn.functional.linear")  # fmt: skip
+def linear(W, x, b):
+    """Affine layer; one vector is a batch of 1.
+
+    y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
+
+    W (outputs, inputs), x (batch, inputs), b (outputs) -> y (batch, outputs). IEEE special values: 0·inf is NaN.
+    inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
+    """
+    return x @ W.T + b
+
+
+@linear.vjp("W, x, g -> gW, gx, gb", bound=tree(lambda batch, outputs: (batch, outputs, column_height(batch))))
+def linear_vjp(W, x, g):
+    """gW = gᵀ·x, gx = g·W, gb[o] = Σ_r g[r, o] by the column tree of formula/sum_tree.h; no transpose is stored."""
+    return g.T @ x, g @ W, g.sum(axis=0)
+
+
+def _dgemm_tolerance(A, B):
+    """The tree bound with float64's u = 2^-53, plus the rounding of the result and of the reference."""
+    u, h = 2.0**-53, A.shape[1]
+    return min(h, LAMBDA * h**0.5) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
+
+
+@op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]", bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"),
+    same_bits=False, cuda="cuBLAS", data=["normal", "uniform", "integers", "special", "structured"], bench=SQUARES[:5],
+    numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: (A @ B).cpu(), source="BLAS dgemm",
+    no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
+def dgemm(A, B):
+    """Matrix product of host float64 arrays; the result is back on the host when the call returns.
+
+    out[i, j] = Σ_k A[i, k]·B[k, j], in float64
+
+    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes
+    nothing.
+    """
+    # The oracle needs more than float64: longdouble has 64 or 113 bits where the C compiler's long double does.
+    with np.errstate(all="ignore"):
+        return (A.astype(np.longdouble) @ B.astype(np.longdouble)).astype(np.float64)

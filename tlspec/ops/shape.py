@@ -1,0 +1,458 @@
+"""Shape operations: concatenation, slices, broadcasts and their adjoint, permutations of axes.
+
+All but ``reduce_from_broadcast`` move values and compute nothing, so they are bit-exact and keep the payload of a NaN.
+Reshape, flatten and detach share storage with their source and need no kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tlspec.bounds import column_height, exact, tree, tree_height
+from tlspec.laws import adjoint, inverse, involution, linear
+from tlspec.registry import check, op
+from tlspec.shapes import swap
+
+# ---- ends and pieces of a vector ------------------------------------------------------------------------------------
+
+
+@op(
+    "a[n], b[m] -> out[n + m]",
+    bound=exact(),
+    bench=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}],
+    numpy=lambda np, a, b: np.concatenate([a, b]),
+    torch=lambda torch, a, b: torch.cat([a, b]),
+    laws=[linear("a", "b"), adjoint("a", "b")],
+    source="numpy.concatenate",
+)
+def concat1d(a, b):
+    """Two vectors, one after the other.
+
+    out[i] = a[i] for i < n, b[i − n] from there on
+
+    Shapes: a (n), b (m), out (n + m). Either may be empty.
+
+    Errors: OVERFLOW where n + m reaches 2^32.
+    """
+    return np.concatenate([a, b])
+
+
+@concat1d.vjp(
+    "g -> ga, gb",
+    via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m)),
+)
+def concat1d_vjp(g, n):
+    """ga = g[:n], gb = g[n:]."""
+    return g[:n], g[n:]
+
+
+def _draw_slice(d):
+    n = d.dim()
+    start = d.integer(0, n)
+    return {"n": n, "start": start, "len": d.integer(0, n - start)}
+
+
+@op(
+    "x[n]; start: u32, len: u32 -> out[len]",
+    bound=exact(),
+    checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
+    draw=_draw_slice,
+    bench=[
+        {"n": 2**25, "start": 2**23 + 1, "len": 2**24},
+        {"n": 2**28, "start": 2**20, "len": 2**27},
+        {"n": 2**28, "start": 2**20 + 3, "len": 2**27},
+    ],
+    numpy=lambda np, x, start, len: x[start : start + len].copy(),
+    torch=lambda torch, x, start, len: x[start : start + len].clone(),
+    laws=[linear("x"), adjoint("x")],
+    source="numpy basic slicing",
+)
+def slice1d(x, start, len):
+    """A run of consecutive elements.
+
+    out[i] = x[start + i]
+
+    Shapes: x (n), out (len). len = 0 gives an empty buffer.
+
+    Errors: INDEX unless start + len ≤ n.
+    """
+    return x[start : start + len]
+
+
+@slice1d.vjp("g -> gx")
+def slice1d_vjp(g, n, start, len):
+    """gx[start + i] = g[i], 0 elsewhere."""
+    gx = np.zeros(n)
+    gx[start : start + len] = g
+    return gx
+
+
+# ---- broadcasts -----------------------------------------------------------------------------------------------------
+
+
+@op(
+    "vec[cols] -> out[rows, cols]",
+    order="rows, cols",
+    bound=exact(),
+    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
+    numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
+    torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous(),
+    laws=[linear("vec"), adjoint("vec")],
+    source="numpy.broadcast_to",
+)
+def broadcast_vec_to_rows(vec, rows, cols):
+    """A vector repeated as every row of a matrix.
+
+    out[i, j] = vec[j]
+
+    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer.
+    """
+    return np.broadcast_to(vec, (rows, cols))
+
+
+@broadcast_vec_to_rows.vjp(
+    "g -> gvec",
+    bound=tree(lambda rows, cols: tree_height(rows) if cols == 1 else column_height(rows)),
+    via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols),
+)
+def broadcast_vec_to_rows_vjp(g):
+    """gvec[j] = Σ_i g[i, j]; zeros where there are no rows. The sum is reduce_sum_axis0's."""
+    return g.sum(axis=0)
+
+
+@op(
+    "vec[rows] -> out[rows, cols]",
+    order="rows, cols",
+    bound=exact(),
+    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
+    numpy=lambda np, vec, rows, cols: np.broadcast_to(vec[:, None], (rows, cols)).copy(),
+    torch=lambda torch, vec, rows, cols: vec[:, None].expand(rows, cols).contiguous(),
+    laws=[linear("vec"), adjoint("vec")],
+    source="numpy.broadcast_to",
+)
+def broadcast_vec_to_cols(vec, rows, cols):
+    """A vector repeated as every column of a matrix.
+
+    out[i, j] = vec[i]
+
+    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer.
+    """
+    return np.broadcast_to(vec[:, None], (rows, cols))
+
+
+@broadcast_vec_to_cols.vjp(
+    "g -> gvec",
+    bound=tree(lambda cols: tree_height(cols)),
+    via=lambda k, g, rows, cols: k.reduce_sum_axis1(g, rows=rows, cols=cols),
+)
+def broadcast_vec_to_cols_vjp(g):
+    """gvec[i] = Σ_j g[i, j]; zeros where there are no columns. The sum is reduce_sum_axis1's."""
+    return g.sum(axis=1)
+
+
+def _expanded(x, in_dims: Sequence[int], axis_map: Sequence[int]):
+    """`x` with an axis of size 1 at every inserted output axis; works on NumPy arrays and PyTorch tensors."""
+    return x.reshape([in_dims[k - 1] if k else 1 for k in axis_map])
+
+
+def _summed_axes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> tuple[int, ...]:
+    """The output axes along which input elements are repeated."""
+    return tuple(
+        j
+        for j, (k, size) in enumerate(zip(axis_map, out_dims, strict=True))
+        if size != 1 and (k == 0 or in_dims[k - 1] != size)
+    )
+
+
+def sum_passes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The (outer, length, inner) sums of ``reduce_from_broadcast`` in their order; the twin of
+    ``native/src/formula/broadcast_axes.h``. Adjacent repeated axes are summed as one, the innermost run first."""
+    repeated = _summed_axes(in_dims, out_dims, axis_map)
+    axes: list[tuple[int, bool]] = []
+    for j, size in enumerate(out_dims):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == (j in repeated):
+            axes[-1] = (axes[-1][0] * size, axes[-1][1])
+        else:
+            axes.append((size, j in repeated))
+    passes = []
+    for i in reversed(range(len(axes))):
+        if axes[i][1]:
+            outer, inner = (int(np.prod([s for s, _ in part], dtype=object)) for part in (axes[:i], axes[i + 1 :]))
+            passes.append((outer, axes.pop(i)[0], inner))
+    return passes
+
+
+def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> int:
+    """The height of the tree that ``reduce_from_broadcast`` sums by: those of its passes, one after the other."""
+    if 0 in out_dims:
+        return 0
+    passes = sum_passes(in_dims, out_dims, axis_map)
+    return sum(tree_height(length) if inner == 1 else column_height(length) for _, length, inner in passes)
+
+
+def _draw_broadcast(d):
+    form = d.choice(["any", "any", "any", "any", "square", "column", "scalar", "same"])
+    if form == "square":  # (n) -> (n, n) under both maps
+        n = d.dim(high=math.isqrt(d.budget))
+        return {"in_dims": [n], "out_dims": [n, n], "axis_map": d.choice([[1, 0], [0, 1]])}
+    if form == "column":  # (C) -> (C, H)
+        c, h = d.dims(2)
+        return {"in_dims": [c], "out_dims": [c, h], "axis_map": [1, 0]}
+    rank = d.integer(0, 8)
+    out_dims = list(d.dims(rank))
+    if form == "scalar":  # rank 0 to any shape
+        return {"in_dims": [], "out_dims": out_dims, "axis_map": [0] * rank}
+    in_dims, axis_map = [], []
+    for size in out_dims:
+        kind = "kept" if form == "same" else d.choice(["kept", "kept", "one", "inserted"])
+        if kind != "inserted":
+            in_dims.append(1 if kind == "one" else size)
+        axis_map.append(0 if kind == "inserted" else len(in_dims))
+    return {"in_dims": in_dims, "out_dims": out_dims, "axis_map": axis_map}
+
+
+_MAP_CHECK = check(
+    "axis_map",
+    "axis_map_ok(in_dims, out_dims, axis_map)",
+    status="SHAPE",
+    say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal",
+)
+_BROADCASTS = [
+    {"in_dims": [64, 1, 512], "out_dims": [64, 512, 512], "axis_map": [1, 2, 3]},
+    {"in_dims": [256, 1], "out_dims": [64, 256, 16384], "axis_map": [0, 1, 2]},
+    {"in_dims": [32, 1, 1024, 1], "out_dims": [32, 16, 1024, 512], "axis_map": [1, 2, 3, 4]},
+]
+
+
+@op(
+    "x[*in_dims]; axis_map: dims -> out[*out_dims]",
+    bound=exact(),
+    checks=[_MAP_CHECK],
+    draw=_draw_broadcast,
+    bench=_BROADCASTS,
+    numpy=lambda np, x, in_dims, out_dims, axis_map: np.broadcast_to(_expanded(x, in_dims, axis_map), out_dims).copy(),
+    torch=lambda torch, x, in_dims, out_dims, axis_map: _expanded(x, in_dims, axis_map).expand(out_dims).contiguous(),
+    laws=[linear("x"), adjoint("x")],
+    source="numpy.broadcast_to",
+)
+def broadcast_to(x, in_dims, out_dims, axis_map):
+    """An array repeated along new axes and along its axes of size 1.
+
+    out[j] = x[i] with i_(k−1) = j_a where axis_map[a] = k and input axis k − 1 is no broadcast, 0 where it has size 1
+
+    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
+
+    Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
+
+    Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
+    input axis has size 1 or the size of its output axis.
+    """
+    return np.broadcast_to(_expanded(np.asarray(x), in_dims, axis_map), out_dims)
+
+
+@broadcast_to.vjp(
+    "g -> gx",
+    bound=tree(sum_height),
+    via=lambda k, g, in_dims, out_dims, axis_map: k.reduce_from_broadcast(
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
+    ),
+)
+def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
+    """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
+    axes = _summed_axes(in_dims, out_dims, axis_map)
+    return (np.sum(g, axis=axes) + 0.0 if axes else np.asarray(g)).reshape(in_dims)
+
+
+@op(
+    "x[*out_dims]; axis_map: dims -> out[*in_dims]",
+    order="*in_dims, *out_dims",
+    bound=tree(sum_height),
+    checks=[_MAP_CHECK],
+    draw=_draw_broadcast,
+    bench=_BROADCASTS,
+    numpy=lambda np, x, in_dims, out_dims, axis_map: np.sum(x, axis=_summed_axes(in_dims, out_dims, axis_map)).reshape(
+        in_dims
+    ),
+    torch=lambda torch, x, in_dims, out_dims, axis_map: torch.sum(
+        x, dim=_summed_axes(in_dims, out_dims, axis_map)
+    ).reshape(in_dims),
+    laws=[linear("x"), adjoint("x")],
+    source="the adjoint of numpy.broadcast_to",
+)
+def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
+    """The adjoint of broadcast_to: the sum of all output elements that read one input element.
+
+    out[i] = Σ x[j] over the j at which broadcast_to reads element i
+
+    in_dims, out_dims and axis_map are those of the broadcast, so x has the shape of its output. Summed by the trees of
+    formula/sum_tree.h: runs of adjacent repeated axes as one sum, the innermost run first. A copy where nothing is
+    repeated.
+
+    Shapes: x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
+
+    Errors: SHAPE as for broadcast_to.
+    """
+    return broadcast_to_vjp(x, in_dims, out_dims, axis_map)
+
+
+@reduce_from_broadcast.vjp(
+    "g -> gx",
+    bound=exact(),
+    via=lambda k, g, in_dims, out_dims, axis_map: k.broadcast_to(
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
+    ),
+)
+def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
+    """gx = broadcast_to(g)."""
+    return np.broadcast_to(_expanded(np.asarray(g), in_dims, axis_map), out_dims)
+
+
+# ---- permutations of axes -------------------------------------------------------------------------------------------
+
+
+@op(
+    "x[rows, cols] -> out[cols, rows]",
+    bound=exact(),
+    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
+    numpy=lambda np, x: x.T.copy(),
+    torch=lambda torch, x: x.T.contiguous(),
+    laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
+    source="numpy.transpose",
+)
+def transpose2d(x):
+    """The transpose of a matrix.
+
+    out[j, i] = x[i, j]
+
+    Shapes: x (rows, cols), out (cols, rows).
+    """
+    return x.T
+
+
+@transpose2d.vjp("g -> gx", via=lambda k, g, rows, cols: k.transpose2d(g, rows=cols, cols=rows))
+def transpose2d_vjp(g):
+    """gx = gᵀ."""
+    return g.T
+
+
+def _draw_swap(d):
+    rank = d.integer(2, 8)
+    return {"dims": list(d.dims(rank)), "depth": d.integer(0, rank - 2)}
+
+
+@op(
+    "x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
+    bound=exact(),
+    checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
+    draw=_draw_swap,
+    bench=[
+        {"dims": [16, 512, 16, 64], "depth": 1},
+        {"dims": [64, 2048, 16, 128], "depth": 1},
+        {"dims": [64, 2048, 2048], "depth": 1},
+    ],
+    numpy=lambda np, x, depth: np.swapaxes(x, depth, depth + 1).copy(),
+    torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).contiguous(),
+    laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
+    source="numpy.swapaxes",
+)
+def swap_adjacent_at_depth(x, depth):
+    """An array with axes depth and depth + 1 exchanged.
+
+    out[…, j, i, …] = x[…, i, j, …]
+
+    Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
+
+    Errors: ARGUMENT unless depth + 1 is an axis.
+    """
+    return np.swapaxes(x, depth, depth + 1)
+
+
+@swap_adjacent_at_depth.vjp(
+    "g -> gx", via=lambda k, g, dims, depth: k.swap_adjacent_at_depth(g, dims=swap(dims, depth), depth=depth)
+)
+def swap_adjacent_at_depth_vjp(g, depth):
+    """gx = g with the same two axes exchanged."""
+    return np.swapaxes(g, depth, depth + 1)
+
+
+_BLOCKS = [{"a": 64, "b": 128, "c": 96}, {"a": 512, "b": 1024, "c": 512}]
+
+
+@op(
+    "x[a, b, c] -> out[b, c, a]",
+    bound=exact(),
+    bench=_BLOCKS,
+    numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
+    torch=lambda torch, x: x.permute(1, 2, 0).contiguous(),
+    laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
+    source="numpy.transpose",
+)
+def transpose3d_bca(x):
+    """The axes (a, b, c) reordered to (b, c, a).
+
+    out[j, k, i] = x[i, j, k]
+
+    Shapes: x (a, b, c), out (b, c, a).
+    """
+    return x.transpose(1, 2, 0)
+
+
+@transpose3d_bca.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_cab(g, a=b, b=c, c=a))
+def transpose3d_bca_vjp(g):
+    """gx[i, j, k] = g[j, k, i]."""
+    return g.transpose(2, 0, 1)
+
+
+@op(
+    "x[a, b, c] -> out[c, a, b]",
+    bound=exact(),
+    bench=_BLOCKS,
+    numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
+    torch=lambda torch, x: x.permute(2, 0, 1).contiguous(),
+    laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
+    source="numpy.transpose",
+)
+def transpose3d_cab(x):
+    """The axes (a, b, c) reordered to (c, a, b).
+
+    out[k, i, j] = x[i, j, k]
+
+    Shapes: x (a, b, c), out (c, a, b).
+    """
+    return x.transpose(2, 0, 1)
+
+
+@transpose3d_cab.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_bca(g, a=c, b=a, c=b))
+def transpose3d_cab_vjp(g):
+    """gx[i, j, k] = g[k, i, j]."""
+    return g.transpose(1, 2, 0)
+
+
+@op(
+    "x[a, b, c] -> out[a, c, b]",
+    bound=exact(),
+    bench=_BLOCKS,
+    numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
+    torch=lambda torch, x: x.permute(0, 2, 1).contiguous(),
+    laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
+    source="numpy.transpose",
+)
+def transpose3d_acb(x):
+    """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
+
+    out[i, k, j] = x[i, j, k]
+
+    Shapes: x (a, b, c), out (a, c, b).
+    """
+    return x.transpose(0, 2, 1)
+
+
+@transpose3d_acb.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_acb(g, a=a, b=c, c=b))
+def transpose3d_acb_vjp(g):
+    """gx[i, j, k] = g[i, k, j]."""
+    return g.transpose(0, 2, 1)
