@@ -19,7 +19,7 @@ import numpy as np
 
 import tlrt
 from bench import core
-from bench.measure import CACHE_BYTES, REFERENCE_LIMIT, Row, Subject, Timing, rms_error, time_host, time_marks
+from bench.measure import CACHE_BYTES, REFERENCE_LIMIT, Row, Subject, Timing, rms_error, shape_of, time_host, time_marks
 from tlspec import registry
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
@@ -160,40 +160,52 @@ def main(argv: list[str] | None = None) -> int:
             rows.append(row)
             print(show(row), flush=True)
     names = None if names is None else [n for n in names if n != "core"]
+    failed = []
+    try:
+        failed = measure_all(names, limit, device, torch, rate, args.peak, rows)
+    finally:
+        if args.json:
+            report = {
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "device": device.describe(),
+                "build": tlrt.build_info(),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "torch": getattr(torch, "__version__", None),
+                "bandwidth": rate,
+                "rows": [r.as_dict() for r in rows],
+            }
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if any(r.in_cache for r in rows):
+        print("* operands fit the GPU's L2 cache")
+    return int(bool(failed))
+
+
+def measure_all(
+    names: list[str] | None, limit: float, device: tlrt.Device, torch: Any, rate: float, peak: float, rows: list[Row]
+) -> list[str]:
+    """Appends a row per benchmark size of each operation whose operands fit the limit, and shows it. Returns what failed."""
+    failed: list[str] = []
     for op in registry.ops(names):
         for which in ("forward", "vjp"):
             if which == "vjp" and (op.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
                 continue
             for size in op.bench:
-                if op.signature.elementwise and 4 * size["n"] * (1 + len(op.signature.inputs)) > limit:
+                if operand_bytes(op, size) > limit:
                     continue
-                subject_bytes = _bytes(op, size)
-                if subject_bytes > limit:
+                try:
+                    row = measure(Subject(op, size, which), device, torch, rate, peak if device.is_cuda else 0.0)
+                except Exception as error:  # one row that cannot run must not cost the others
+                    failed.append(f"{op.name} {size}: {type(error).__name__}: {error}")
+                    print(f"FAILED {failed[-1]}", flush=True)
                     continue
-                row = measure(Subject(op, size, which), device, torch, rate, args.peak if device.is_cuda else 0.0)
                 rows.append(row)
                 print(show(row), flush=True)
                 device.collect()
-    if any(r.in_cache for r in rows):
-        print("* operands fit the GPU's L2 cache")
-    if args.json:
-        report = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "device": device.describe(),
-            "build": tlrt.build_info(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "torch": getattr(torch, "__version__", None),
-            "bandwidth": rate,
-            "rows": [r.as_dict() for r in rows],
-        }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    return failed
 
 
-def _bytes(op: registry.Op, size: dict[str, Any]) -> float:
-    from bench.measure import shape_of
-
+def operand_bytes(op: registry.Op, size: dict[str, Any]) -> float:
     return sum(4.0 * np.prod(shape_of(a, size), dtype=float) for a in op.signature.inputs + op.signature.outputs)
 
 
