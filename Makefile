@@ -4,6 +4,7 @@
 #   make test   [OPS=...]                   the test suite
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
+#   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
 #   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.json
 #   make abi                                regenerate what the registry's rows determine
@@ -28,7 +29,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda check bench gpu abi fmt clean
+.PHONY: help verify test lib cuda check sanitize bench gpu abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -68,6 +69,14 @@ check: $(ENV_DEV) $(ENV_TEST) lib
 	.venv/bin/mypy
 	$(PY) -m tlspec.abi --check
 	$(MAKE) --no-print-directory -C native check
+
+# Leak checking is the C tests' part (make check): the interpreter's own allocations never end.
+sanitize: $(ENV_TEST)
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
+	OPS='$(OPS)' LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	    TORCHLEAN_CUDA_LIBRARY=$(abspath native/build/asan/libtorchlean_cuda.so) \
+	    $(PY) -m pytest -n $(JOBS) tests/ops tests/rt $(PYTEST)
 
 abi: $(ENV_TEST)
 	$(PY) -m tlspec.abi

@@ -83,3 +83,10 @@ def test_rows_are_unique_by_symbol() -> None:
     symbols = [e.symbol for e in abi.all_entries()]
     assert len(symbols) == len(set(symbols))
     assert all(registry.get(r.name) is r for r in registry.ops())
+
+
+def test_results_quote_the_evidence() -> None:
+    from bench import results
+
+    for name, text in results.documents().items():
+        assert (ROOT / name).read_text() == text, f"{name} is stale: run `python -m bench.results`"

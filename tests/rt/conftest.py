@@ -43,7 +43,9 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs Python code in a process of its own, outside the source tree."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        whole = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        whole = {**os.environ, **environment}
+        own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
+        whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
         return subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,

@@ -75,7 +75,7 @@ def sub_vjp(g):
     return g, -g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: a * b,
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[MEDIUM], torch_vjp=lambda torch, a, b, g: (g * b, g * a), numpy=lambda np, a, b: a * b,
     torch=lambda torch, a, b: a * b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def mul(a, b):
     """Product, element by element.
@@ -111,7 +111,7 @@ def div_vjp(a, b, g):
     return g / b, -(g / b) * (a / b)
 
 
-@op("x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], bench=[MEDIUM], numpy=lambda np, x, c: x * np.float32(c),
+@op("x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], bench=[{**MEDIUM, "c": 1.5}], numpy=lambda np, x, c: x * np.float32(c),
     torch=lambda torch, x, c: x * c, source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scale(x, c):
     """Product with a scalar.
@@ -129,7 +129,7 @@ def scale_vjp(g, c):
     return c * g
 
 
-@op("a[*], b[*]; c: float -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b, c: a + np.float32(c) * b,
+@op("a[*], b[*]; c: float -> out[*]", bound=exact(), bench=[{**MEDIUM, "c": 1.5}], numpy=lambda np, a, b, c: a + np.float32(c) * b,
     torch=lambda torch, a, b, c: torch.add(a, b, alpha=c), source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd")  # fmt: skip
 def axpy(a, b, c):
     """Scaled sum with one rounding (a fused multiply-add).
@@ -252,7 +252,7 @@ def _draw_interval(d: Any) -> dict[str, Any]:
     return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 1e30, np.inf])}
 
 
-@op("x[*]; lo: float, hi: float -> out[*]", bound=exact(), bench=[MEDIUM],
+@op("x[*]; lo: float, hi: float -> out[*]", bound=exact(), bench=[{**MEDIUM, "lo": -0.5, "hi": 0.5}],
     checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")], draw=_draw_interval,
     numpy=lambda np, x, lo, hi: np.clip(x, np.float32(lo), np.float32(hi)),
     torch=lambda torch, x, lo, hi: torch.clamp(x, lo, hi))  # fmt: skip
@@ -393,6 +393,7 @@ def sigmoid_vjp(out, g):
 
 
 @op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")], bench=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x),
+    torch_vjp=lambda torch, out, g: torch.ops.aten.tanh_backward(g, out),
     torch=lambda torch, x: torch.tanh(x))  # fmt: skip
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
@@ -428,7 +429,7 @@ def softplus_vjp(x, g):
     return g * expit(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], numpy=lambda np, x: x / (1 + np.exp(-x)),
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], torch_vjp=lambda torch, x, g: torch.ops.aten.silu_backward(g, x), numpy=lambda np, x: x / (1 + np.exp(-x)),
     torch=lambda torch, x: torch.nn.functional.silu(x), source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018")  # fmt: skip
 def silu(x):
     """Sigmoid linear unit.
@@ -463,7 +464,7 @@ def _gelu_twice(x: F64) -> F64:
     return 2 * GELU_SLOPE * (x + GELU_CUBIC * x**3)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM],
+@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], torch_vjp=lambda torch, x, g: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
     numpy=lambda np, x: np.float32(0.5) * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3))),
     torch=lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
     source="Hendrycks and Gimpel, arXiv:1606.08415")  # fmt: skip

@@ -19,7 +19,7 @@ BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64
 
 @op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES,
-    numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
+    flops=lambda m, n, p: 2 * m * n * p, torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g), numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
     """Matrix product.
 
@@ -39,7 +39,7 @@ def matmul_vjp(A, B, g):
 
 @op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
-    bench=BATCHES, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
+    bench=BATCHES, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
     source="torch.bmm")  # fmt: skip
 def bmm(A, B):
     """Batched matrix product.
@@ -61,7 +61,8 @@ def bmm_vjp(A, B, g):
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
     same_bits=False, cuda="cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
-    numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
+    flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
+    torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)), numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
     source="torch.nn.functional.linear")  # fmt: skip
 def linear(W, x, b):
     """Affine layer; one vector is a batch of 1.

@@ -1,0 +1,147 @@
+"""``python -m bench.results``: writes docs/results.md and the README's results from the files under docs/evidence.
+
+``--check`` compares instead. Documents quote measured figures through this program alone, so none stands without its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from tlspec import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+EVIDENCE = ROOT / "docs/evidence"
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+#: evidence file, what it ran on, and the peers its ratios are against
+RUNS = (("h200.json", "H200", ("torch",)), ("cpu.json", "CPU", ("numpy", "torch")))
+NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """An evidence file; a plain benchmark file is seen as a run whose only part is `bench`."""
+    path = EVIDENCE / name
+    if not path.exists():
+        return None
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data if "bench" in data else {"bench": data, "date": data["date"], "commit": data.get("commit")}
+
+
+def family_of(name: str) -> str:
+    for row in registry.ops():
+        if name in (row.name, f"{row.name}_bwd"):
+            return row.family
+    return "core"
+
+
+def figure(x: float) -> str:
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
+    head = ["operation", "size", "ms", "share of floor", "rms error"]
+    for peer in peers:
+        head += [f"times faster than {NAMES[peer]}", f"{NAMES[peer]}'s error"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in run["bench"]["rows"]:
+        share = f"{row['floor_share']:.2f}{'*' if row['in_cache'] else ''}" if row["floor_ms"] else ""
+        cells = [row["op"], row["size"], figure(row["ours_ms"]), share]
+        cells.append("" if row["error"] is None else f"{row['error']:.1e}")
+        for peer in peers:
+            other = row["peers"].get(peer)
+            cells += ["", ""] if other is None else [
+                figure(other["ratio"]),
+                "" if other["error"] is None else f"{other['error']:.1e}",
+            ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def summary(run: dict[str, Any], peer: str) -> list[str]:
+    """One line per family: how many rows, the median ratio, and the worst and best with their operations."""
+    groups: dict[str, list[tuple[float, str, str]]] = {}
+    for row in run["bench"]["rows"]:
+        if peer in row["peers"]:
+            groups.setdefault(family_of(row["op"]), []).append((row["peers"][peer]["ratio"], row["op"], row["size"]))
+    lines = [f"| family | rows | times faster than {NAMES[peer]}: median | worst | best |", "|---|---|---|---|---|"]
+    for family, rows in groups.items():
+        low, high = min(rows), max(rows)
+        median = statistics.median(r[0] for r in rows)
+        lines.append(
+            f"| {family} | {len(rows)} | {figure(median)} | {figure(low[0])} ({low[1]}, {low[2]}) "
+            f"| {figure(high[0])} ({high[1]}, {high[2]}) |"
+        )
+    return lines
+
+
+def verified(run: dict[str, Any]) -> str:
+    report = run.get("verify")
+    if not report:
+        return ""
+    results = report["results"]
+    cases = sum(r["cases"] for r in results)
+    bad = sum(r["verdict"] != "pass" for r in results)
+    same = sum(r["identical"] is True for r in results)
+    return (
+        f"{len(results)} entry points and devices verified in {cases} cases, {bad} failed; {same} of them bit-identical to the "
+        f"CPU path. compute-sanitizer: " + "; ".join(f"{k}: {v}" for k, v in run.get("sanitizer", {}).items()) + "."
+    )
+
+
+def headline(name: str, run: dict[str, Any]) -> str:
+    bench = run["bench"]
+    versions = f"NumPy {bench['numpy']}" + (f", PyTorch {bench['torch']}" if bench["torch"] else "")
+    commit = f", commit {run['commit'][:7]}" if run.get("commit") else ""
+    return f"{bench['device']}; {versions}; {run['date'][:10]}{commit} ([{name}](evidence/{name}))"
+
+
+def documents() -> dict[str, str]:
+    page = [
+        "# Results",
+        "",
+        "Written by `python -m bench.results` from the files under `docs/evidence`. A ratio compares two medians of one run.",
+        "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
+        "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device.",
+    ]
+    short: list[str] = []
+    for name, title, peers in RUNS:
+        run = load(name)
+        if run is None:
+            continue
+        page += ["", f"## {title}", "", headline(name, run), ""]
+        short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(docs/evidence/')}"]
+        if text := verified(run):
+            page += [text, ""]
+            short += ["", text]
+        page += full_table(run, peers)
+        for peer in peers:
+            if any(peer in row["peers"] for row in run["bench"]["rows"]):
+                short += ["", *summary(run, peer)]
+    short += ["", "Every row, slower ones included: [docs/results.md](docs/results.md)."]
+    readme = (ROOT / "README.md").read_text()
+    before, _, rest = readme.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return {
+        "docs/results.md": "\n".join(page) + "\n",
+        "README.md": before + BEGIN + "\n" + "\n".join(short).strip() + "\n" + END + after,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.results", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    args = parser.parse_args(argv)
+    stale = [n for n, text in documents().items() if not (ROOT / n).exists() or (ROOT / n).read_text() != text]
+    for name in stale:
+        print(("stale: " if args.check else "wrote: ") + name)
+        if not args.check:
+            (ROOT / name).write_text(documents()[name])
+    return int(args.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
