@@ -62,10 +62,10 @@ def entries(row: Op) -> Iterator[Entry]:
     doc = f"Vector-Jacobian product of {row.name}.\n\n{rule.doc}"
     if len(sig.outputs) > 1:
         doc += "\n\nA gradient whose output pointer is NULL (in Python: not in `want`) is not computed."
-    yield Entry(row, name, f"{row.symbol}_bwd", sig, doc, name)
+    yield Entry(row, name, f"{row.stem}_bwd", sig, doc, name)
     for i, suffix in enumerate(rule.each):
         text = f"The gradient {sig.outputs[i].name} of {name} alone.\n\n{rule.doc}"
-        yield Entry(row, f"{name}_{suffix}", f"{row.symbol}_bwd_{suffix}", sig, text, name, i)
+        yield Entry(row, f"{name}_{suffix}", f"{row.stem}_bwd_{suffix}", sig, text, name, i)
 
 
 def all_entries(family: str | None = None) -> list[Entry]:

@@ -243,15 +243,22 @@ class Op:
     vjp_rule: Vjp | None = None
     doc: str = ""
     order: int = field(default=0)
+    #: the forward's exported C name ends in "_fwd"
+    fwd: bool = False
 
     @property
-    def symbol(self) -> str:
-        """The exported C name."""
+    def stem(self) -> str:
+        """What the exported C names of the row begin with."""
         return (
             f"torchlean_cuda_buffer_{self.name}"
             if self.signature.buffers or self.outputs_on_device
             else f"torchlean_cuda_{self.name}"
         )
+
+    @property
+    def symbol(self) -> str:
+        """The forward's exported C name."""
+        return self.stem + "_fwd" * self.fwd
 
     @property
     def outputs_on_device(self) -> bool:
@@ -319,6 +326,7 @@ def op(
     torch_vjp: Callable[..., Any] | None = None,
     source: str = "",
     no_vjp: str | None = None,
+    fwd: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
 
@@ -333,7 +341,7 @@ def op(
         row = Op(
             name, function.__module__.rpartition(".")[2], text, Signature.parse(text, order), function, bound, same_bits, cuda,
             tuple(checks), draw, None if data is None else tuple(data), tuple(laws), tuple(bench), flops, numpy, torch, torch_vjp,
-            source, no_vjp, None, inspect.getdoc(function) or "", len(_OPS),
+            source, no_vjp, None, inspect.getdoc(function) or "", len(_OPS), fwd,
         )  # fmt: skip
         _OPS[name] = row
         return row
