@@ -199,4 +199,4 @@ class Subject:
             k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place)
             for k, v in self.inputs.items()
         }
-        return lambda: call_named(function, {"torch": torch, **self.names, **tensors})
+        return lambda: call_named(function, {"torch": torch, "device": place, **self.names, **tensors})

@@ -47,6 +47,7 @@ __all__ = [
     "abs_bwd",
     "add",
     "axpy",
+    "bernoulli_mask",
     "bmm",
     "bmm_bwd",
     "broadcast_to",
@@ -80,6 +81,8 @@ __all__ = [
     "min_bwd",
     "mul",
     "mul_bwd",
+    "rand_normal",
+    "rand_uniform",
     "reduce_from_broadcast",
     "reduce_max_axis0",
     "reduce_max_axis0_bwd",
@@ -195,6 +198,9 @@ _c_bmm_bwd = _lib.torchlean_cuda_buffer_bmm_bwd
 _c_linear = _lib.torchlean_cuda_buffer_linear
 _c_linear_bwd = _lib.torchlean_cuda_buffer_linear_bwd
 _c_dgemm = _lib.torchlean_cuda_dgemm
+_c_rand_uniform = _lib.torchlean_cuda_buffer_rand_uniform
+_c_bernoulli_mask = _lib.torchlean_cuda_buffer_bernoulli_mask
+_c_rand_normal = _lib.torchlean_cuda_buffer_rand_normal
 
 
 def share(x: Buffer) -> Buffer:
@@ -2457,3 +2463,97 @@ def dgemm(
     if status:
         raise _failure(status, "dgemm")
     return out_
+
+
+def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None) -> Buffer:
+    """Uniform numbers in [0, 1).
+
+    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+
+    Exact; multiples of 2^-24, never 1.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_rand_uniform(device._handle, _index(n), _index(key), slot)
+    except _WRONG as error:
+        raise _refusal(rand_uniform, error, locals(), ('key',)) from None
+    if status:
+        raise _failure(status, "rand_uniform")
+    if out is None:
+        out = Buffer(slot[0], device)
+    _give(slot)
+    return out
+
+
+def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer | None = None) -> Buffer:
+    """A mask that is 1 with probability keep, else 0.
+
+    out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
+
+    keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= keep <= 1 (keep).
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_bernoulli_mask(device._handle, _index(n), _index(key), keep, slot)
+    except _WRONG as error:
+        raise _refusal(bernoulli_mask, error, locals(), ('key',)) from None
+    if status:
+        raise _failure(status, "bernoulli_mask")
+    if out is None:
+        out = Buffer(slot[0], device)
+    _give(slot)
+    return out
+
+
+def rand_normal(
+    device: Device, n: int, key: int, mean: float = 0.0, std: float = 1.0, *, out: Buffer | None = None
+) -> Buffer:
+    """Normal numbers.
+
+    out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
+    of the draw
+
+    Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless std >= 0 (std).
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64); Box and
+        Muller, Ann. Math. Statist. 29, 1958
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_rand_normal(device._handle, _index(n), _index(key), mean, std, slot)
+    except _WRONG as error:
+        raise _refusal(rand_normal, error, locals(), ('key',)) from None
+    if status:
+        raise _failure(status, "rand_normal")
+    if out is None:
+        out = Buffer(slot[0], device)
+    _give(slot)
+    return out

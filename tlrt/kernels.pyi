@@ -12,6 +12,7 @@ __all__ = [
     "abs_bwd",
     "add",
     "axpy",
+    "bernoulli_mask",
     "bmm",
     "bmm_bwd",
     "broadcast_to",
@@ -45,6 +46,8 @@ __all__ = [
     "min_bwd",
     "mul",
     "mul_bwd",
+    "rand_normal",
+    "rand_uniform",
     "reduce_from_broadcast",
     "reduce_max_axis0",
     "reduce_max_axis0_bwd",
@@ -1187,4 +1190,50 @@ def dgemm(
     Raises ShapeError where a length does not fit its shape.
 
     Source: BLAS dgemm
+    """
+
+def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None) -> Buffer:
+    """Uniform numbers in [0, 1).
+
+    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+
+    Exact; multiples of 2^-24, never 1.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    """
+
+def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer | None = None) -> Buffer:
+    """A mask that is 1 with probability keep, else 0.
+
+    out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
+
+    keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= keep <= 1 (keep).
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)
+    """
+
+def rand_normal(
+    device: Device, n: int, key: int, mean: float = 0.0, std: float = 1.0, *, out: Buffer | None = None
+) -> Buffer:
+    """Normal numbers.
+
+    out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
+    of the draw
+
+    Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+
+    Signature: -> out[n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless std >= 0 (std).
+
+    Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64); Box and
+        Muller, Ann. Math. Statist. 29, 1958
     """

@@ -755,6 +755,39 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
                                     uint32_t n, uint32_t p, double *out);
 
+/* ---- random ---------------------------------------------------------------------------------------------------------- */
+
+/* Uniform numbers in [0, 1).
+ *
+ * out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+ *
+ * Exact; multiples of 2^-24, never 1.
+ *
+ * Shapes: -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_rand_uniform(torchlean_context *context, uint32_t n, uint64_t key,
+                                                  torchlean_buffer **out);
+
+/* A mask that is 1 with probability keep, else 0.
+ *
+ * out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
+ *
+ * keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+ *
+ * Shapes: -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_bernoulli_mask(torchlean_context *context, uint32_t n, uint64_t key, double keep,
+                                                    torchlean_buffer **out);
+
+/* Normal numbers.
+ *
+ * out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
+ * of the draw
+ *
+ * Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+ *
+ * Shapes: -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_rand_normal(torchlean_context *context, uint32_t n, uint64_t key, double mean,
+                                                 double std, torchlean_buffer **out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -83,6 +83,9 @@
 #define tl_cpu_linear TL_V(tl_cpu_linear)
 #define tl_cpu_linear_bwd TL_V(tl_cpu_linear_bwd)
 #define tl_cpu_dgemm TL_V(tl_cpu_dgemm)
+#define tl_cpu_rand_uniform TL_V(tl_cpu_rand_uniform)
+#define tl_cpu_bernoulli_mask TL_V(tl_cpu_bernoulli_mask)
+#define tl_cpu_rand_normal TL_V(tl_cpu_rand_normal)
 #endif
 
 #ifdef __cplusplus
@@ -286,6 +289,14 @@ int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, cons
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 
+/* random */
+int32_t tl_cpu_rand_uniform(tl_context *ctx, int64_t n, uint64_t key, float *out);
+int32_t tl_cuda_rand_uniform(tl_context *ctx, int64_t n, uint64_t key, float *out);
+int32_t tl_cpu_bernoulli_mask(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out);
+int32_t tl_cuda_bernoulli_mask(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out);
+int32_t tl_cpu_rand_normal(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
+int32_t tl_cuda_rand_normal(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
+
 /* The CPU path of one SIMD variant. */
 struct tl_cpu_kernels {
     int32_t (*add)(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
@@ -381,6 +392,9 @@ struct tl_cpu_kernels {
     int32_t (*linear_bwd)(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                           int64_t inputs, int64_t batch, float *gW, float *gx, float *gb);
     int32_t (*dgemm)(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
+    int32_t (*rand_uniform)(tl_context *ctx, int64_t n, uint64_t key, float *out);
+    int32_t (*bernoulli_mask)(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out);
+    int32_t (*rand_normal)(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
 };
 
 #ifdef __cplusplus

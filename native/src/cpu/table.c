@@ -77,4 +77,7 @@ const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {
     .linear = tl_cpu_linear,
     .linear_bwd = tl_cpu_linear_bwd,
     .dgemm = tl_cpu_dgemm,
+    .rand_uniform = tl_cpu_rand_uniform,
+    .bernoulli_mask = tl_cpu_bernoulli_mask,
+    .rand_normal = tl_cpu_rand_normal,
 };

@@ -1,0 +1,94 @@
+"""Random numbers: counter-based, so that element i of a draw is a function of the draw's key and i alone and both devices
+give the same bits for any length. A session derives the key of its c-th draw as mix(seed + c).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tlspec.bounds import F64, U, custom, exact
+from tlspec.registry import check, op
+
+SOURCE = "Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)"
+NO_VJP = "a draw has no differentiable input"
+SIZES = [{"n": 2**24, "key": 1}, {"n": 2**28, "key": 1}]
+
+
+def mix(x: Any) -> np.ndarray:
+    """The output function of SplitMix64 on uint64, modulo 2^64; mix(0) = e220a8397b1dcdaf."""
+    with np.errstate(over="ignore"):
+        z = np.asarray(x, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def words(n: int, key: int) -> np.ndarray:
+    """The low 32 bits of mix(key + i), i = 0..n-1."""
+    with np.errstate(over="ignore"):
+        return mix(np.uint64(key) + np.arange(n, dtype=np.uint64)) & np.uint64(0xFFFFFFFF)
+
+
+def _draw_key(d: Any) -> dict[str, Any]:
+    key = d.integer(0, 2**32 - 1) << 32 | d.integer(0, 2**32 - 1)
+    return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
+
+
+@op("; key: u64 -> out[n]", bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE, bench=SIZES,
+    numpy=lambda np, n: np.random.default_rng(1).random(n, dtype=np.float32),
+    torch=lambda torch, n, device: torch.rand(n, device=device))  # fmt: skip
+def rand_uniform(n, key):
+    """Uniform numbers in [0, 1).
+
+    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+
+    Exact; multiples of 2^-24, never 1.
+    """
+    return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
+
+
+@op("; key: u64, keep: float -> out[n]", bound=exact(), no_vjp=NO_VJP, source=SOURCE, bench=[{**SIZES[0], "keep": 0.9}],
+    draw=lambda d: {**_draw_key(d), "keep": d.choice([0.0, 1.0, 0.5, 0.9, d.real(0, 1)])},
+    checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")])  # fmt: skip
+def bernoulli_mask(n, key, keep):
+    """A mask that is 1 with probability keep, else 0.
+
+    out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
+
+    keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+    """
+    return (rand_uniform.reference(n, key) < keep).astype(np.float64)
+
+
+def _standard_normal(n: int, key: int) -> F64:
+    w = words(2 * n, key)
+    u1 = ((w[0::2] >> np.uint64(8)).astype(np.float64) + 1) * 2.0**-24
+    u2 = (w[1::2] >> np.uint64(8)).astype(np.float64) * 2.0**-24
+    return np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2)
+
+
+def _normal_tolerance(n: int, key: int, mean: float, std: float) -> F64:
+    """z carries the logarithm's error (1.5 spacings, at most 3u, halved by the root), the root's u, the cosine's 3u and the
+    product's u: 6.5u relative, to first order; one fused rounding follows. Where the angle meets a zero of the cosine the
+    reference's own 2^-53 of 2π counts too."""
+    z = np.abs(_standard_normal(n, key))
+    return np.abs(std) * (7 * U * z + 1e-14) + U * np.abs(mean + std * _standard_normal(n, key)) + 2.0**-149
+
+
+@op("; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]", bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"),
+    no_vjp=NO_VJP, source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958", bench=SIZES,
+    draw=lambda d: {**_draw_key(d), "mean": d.choice([0.0, d.real(-3, 3)]), "std": d.choice([1.0, 0.0, d.real(0, 3)])},
+    checks=[check("std", "std >= 0")],
+    numpy=lambda np, n: np.random.default_rng(1).standard_normal(n, dtype=np.float32),
+    torch=lambda torch, n, device: torch.randn(n, device=device))  # fmt: skip
+def rand_normal(n, key, mean, std):
+    """Normal numbers.
+
+    out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
+    of the draw
+
+    Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+    """
+    return mean + std * _standard_normal(n, key)
