@@ -69,6 +69,8 @@ __all__ = [
     "gelu_bwd",
     "inv",
     "inv_bwd",
+    "irfft1d_packed",
+    "irfft1d_packed_bwd",
     "linear",
     "linear_bwd",
     "log",
@@ -96,6 +98,8 @@ __all__ = [
     "reduce_sum_axis1",
     "relu",
     "relu_bwd",
+    "rfft1d_packed",
+    "rfft1d_packed_bwd",
     "safe_log",
     "safe_log_bwd",
     "scale",
@@ -111,6 +115,11 @@ __all__ = [
     "slice1d_bwd",
     "softplus",
     "softplus_bwd",
+    "spectral_conv1d_rfft",
+    "spectral_conv1d_rfft_bwd",
+    "spectral_conv1d_rfft_bwd_wim",
+    "spectral_conv1d_rfft_bwd_wre",
+    "spectral_conv1d_rfft_bwd_x",
     "sqrt",
     "sqrt_bwd",
     "sub",
@@ -198,6 +207,15 @@ _c_bmm_bwd = _lib.torchlean_cuda_buffer_bmm_bwd
 _c_linear = _lib.torchlean_cuda_buffer_linear
 _c_linear_bwd = _lib.torchlean_cuda_buffer_linear_bwd
 _c_dgemm = _lib.torchlean_cuda_dgemm
+_c_rfft1d_packed = _lib.torchlean_cuda_buffer_rfft1d_packed
+_c_rfft1d_packed_bwd = _lib.torchlean_cuda_buffer_rfft1d_packed_bwd
+_c_irfft1d_packed = _lib.torchlean_cuda_buffer_irfft1d_packed
+_c_irfft1d_packed_bwd = _lib.torchlean_cuda_buffer_irfft1d_packed_bwd
+_c_spectral_conv1d_rfft = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_fwd
+_c_spectral_conv1d_rfft_bwd = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd
+_c_spectral_conv1d_rfft_bwd_x = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_x
+_c_spectral_conv1d_rfft_bwd_wre = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wre
+_c_spectral_conv1d_rfft_bwd_wim = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wim
 _c_rand_uniform = _lib.torchlean_cuda_buffer_rand_uniform
 _c_bernoulli_mask = _lib.torchlean_cuda_buffer_bernoulli_mask
 _c_rand_normal = _lib.torchlean_cuda_buffer_rand_normal
@@ -2463,6 +2481,313 @@ def dgemm(
     if status:
         raise _failure(status, "dgemm")
     return out_
+
+
+def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Real Fourier transform of every row, unnormalised, as a packed half spectrum.
+
+    spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
+
+    x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
+    even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
+    beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
+    result. ArgumentError for n = 0.
+
+    Signature: x[batch, n] -> spec[batch, n // 2 + 1, 2]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+
+    Source: torch.fft.rfft, numpy.fft.rfft
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_rfft1d_packed(x._handle, _index(batch), _index(n), slot)
+    except _WRONG as error:
+        raise _refusal(rfft1d_packed, error, locals()) from None
+    if status:
+        raise _failure(status, "rfft1d_packed")
+    if out is None:
+        out = Buffer(slot[0], x._device)
+    _give(slot)
+    return out
+
+
+def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of rfft1d_packed.
+
+    gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
+    the bins that the half spectrum stands for twice halved.
+
+    Signature: g[batch, n // 2 + 1, 2] -> gx[batch, n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+
+    Source: torch.fft.rfft, numpy.fft.rfft
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_rfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+    except _WRONG as error:
+        raise _refusal(rfft1d_packed_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "rfft1d_packed_bwd")
+    if out is None:
+        out = Buffer(slot[0], g._device)
+    _give(slot)
+    return out
+
+
+def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Inverse of rfft1d_packed, scaled by 1/n.
+
+    x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
+
+    spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
+    NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+
+    Signature: spec[batch, n // 2 + 1, 2] -> x[batch, n]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+
+    Source: torch.fft.irfft, numpy.fft.irfft
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_irfft1d_packed(spec._handle, _index(batch), _index(n), slot)
+    except _WRONG as error:
+        raise _refusal(irfft1d_packed, error, locals()) from None
+    if status:
+        raise _failure(status, "irfft1d_packed")
+    if out is None:
+        out = Buffer(slot[0], spec._device)
+    _give(slot)
+    return out
+
+
+def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of irfft1d_packed.
+
+    gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores.
+
+    Signature: g[batch, n] -> gspec[batch, n // 2 + 1, 2]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless n >= 1 (n).
+
+    Source: torch.fft.irfft, numpy.fft.irfft
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_irfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+    except _WRONG as error:
+        raise _refusal(irfft1d_packed_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "irfft1d_packed_bwd")
+    if out is None:
+        out = Buffer(slot[0], g._device)
+    _give(slot)
+    return out
+
+
+def spectral_conv1d_rfft(
+    x: Buffer, wRe: Buffer, wIm: Buffer, grid: int, width: int, modes: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Convolution along the grid by complex weights on the lowest Fourier modes.
+
+    y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
+
+    x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
+    at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
+    channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+
+    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
+        unless modes <= grid // 2 + 1 (modes).
+
+    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
+        Equations, 2021
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_spectral_conv1d_rfft(x._handle, wRe._handle, wIm._handle, _index(grid), _index(width),
+                                         _index(modes), slot)
+    except _WRONG as error:
+        raise _refusal(spectral_conv1d_rfft, error, locals()) from None
+    if status:
+        raise _failure(status, "spectral_conv1d_rfft")
+    if out is None:
+        out = Buffer(slot[0], x._device)
+    _give(slot)
+    return out
+
+
+def spectral_conv1d_rfft_bwd(
+    x: Buffer,
+    wRe: Buffer,
+    wIm: Buffer,
+    g: Buffer,
+    grid: int,
+    width: int,
+    modes: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of spectral_conv1d_rfft.
+
+    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+
+    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid,
+        width], gwRe?[modes, width, width], gwIm?[modes, width, width]
+
+    Returns (gx, gwRe, gwIm). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
+        unless modes <= grid // 2 + 1 (modes).
+
+    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
+        Equations, 2021
+    """
+    places, given = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
+    try:
+        status = _c_spectral_conv1d_rfft_bwd(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
+                                             _index(width), _index(modes), *places)
+    except _WRONG as error:
+        raise _refusal(spectral_conv1d_rfft_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "spectral_conv1d_rfft_bwd")
+    return _results(places, given, x._device)
+
+
+def spectral_conv1d_rfft_bwd_x(
+    x: Buffer, wRe: Buffer, wIm: Buffer, g: Buffer, grid: int, width: int, modes: int, *, out: Buffer | None = None
+) -> Buffer:
+    """The gradient gx of spectral_conv1d_rfft_bwd alone.
+
+    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+
+    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid,
+        width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
+        unless modes <= grid // 2 + 1 (modes).
+
+    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
+        Equations, 2021
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_spectral_conv1d_rfft_bwd_x(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
+                                               _index(width), _index(modes), slot)
+    except _WRONG as error:
+        raise _refusal(spectral_conv1d_rfft_bwd_x, error, locals()) from None
+    if status:
+        raise _failure(status, "spectral_conv1d_rfft_bwd_x")
+    if out is None:
+        out = Buffer(slot[0], x._device)
+    _give(slot)
+    return out
+
+
+def spectral_conv1d_rfft_bwd_wre(
+    x: Buffer, wRe: Buffer, wIm: Buffer, g: Buffer, grid: int, width: int, modes: int, *, out: Buffer | None = None
+) -> Buffer:
+    """The gradient gwRe of spectral_conv1d_rfft_bwd alone.
+
+    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+
+    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwRe?[modes,
+        width, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
+        unless modes <= grid // 2 + 1 (modes).
+
+    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
+        Equations, 2021
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_spectral_conv1d_rfft_bwd_wre(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
+                                                 _index(width), _index(modes), slot)
+    except _WRONG as error:
+        raise _refusal(spectral_conv1d_rfft_bwd_wre, error, locals()) from None
+    if status:
+        raise _failure(status, "spectral_conv1d_rfft_bwd_wre")
+    if out is None:
+        out = Buffer(slot[0], x._device)
+    _give(slot)
+    return out
+
+
+def spectral_conv1d_rfft_bwd_wim(
+    x: Buffer, wRe: Buffer, wIm: Buffer, g: Buffer, grid: int, width: int, modes: int, *, out: Buffer | None = None
+) -> Buffer:
+    """The gradient gwIm of spectral_conv1d_rfft_bwd alone.
+
+    With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+
+    Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwIm?[modes,
+        width, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless grid >= 1 (grid); ArgumentError
+        unless modes <= grid // 2 + 1 (modes).
+
+    Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
+        Equations, 2021
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_spectral_conv1d_rfft_bwd_wim(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
+                                                 _index(width), _index(modes), slot)
+    except _WRONG as error:
+        raise _refusal(spectral_conv1d_rfft_bwd_wim, error, locals()) from None
+    if status:
+        raise _failure(status, "spectral_conv1d_rfft_bwd_wim")
+    if out is None:
+        out = Buffer(slot[0], x._device)
+    _give(slot)
+    return out
 
 
 def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None) -> Buffer:

@@ -755,6 +755,113 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
                                     uint32_t n, uint32_t p, double *out);
 
+/* ---- spectral -------------------------------------------------------------------------------------------------------- */
+
+/* Real Fourier transform of every row, unnormalised, as a packed half spectrum.
+ *
+ * spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
+ *
+ * x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
+ * even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
+ * beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
+ * result. ArgumentError for n = 0.
+ *
+ * Shapes: x[batch, n] -> spec[batch, n // 2 + 1, 2] */
+TL_API int32_t torchlean_cuda_buffer_rfft1d_packed(torchlean_buffer *x, uint32_t batch, uint32_t n,
+                                                   torchlean_buffer **spec);
+
+/* Vector-Jacobian product of rfft1d_packed.
+ *
+ * gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
+ * the bins that the half spectrum stands for twice halved.
+ *
+ * Shapes: g[batch, n // 2 + 1, 2] -> gx[batch, n] */
+TL_API int32_t torchlean_cuda_buffer_rfft1d_packed_bwd(torchlean_buffer *g, uint32_t batch, uint32_t n,
+                                                       torchlean_buffer **gx);
+
+/* Inverse of rfft1d_packed, scaled by 1/n.
+ *
+ * x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
+ *
+ * spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
+ * NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+ *
+ * Shapes: spec[batch, n // 2 + 1, 2] -> x[batch, n] */
+TL_API int32_t torchlean_cuda_buffer_irfft1d_packed(torchlean_buffer *spec, uint32_t batch, uint32_t n,
+                                                    torchlean_buffer **x);
+
+/* Vector-Jacobian product of irfft1d_packed.
+ *
+ * gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores.
+ *
+ * Shapes: g[batch, n] -> gspec[batch, n // 2 + 1, 2] */
+TL_API int32_t torchlean_cuda_buffer_irfft1d_packed_bwd(torchlean_buffer *g, uint32_t batch, uint32_t n,
+                                                        torchlean_buffer **gspec);
+
+/* Convolution along the grid by complex weights on the lowest Fourier modes.
+ *
+ * y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
+ *
+ * x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
+ * at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
+ * channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+ *
+ * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width] */
+TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_fwd(torchlean_buffer *x, torchlean_buffer *wRe,
+                                                              torchlean_buffer *wIm, uint32_t grid, uint32_t width,
+                                                              uint32_t modes, torchlean_buffer **y);
+
+/* Vector-Jacobian product of spectral_conv1d_rfft.
+ *
+ * With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+ * gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+ * gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid, width], gwRe?[modes, width, width], gwIm?[modes, width, width] */
+TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_bwd(torchlean_buffer *x, torchlean_buffer *wRe,
+                                                              torchlean_buffer *wIm, torchlean_buffer *g,
+                                                              uint32_t grid, uint32_t width, uint32_t modes,
+                                                              torchlean_buffer **gx, torchlean_buffer **gwRe,
+                                                              torchlean_buffer **gwIm);
+
+/* The gradient gx of spectral_conv1d_rfft_bwd alone.
+ *
+ * With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+ * gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+ * gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+ *
+ * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gx?[grid, width] */
+TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_x(torchlean_buffer *x, torchlean_buffer *wRe,
+                                                                torchlean_buffer *wIm, torchlean_buffer *g,
+                                                                uint32_t grid, uint32_t width, uint32_t modes,
+                                                                torchlean_buffer **gx);
+
+/* The gradient gwRe of spectral_conv1d_rfft_bwd alone.
+ *
+ * With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+ * gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+ * gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+ *
+ * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwRe?[modes, width, width] */
+TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wre(torchlean_buffer *x, torchlean_buffer *wRe,
+                                                                  torchlean_buffer *wIm, torchlean_buffer *g,
+                                                                  uint32_t grid, uint32_t width, uint32_t modes,
+                                                                  torchlean_buffer **gwRe);
+
+/* The gradient gwIm of spectral_conv1d_rfft_bwd alone.
+ *
+ * With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+ * gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+ * gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ.
+ *
+ * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width], g[grid, width] -> gwIm?[modes, width, width] */
+TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wim(torchlean_buffer *x, torchlean_buffer *wRe,
+                                                                  torchlean_buffer *wIm, torchlean_buffer *g,
+                                                                  uint32_t grid, uint32_t width, uint32_t modes,
+                                                                  torchlean_buffer **gwIm);
+
 /* ---- random ---------------------------------------------------------------------------------------------------------- */
 
 /* Uniform numbers in [0, 1).

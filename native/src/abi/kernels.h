@@ -83,6 +83,12 @@
 #define tl_cpu_linear TL_V(tl_cpu_linear)
 #define tl_cpu_linear_bwd TL_V(tl_cpu_linear_bwd)
 #define tl_cpu_dgemm TL_V(tl_cpu_dgemm)
+#define tl_cpu_rfft1d_packed TL_V(tl_cpu_rfft1d_packed)
+#define tl_cpu_rfft1d_packed_bwd TL_V(tl_cpu_rfft1d_packed_bwd)
+#define tl_cpu_irfft1d_packed TL_V(tl_cpu_irfft1d_packed)
+#define tl_cpu_irfft1d_packed_bwd TL_V(tl_cpu_irfft1d_packed_bwd)
+#define tl_cpu_spectral_conv1d_rfft TL_V(tl_cpu_spectral_conv1d_rfft)
+#define tl_cpu_spectral_conv1d_rfft_bwd TL_V(tl_cpu_spectral_conv1d_rfft_bwd)
 #define tl_cpu_rand_uniform TL_V(tl_cpu_rand_uniform)
 #define tl_cpu_bernoulli_mask TL_V(tl_cpu_bernoulli_mask)
 #define tl_cpu_rand_normal TL_V(tl_cpu_rand_normal)
@@ -289,6 +295,26 @@ int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, cons
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 
+/* spectral */
+int32_t tl_cpu_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
+int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
+int32_t tl_cpu_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx);
+int32_t tl_cuda_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx);
+int32_t tl_cpu_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x);
+int32_t tl_cuda_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x);
+int32_t tl_cpu_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec);
+int32_t tl_cuda_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec);
+int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
+                                    int64_t width, int64_t modes, float *y);
+int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
+                                     int64_t width, int64_t modes, float *y);
+int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
+                                        const float *g, int64_t grid, int64_t width, int64_t modes, float *gx,
+                                        float *gwRe, float *gwIm);
+int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
+                                         const float *g, int64_t grid, int64_t width, int64_t modes, float *gx,
+                                         float *gwRe, float *gwIm);
+
 /* random */
 int32_t tl_cpu_rand_uniform(tl_context *ctx, int64_t n, uint64_t key, float *out);
 int32_t tl_cuda_rand_uniform(tl_context *ctx, int64_t n, uint64_t key, float *out);
@@ -392,6 +418,15 @@ struct tl_cpu_kernels {
     int32_t (*linear_bwd)(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                           int64_t inputs, int64_t batch, float *gW, float *gx, float *gb);
     int32_t (*dgemm)(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
+    int32_t (*rfft1d_packed)(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
+    int32_t (*rfft1d_packed_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx);
+    int32_t (*irfft1d_packed)(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x);
+    int32_t (*irfft1d_packed_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec);
+    int32_t (*spectral_conv1d_rfft)(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
+                                    int64_t width, int64_t modes, float *y);
+    int32_t (*spectral_conv1d_rfft_bwd)(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
+                                        const float *g, int64_t grid, int64_t width, int64_t modes, float *gx,
+                                        float *gwRe, float *gwIm);
     int32_t (*rand_uniform)(tl_context *ctx, int64_t n, uint64_t key, float *out);
     int32_t (*bernoulli_mask)(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out);
     int32_t (*rand_normal)(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);

@@ -1,0 +1,355 @@
+/* Real Fourier transforms on the CPU.
+ *
+ * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the
+ * even and of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per
+ * lane; long ones row by row, through memory. Which of the two, and hence the arithmetic of a row, follows from n
+ * alone.
+ *
+ * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element
+ * enters the real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a
+ * bin NaN that has a NaN or an infinity in one. */
+#include "../abi/kernels.h"
+#include "spectral_fft.h"
+
+enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4 };
+
+/* One operation, from real rows (batch, n) to packed ones (batch, bins, 2) or back. */
+struct job {
+    tl_real real;
+    const float *from;
+    float *to;
+    int64_t batch;
+    char *scratch; /* per worker */
+    int64_t per_worker;
+    int64_t per_task; /* groups of rows */
+    int alone;
+};
+
+/* ---- splitting and joining --------------------------------------------------------------------------------------- */
+
+/* X[k] = E + w·O and X[h-k] = conj(E - w·O) from Z[k], Z[h-k]; E = (Z[k] + conj Z[h-k])/2, O = (Z[k] - conj Z[h-k])/2i.
+ * `half` is half of the factor of both; (c, s) = e^(-2·pi·i·k/n). */
+#define TL_SPLIT(z, y, c, s, half, xr, xi, yr, yi)                                      \
+    do {                                                                                \
+        const __typeof__((z).r) er = (z).r + (y).r, ei = (z).i - (y).i;                 \
+        const __typeof__((z).r) or_ = (z).i + (y).i, oi = (y).r - (z).r;                \
+        const __typeof__((z).r) pr = or_ * (c) - oi * (s), pi = or_ * (s) + oi * (c);   \
+        xr = (er + pr) * (half), xi = (ei + pi) * (half);                               \
+        yr = (er - pr) * (half), yi = (pi - ei) * (half);                               \
+    } while (0)
+
+/* The way back, twice the value: Z[k] = (A + B) + P and Z[h-k] = conj((A + B) - P) with A = S[k], B = conj S[h-k],
+ * P = i·conj(w)·(A - B). */
+#define TL_JOIN(a, b, c, s, zr, zi, yr, yi)                                             \
+    do {                                                                                \
+        const __typeof__((a).r) sr = (a).r + (b).r, si = (a).i - (b).i;                 \
+        const __typeof__((a).r) dr = (a).r - (b).r, di = (a).i + (b).i;                 \
+        const __typeof__((a).r) pr = dr * (s) - di * (c), pi = dr * (c) + di * (s);     \
+        zr = sr + pr, zi = si + pi;                                                     \
+        yr = sr - pr, yi = pi - si;                                                     \
+    } while (0)
+
+typedef struct number {
+    float r, i;
+} number;
+
+/* ---- lanes ------------------------------------------------------------------------------------------------------- */
+
+void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X)
+{
+    const int64_t n = t->n, h = n / 2;
+    const tl_vec zero = {0};
+    if (n % 2 == 0) {
+        X[0] = (tl_cvec){(Z[0].r + Z[0].i) * t->edge, zero};
+        X[h] = (tl_cvec){(Z[0].r - Z[0].i) * t->edge, zero};
+        const float half = 0.5f * t->inner;
+        for (int64_t k = 1; k <= h / 2; k++) {
+            const float *w = t->f->real + 2 * k;
+            const tl_cvec z = Z[k], y = Z[h - k];
+            TL_SPLIT(z, y, w[0], w[1], half, X[k].r, X[k].i, X[h - k].r, X[h - k].i);
+        }
+    } else {
+        X[0] = (tl_cvec){Z[0].r * t->edge, zero};
+        for (int64_t k = 1; k <= h; k++)
+            X[k] = (tl_cvec){Z[k].r * t->inner, Z[k].i * t->inner};
+    }
+    const float *first = (const float *)&X[0].r;
+    for (int l = 0; l < TL_W; l++)
+        if (first[l] - first[l] != 0.0f)
+            for (int64_t k = 0; k <= h; k++)
+                X[k].r[l] = X[k].i[l] = TL_NAN;
+}
+
+/* Bin k of the half spectrum, multiplied by its factor; both parts NaN if one is not finite. */
+TL_INLINE tl_cvec weighted(const tl_cvec *S, int64_t k, float factor)
+{
+    const tl_vec r = S[k].r, i = S[k].i, poison = (r - r) + (i - i);
+    return (tl_cvec){r * factor + poison, i * factor + poison};
+}
+
+/* To what the inverse complex transform takes, with the parts exchanged. */
+void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
+{
+    const int64_t n = t->n, h = n / 2;
+    const tl_vec zero = {0};
+    S[0].i = zero;
+    if (n % 2) {
+        const tl_cvec a = weighted(S, 0, t->edge);
+        Z[0] = (tl_cvec){a.i, a.r};
+        for (int64_t k = 1; k <= h; k++) {
+            const tl_cvec b = weighted(S, k, t->inner);
+            Z[k] = (tl_cvec){b.i, b.r};
+            Z[n - k] = (tl_cvec){-b.i, b.r};
+        }
+        return;
+    }
+    S[h].i = zero;
+    for (int64_t k = 0; k <= h / 2; k++) {
+        const float *w = t->f->real + 2 * k, factor = k ? t->inner : t->edge;
+        const tl_cvec a = weighted(S, k, factor), b = weighted(S, h - k, factor);
+        tl_cvec z, y;
+        TL_JOIN(a, b, w[0], w[1], z.r, z.i, y.r, y.i);
+        if (k)
+            Z[h - k] = (tl_cvec){y.i, y.r};
+        Z[k] = (tl_cvec){z.i, z.r};
+    }
+}
+
+/* A task owns a few groups of TL_W rows. */
+static void forward_lanes(void *arg, int64_t task, int32_t worker)
+{
+    const struct job *job = arg;
+    const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
+    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *x = z + job->real.f->n;
+    tl_cvec *scratch = x + job->real.bins;
+    for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
+        const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
+        tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
+        for (int64_t t = 0; n % 2 && t < n; t++)
+            z[t].i = (tl_vec){0};
+        tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
+        tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
+    }
+}
+
+static void inverse_lanes(void *arg, int64_t task, int32_t worker)
+{
+    const struct job *job = arg;
+    const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
+    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *x = z + job->real.f->n;
+    tl_cvec *scratch = x + job->real.bins;
+    for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
+        const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
+        tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
+        tl_real_join(&job->real, x, z);
+        const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
+        if (n % 2) /* the real parts, which lie second */
+            tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
+        else
+            tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
+    }
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+struct row {
+    const struct job *job;
+    const float *from;
+    float *to;
+};
+
+TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
+{
+    const float r = S[2 * k], i = edge ? 0.0f : S[2 * k + 1], poison = (r - r) + (i - i);
+    return (number){r * factor + poison, i * factor + poison};
+}
+
+/* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
+static void split_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const struct row *row = arg;
+    const struct job *job = row->job;
+    const int64_t h = job->real.n / 2, from = 1 + task * SPLIT_PIECE;
+    const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
+    const float half = 0.5f * job->real.inner;
+    number *z = (number *)row->to;
+    for (int64_t k = from; k < end; k++) {
+        double c, s;
+        tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
+        const number a = z[k], b = z[h - k];
+        TL_SPLIT(a, b, (float)c, (float)s, half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
+    }
+}
+
+/* The same for joining, from S to Z; k = 0 included. */
+static void join_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const struct row *row = arg;
+    const struct job *job = row->job;
+    const int64_t h = job->real.n / 2, from = task * SPLIT_PIECE;
+    const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
+    number *z = (number *)row->to;
+    for (int64_t k = from; k < end; k++) {
+        const float factor = k ? job->real.inner : job->real.edge;
+        const number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
+        double c, s;
+        tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
+        number x, y;
+        TL_JOIN(a, b, (float)c, (float)s, x.r, x.i, y.r, y.i);
+        if (k)
+            z[h - k] = y;
+        z[k] = x;
+    }
+}
+
+static void pieces(int64_t count, tl_task_fn fn, void *arg, int alone)
+{
+    const int64_t tasks = (count + SPLIT_PIECE - 1) / SPLIT_PIECE;
+    if (!alone) {
+        tl_parallel(tasks, fn, arg);
+        return;
+    }
+    for (int64_t t = 0; t < tasks; t++)
+        fn(arg, t, 0);
+}
+
+/* The next address for vectors. */
+static tl_cvec *aligned(float *p)
+{
+    return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64);
+}
+
+/* One row through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
+ * vectors. */
+static void forward_row(const struct job *job, const float *x, float *X, char *memory)
+{
+    const tl_fft *f = job->real.f;
+    const int64_t n = job->real.n, h = n / 2;
+    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + (n % 2 ? 2 * n : 0);
+    tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
+    if (n % 2 == 0) {
+        tl_fft_large(f, x, X, 0, work, vectors, job->alone);
+        const float r = X[0], i = X[1];
+        X[0] = (r + i) * job->real.edge;
+        X[2 * h] = (r - i) * job->real.edge;
+        X[1] = X[2 * h + 1] = 0.0f;
+        struct row row = {job, NULL, X};
+        pieces(h / 2, split_task, &row, job->alone);
+    } else {
+        for (int64_t t = 0; t < n; t++) {
+            z[2 * t] = x[t];
+            z[2 * t + 1] = 0.0f;
+        }
+        tl_fft_large(f, z, Z, 0, work, vectors, job->alone);
+        X[0] = Z[0] * job->real.edge;
+        X[1] = 0.0f;
+        for (int64_t k = 2; k < 2 * job->real.bins; k++)
+            X[k] = Z[k] * job->real.inner;
+    }
+    if (X[0] - X[0] != 0.0f)
+        for (int64_t k = 0; k < 2 * job->real.bins; k++)
+            X[k] = TL_NAN;
+}
+
+static void inverse_row(const struct job *job, const float *S, float *x, char *memory)
+{
+    const tl_fft *f = job->real.f;
+    const int64_t n = job->real.n;
+    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + 2 * f->n;
+    tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
+    if (n % 2 == 0) {
+        struct row row = {job, S, z};
+        pieces(n / 4 + 1, join_task, &row, job->alone);
+        tl_fft_large(f, z, x, 1, work, vectors, job->alone);
+        return;
+    }
+    for (int64_t k = 0; k < job->real.bins; k++) {
+        const number s = bin(S, k, k ? job->real.inner : job->real.edge, k == 0);
+        z[2 * k] = s.r;
+        z[2 * k + 1] = s.i;
+        if (k) {
+            z[2 * (n - k)] = s.r;
+            z[2 * (n - k) + 1] = -s.i;
+        }
+    }
+    tl_fft_large(f, z, Z, 1, work, vectors, job->alone);
+    for (int64_t t = 0; t < n; t++)
+        x[t] = Z[2 * t];
+}
+
+static void forward_row_task(void *arg, int64_t task, int32_t worker)
+{
+    const struct job *job = arg;
+    forward_row(job, job->from + task * job->real.n, job->to + task * 2 * job->real.bins,
+                job->scratch + worker * job->per_worker);
+}
+
+static void inverse_row_task(void *arg, int64_t task, int32_t worker)
+{
+    const struct job *job = arg;
+    inverse_row(job, job->from + task * 2 * job->real.bins, job->to + task * job->real.n,
+                job->scratch + worker * job->per_worker);
+}
+
+/* ---- both -------------------------------------------------------------------------------------------------------- */
+
+static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, int inverse,
+                         double edge, double inner)
+{
+    const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_ANY);
+    if (!f)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
+    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0};
+    const int32_t workers = tl_workers();
+    int64_t bytes;
+    if (f->in_lanes) {
+        const int64_t groups = (batch + TL_W - 1) / TL_W, small = 8192 / (n * TL_W);
+        job.per_task = small > 1 ? small : 1;
+        job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
+        bytes = job.per_worker * workers;
+        int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
+        if (!status)
+            tl_parallel((groups + job.per_task - 1) / job.per_task, inverse ? inverse_lanes : forward_lanes, &job);
+        tl_pool_free(ctx, job.scratch);
+        tl_fft_put(f);
+        return status;
+    }
+    /* many rows: one per task; few or long ones: all threads on each */
+    job.alone = batch >= ROWS_ALONE && n <= 1 << 18;
+    const int64_t numbers = n % 2 ? 2 * n : inverse ? f->n : 0, wide = (numbers * 2 + 15) / 16 * 16;
+    const int64_t vectors = tl_fft_large_scratch(f) * (int64_t)sizeof(tl_cvec);
+    job.per_worker = (tl_fft_large_memory(f) + wide + 32) * (int64_t)sizeof(float);
+    job.per_worker += vectors * (job.alone ? 1 : workers);
+    job.per_worker = (job.per_worker + 255) / 256 * 256;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * (job.alone ? workers : 1)), (void **)&job.scratch);
+    if (!status && job.alone)
+        tl_parallel(batch, inverse ? inverse_row_task : forward_row_task, &job);
+    else if (!status)
+        for (int64_t row = 0; row < batch; row++)
+            (inverse ? inverse_row_task : forward_row_task)(&job, row, 0);
+    tl_pool_free(ctx, job.scratch);
+    tl_fft_put(f);
+    return status;
+}
+
+int32_t tl_cpu_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
+{
+    return transform(ctx, x, spec, batch, n, 0, 1.0, 1.0);
+}
+
+int32_t tl_cpu_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx)
+{
+    return transform(ctx, g, gx, batch, n, 1, 1.0, 0.5);
+}
+
+int32_t tl_cpu_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x)
+{
+    return transform(ctx, spec, x, batch, n, 1, 1.0 / (double)n, 1.0 / (double)n);
+}
+
+int32_t tl_cpu_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec)
+{
+    return transform(ctx, g, gspec, batch, n, 0, 1.0 / (double)n, 2.0 / (double)n);
+}

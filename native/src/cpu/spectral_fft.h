@@ -1,0 +1,133 @@
+/* Complex transforms of any length on the CPU: Z[k] = sum over t of z[t]·e^(-2·pi·i·k·t/n).
+ *
+ * The algorithm follows from the length alone:
+ *   direct      products of primes up to 13: self-sorting (Stockham) passes of radix 8, 4, 2, 3, 5, 7, 11, 13, one
+ *               transform per lane, the working set in cache;
+ *   four-step   the same lengths above TL_FFT_DIRECT: columns and rows of an n1 by n2 matrix, both direct, so that
+ *               memory is passed over twice (Bailey, "FFTs in external or hierarchical memory", J. Supercomputing 4,
+ *               1990);
+ *   Bluestein   other lengths: a convolution with a chirp over a length m >= 2n - 1 of one of the kinds above
+ *               (Bluestein, IEEE Trans. Audio Electroacoust. 18, 1970).
+ * An inverse transform is a forward one with real and imaginary parts exchanged before and after. */
+#ifndef TL_CPU_SPECTRAL_FFT_H
+#define TL_CPU_SPECTRAL_FFT_H
+
+#include "../abi/internal.h"
+#include "spectral_vec.h"
+
+/* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
+enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
+
+/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the
+ * rest). */
+typedef struct tl_roots {
+    uint64_t n;
+    int shift;
+    double *coarse, *fine;
+} tl_roots;
+
+typedef struct tl_fft {
+    int64_t n;
+    int in_lanes;    /* direct, or Bluestein over a direct one: tl_fft_lanes transforms it, else tl_fft_large */
+    int stages;
+    int radix[TL_FFT_STAGES];
+    float *twiddle;  /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
+    float *real;     /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
+    struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
+    float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
+    tl_roots roots;                /* of n (four-step) */
+    tl_roots packed;               /* of 2n */
+    double *lane_roots;            /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_W, TL_W cosines then TL_W sines */
+    size_t bytes;
+    /* the cache's */
+    int kind, users;
+    uint64_t stamp;
+} tl_fft;
+
+/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; or
+ * just the roots `packed`. */
+enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };
+
+/* A real transform of n points by a plan of n/2 (n even) or n complex ones (n odd); the bins 0 and n/2 are multiplied
+ * by edge, the others by inner: after the forward, before the inverse transform. */
+typedef struct tl_real {
+    const tl_fft *f;
+    int64_t n, bins;
+    float edge, inner;
+} tl_real;
+
+#define tl_real_split TL_V(tl_real_split)
+#define tl_real_join TL_V(tl_real_join)
+#define tl_fft_get TL_V(tl_fft_get)
+#define tl_fft_put TL_V(tl_fft_put)
+#define tl_fft_lanes TL_V(tl_fft_lanes)
+#define tl_fft_large TL_V(tl_fft_large)
+
+/* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
+ * may call both. */
+const tl_fft *tl_fft_get(int64_t n, int kind);
+void tl_fft_put(const tl_fft *plan);
+
+/* Complex vectors of scratch that a transform in lanes takes besides its input. */
+static inline int64_t tl_fft_lanes_scratch(const tl_fft *f)
+{
+    return f->first ? 2 * f->first->n : f->n;
+}
+/* Complex vectors of the buffers one worker needs for tl_fft_large. */
+static inline int64_t tl_fft_large_scratch(const tl_fft *f)
+{
+    const tl_fft *g = f->chirp ? f->first : f;
+    return 2 * (g->first->n > g->second->n ? g->first->n : g->second->n);
+}
+/* Floats of memory that tl_fft_large takes besides input and output. */
+static inline int64_t tl_fft_large_memory(const tl_fft *f)
+{
+    const tl_fft *g = f->chirp ? f->first : f;
+    const int64_t matrix = g->first->n * ((g->second->n + TL_W - 1) / TL_W + 1) * 2 * TL_W;
+    return matrix + (f->chirp ? 4 * g->n : 0);
+}
+
+/* Transforms TL_W lanes of n complex vectors in z; returns where the result lies: z, or inside scratch. */
+tl_cvec *tl_fft_lanes(const tl_fft *f, tl_cvec *z, tl_cvec *scratch);
+
+/* From a packed transform's result Z to the bins X, and from bins S, whose idle imaginary parts it sets to 0, to what
+ * the inverse transform takes, parts exchanged (spectral.c). A lane with a NaN or an infinity becomes NaN. */
+void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X);
+void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z);
+
+/* Transforms one array of n complex numbers (re, im in turn) from `in` to `out`, which must not overlap; with inverse
+ * the parts are exchanged on both sides. `vectors` holds tl_fft_large_scratch complex vectors for every worker, or for
+ * one if `alone`: then it all runs on the calling thread. */
+void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors,
+                  int alone);
+
+/* Hides where a product comes from. GCC's SLP vectoriser turns the four products of a complex product into fused
+ * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by
+ * variant. */
+#if defined(__x86_64__)
+#define TL_OPAQUE(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define TL_OPAQUE(x) __asm__("" : "+w"(x))
+#else
+#define TL_OPAQUE(x) ((void)0)
+#endif
+
+TL_INLINE void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
+{
+    const double *a = t->coarse + 2 * (k >> t->shift), *b = t->fine + 2 * (k & ((UINT64_C(1) << t->shift) - 1));
+    double rr = a[0] * b[0], ii = a[1] * b[1], ri = a[0] * b[1], ir = a[1] * b[0];
+    TL_OPAQUE(rr);
+    TL_OPAQUE(ii);
+    TL_OPAQUE(ri);
+    TL_OPAQUE(ir);
+    *c = rr - ii;
+    *s = ri + ir;
+}
+
+/* (a·b) for a root b = (c, s). */
+TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s)
+{
+    return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c};
+}
+
+#endif

@@ -1,0 +1,359 @@
+/* Plans of complex transforms: factors, roots of unity, Bluestein's kernel, and the process' cache of them.
+ *
+ * Every root is the product of two float64 roots at most, rounded to float32 once. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "../formula/dft_tile.h"
+#include "spectral_fft.h"
+
+enum { CACHED_PLANS = 32 };
+static const size_t CACHED_BYTES = (size_t)64 << 20;
+
+static void *take(tl_fft *f, size_t bytes)
+{
+    f->bytes += bytes;
+    return aligned_alloc(64, (bytes + 127) / 64 * 64);
+}
+
+/* ---- roots ------------------------------------------------------------------------------------------------------- */
+
+static int make_roots(tl_fft *f, tl_roots *t, uint64_t n)
+{
+    t->n = n;
+    t->shift = 0;
+    while ((UINT64_C(1) << (2 * t->shift)) < n)
+        t->shift++;
+    const uint64_t fine = UINT64_C(1) << t->shift, coarse = (n >> t->shift) + 1;
+    t->fine = take(f, fine * 2 * sizeof(double));
+    t->coarse = take(f, coarse * 2 * sizeof(double));
+    if (!t->fine || !t->coarse)
+        return 0;
+    for (uint64_t k = 0; k < fine; k++) {
+        tl_root(k % n, n, t->fine + 2 * k, t->fine + 2 * k + 1);
+        t->fine[2 * k + 1] = -t->fine[2 * k + 1];
+    }
+    for (uint64_t k = 0; k < coarse; k++) {
+        tl_root((k << t->shift) % n, n, t->coarse + 2 * k, t->coarse + 2 * k + 1);
+        t->coarse[2 * k + 1] = -t->coarse[2 * k + 1];
+    }
+    return 1;
+}
+
+/* ---- factors ----------------------------------------------------------------------------------------------------- */
+
+/* The radices of a product of primes up to 13, large ones first; 0 for other lengths. */
+static int factor(int64_t n, int *radix)
+{
+    static const int primes[] = {13, 11, 7, 5, 3};
+    int count = 0;
+    for (int i = 0; i < 5; i++)
+        for (; n % primes[i] == 0; n /= primes[i])
+            radix[count++] = primes[i];
+    int twos = 0;
+    for (; n % 2 == 0; n /= 2)
+        twos++;
+    for (; twos >= 3 && twos != 4; twos -= 3)
+        radix[count++] = 8;
+    for (; twos >= 2; twos -= 2)
+        radix[count++] = 4;
+    if (twos)
+        radix[count++] = 2;
+    return n == 1 ? count : 0;
+}
+
+static int is_smooth(int64_t n)
+{
+    int radix[64];
+    return n == 1 || factor(n, radix);
+}
+
+/* The divisor of a smooth n that lies nearest below its square root. */
+static int64_t near_root(int64_t n)
+{
+    int64_t best = 1;
+    for (int64_t d = 1; d * d <= n; d++)
+        if (n % d == 0)
+            best = d;
+    return best;
+}
+
+/* The least 2^a·{1, 3, 5, 9, 15} >= n: at most a fifth more than n. */
+static int64_t convolution_length(int64_t n)
+{
+    static const int64_t odd[] = {1, 3, 5, 9, 15};
+    int64_t best = INT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        int64_t m = odd[i];
+        while (m < n)
+            m *= 2;
+        best = m < best ? m : best;
+    }
+    return best;
+}
+
+/* ---- Bluestein's kernel ------------------------------------------------------------------------------------------ */
+
+/* out = a·(c, s), every product rounded. */
+static void times(double *out, const double *a, double c, double s)
+{
+    double rc = a[0] * c, is = a[1] * s, rs = a[0] * s, ic = a[1] * c;
+    TL_OPAQUE(rc);
+    TL_OPAQUE(is);
+    TL_OPAQUE(rs);
+    TL_OPAQUE(ic);
+    out[0] = rc - is;
+    out[1] = rs + ic;
+}
+
+/* A float64 transform, out[k] = sum over t of in[t·stride]·w^(k·t), by decimation in time; for plans only. */
+static void plain_fft(const double *in, int64_t stride, double *out, int64_t n, const tl_roots *w)
+{
+    if (n == 1) {
+        out[0] = in[0];
+        out[1] = in[1];
+        return;
+    }
+    const int64_t r = n % 2 == 0 ? 2 : n % 3 == 0 ? 3 : 5, m = n / r;
+    for (int64_t j = 0; j < r; j++)
+        plain_fft(in + 2 * j * stride, stride * r, out + 2 * j * m, m, w);
+    for (int64_t k = 0; k < m; k++) {
+        double a[10], b[10] = {0};
+        for (int64_t j = 0; j < r; j++) {
+            double c, s;
+            tl_root_at(w, (uint64_t)(j * k) * (w->n / (uint64_t)n), &c, &s);
+            times(a + 2 * j, out + 2 * (j * m + k), c, s);
+        }
+        for (int64_t q = 0; q < r; q++)
+            for (int64_t j = 0; j < r; j++) {
+                double c, s, t[2];
+                tl_root_at(w, (uint64_t)(q * j % r) * (w->n / (uint64_t)r), &c, &s);
+                times(t, a + 2 * j, c, s);
+                b[2 * q] += t[0];
+                b[2 * q + 1] += t[1];
+            }
+        for (int64_t q = 0; q < r; q++) {
+            out[2 * (q * m + k)] = b[2 * q];
+            out[2 * (q * m + k) + 1] = b[2 * q + 1];
+        }
+    }
+}
+
+/* The chirp e^(-i·pi·t²/n), and the transform over m, divided by m, of its conjugate laid out around 0. */
+static int make_chirp(tl_fft *f, int64_t m)
+{
+    const uint64_t n = (uint64_t)f->n;
+    f->chirp = take(f, n * 2 * sizeof(float));
+    f->kernel = take(f, (size_t)m * 2 * sizeof(float));
+    tl_fft scratch = {0};
+    double *b = calloc((size_t)m * 2, sizeof(double)), *spectrum = malloc((size_t)m * 2 * sizeof(double));
+    int ok = f->chirp && f->kernel && b && spectrum && make_roots(&scratch, &scratch.roots, (uint64_t)m);
+    for (uint64_t t = 0; ok && t < n; t++) {
+        double c, s;
+        tl_root((uint64_t)((unsigned __int128)t * t % (2 * n)), 2 * n, &c, &s);
+        f->chirp[2 * t] = (float)c;
+        f->chirp[2 * t + 1] = (float)-s;
+        b[2 * t] = c;
+        b[2 * t + 1] = s;
+        if (t) {
+            b[2 * ((uint64_t)m - t)] = c;
+            b[2 * ((uint64_t)m - t) + 1] = s;
+        }
+    }
+    if (ok) {
+        plain_fft(b, 1, spectrum, m, &scratch.roots);
+        for (int64_t k = 0; k < 2 * m; k++)
+            f->kernel[k] = (float)(spectrum[k] / (double)m);
+    }
+    free(b);
+    free(spectrum);
+    free(scratch.roots.coarse);
+    free(scratch.roots.fine);
+    return ok;
+}
+
+/* ---- making and freeing ------------------------------------------------------------------------------------------ */
+
+static void destroy(tl_fft *f)
+{
+    if (!f)
+        return;
+    destroy(f->first);
+    destroy(f->second);
+    void *owned[] = {f->twiddle, f->real, f->chirp, f->kernel, f->roots.coarse, f->roots.fine, f->packed.coarse,
+                     f->packed.fine, f->lane_roots};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        free(owned[i]);
+    free(f);
+}
+
+static int make_direct(tl_fft *f)
+{
+    int64_t total = 0;
+    f->stages = factor(f->n, f->radix);
+    int64_t rest = f->n;
+    for (int i = 0; i < f->stages; i++) {
+        rest /= f->radix[i];
+        total += rest * (f->radix[i] - 1);
+    }
+    tl_fft scratch = {0};
+    f->twiddle = take(f, (size_t)(total + 1) * 2 * sizeof(float));
+    int ok = f->twiddle && make_roots(&scratch, &scratch.roots, (uint64_t)f->n);
+    float *out = f->twiddle;
+    int64_t length = f->n, before = 1;
+    for (int i = 0; ok && i < f->stages; i++) {
+        const int64_t r = f->radix[i], m = length / r;
+        for (int64_t p = 0; p < m; p++)
+            for (int64_t j = 1; j < r; j++, out += 2) {
+                double c, s;
+                tl_root_at(&scratch.roots, (uint64_t)(p * j * before), &c, &s);
+                out[0] = (float)c;
+                out[1] = (float)s;
+            }
+        length = m;
+        before *= r;
+    }
+    free(scratch.roots.coarse);
+    free(scratch.roots.fine);
+    return ok;
+}
+
+static int make_lane_roots(tl_fft *f)
+{
+    const int64_t n1 = f->first->n;
+    f->lane_roots = take(f, (size_t)n1 * 2 * TL_W * sizeof(double));
+    for (int64_t k = 0; f->lane_roots && k < n1; k++)
+        for (int64_t l = 0; l < TL_W; l++)
+            tl_root_at(&f->roots, (uint64_t)(k * l % f->n), f->lane_roots + k * 2 * TL_W + l,
+                       f->lane_roots + k * 2 * TL_W + TL_W + l);
+    return f->lane_roots != NULL;
+}
+
+static int make_real(tl_fft *f)
+{
+    f->real = take(f, (size_t)(f->n / 2 + 1) * 2 * sizeof(float));
+    for (int64_t k = 0; f->real && k <= f->n / 2; k++) {
+        double c, s;
+        tl_root_at(&f->packed, (uint64_t)k, &c, &s);
+        f->real[2 * k] = (float)c;
+        f->real[2 * k + 1] = (float)s;
+    }
+    return f->real != NULL;
+}
+
+/* `part`: of another plan, which asks for no split of real transforms. */
+static tl_fft *make(int64_t n, int kind, int part)
+{
+    tl_fft *f = calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->n = n;
+    f->kind = kind;
+    int ok = 1;
+    if (kind == TL_FFT_ROOTS) {
+        f->in_lanes = 0;
+    } else if (!is_smooth(n)) {
+        const int64_t m = convolution_length(2 * n - 1);
+        f->first = make(m, kind, 1);
+        f->in_lanes = f->first && f->first->in_lanes;
+        ok = f->first && make_chirp(f, m);
+    } else if (n <= TL_FFT_DIRECT || kind == TL_FFT_IN_LANES) {
+        f->in_lanes = 1;
+        ok = make_direct(f);
+    } else {
+        const int64_t n1 = near_root(n);
+        f->first = make(n1, TL_FFT_IN_LANES, 1);
+        f->second = make(n / n1, TL_FFT_IN_LANES, 1);
+        ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f);
+    }
+    if (ok && !part)
+        ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
+    if (f->first)
+        f->bytes += f->first->bytes;
+    if (f->second)
+        f->bytes += f->second->bytes;
+    if (ok)
+        return f;
+    destroy(f);
+    return NULL;
+}
+
+/* ---- the cache --------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static tl_fft *cache[CACHED_PLANS];
+static uint64_t clock_now;
+
+/* Called with the lock: frees unused plans, the longest unused first, until a place is free and the bytes fit. */
+static void trim(void)
+{
+    for (;;) {
+        size_t bytes = 0;
+        int places = 0, oldest = -1;
+        for (int i = 0; i < CACHED_PLANS; i++) {
+            if (!cache[i]) {
+                places++;
+                continue;
+            }
+            bytes += cache[i]->bytes;
+            if (!cache[i]->users && (oldest < 0 || cache[i]->stamp < cache[oldest]->stamp))
+                oldest = i;
+        }
+        if ((places && bytes <= CACHED_BYTES) || oldest < 0)
+            return;
+        destroy(cache[oldest]);
+        cache[oldest] = NULL;
+    }
+}
+
+static tl_fft *cached(int64_t n, int kind)
+{
+    for (int i = 0; i < CACHED_PLANS; i++)
+        if (cache[i] && cache[i]->n == n &&
+            (cache[i]->kind == kind || (kind == TL_FFT_IN_LANES && cache[i]->in_lanes))) {
+            cache[i]->users++;
+            cache[i]->stamp = ++clock_now;
+            return cache[i];
+        }
+    return NULL;
+}
+
+const tl_fft *tl_fft_get(int64_t n, int kind)
+{
+    pthread_mutex_lock(&lock);
+    tl_fft *f = cached(n, kind);
+    pthread_mutex_unlock(&lock);
+    if (f)
+        return f;
+    f = make(n, kind, 0); /* another thread may make the same meanwhile; both are right */
+    if (!f)
+        return NULL;
+    f->users = 1;
+    pthread_mutex_lock(&lock);
+    trim();
+    f->stamp = ++clock_now;
+    for (int i = 0; i < CACHED_PLANS; i++)
+        if (!cache[i]) {
+            cache[i] = f;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return f;
+}
+
+void tl_fft_put(const tl_fft *plan)
+{
+    tl_fft *f = (tl_fft *)plan;
+    if (!f)
+        return;
+    int kept = 0;
+    pthread_mutex_lock(&lock);
+    f->users--;
+    for (int i = 0; i < CACHED_PLANS; i++)
+        kept |= cache[i] == f;
+    const int drop = !kept && !f->users;
+    trim();
+    pthread_mutex_unlock(&lock);
+    if (drop)
+        destroy(f);
+}

@@ -1,0 +1,152 @@
+/* Vectors of one transform per lane, and the transposes that bring rows into lanes.
+ *
+ * A complex vector is TL_W real parts followed by TL_W imaginary parts. The width differs by variant; a lane's
+ * arithmetic does not, so neither do the bits. */
+#ifndef TL_CPU_SPECTRAL_VEC_H
+#define TL_CPU_SPECTRAL_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "../formula/base.h"
+
+#if defined(__AVX512F__)
+#define TL_W 16
+#define TL_INTERLEAVE(m) {0 + m, 16 + m, 1 + m, 17 + m, 2 + m, 18 + m, 3 + m, 19 + m, 4 + m, 20 + m, 5 + m, 21 + m, \
+                          6 + m, 22 + m, 7 + m, 23 + m}
+#define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m, 8 + m, 10 + m, 12 + m, 14 + m, 16 + m, 18 + m, 20 + m, 22 + m, \
+                           24 + m, 26 + m, 28 + m, 30 + m}
+#elif defined(__AVX2__)
+#define TL_W 8
+#define TL_INTERLEAVE(m) {0 + m, 8 + m, 1 + m, 9 + m, 2 + m, 10 + m, 3 + m, 11 + m}
+#define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m, 8 + m, 10 + m, 12 + m, 14 + m}
+#else
+#define TL_W 4
+#define TL_INTERLEAVE(m) {0 + m, 4 + m, 1 + m, 5 + m}
+#define TL_EVERY_OTHER(m) {0 + m, 2 + m, 4 + m, 6 + m}
+#endif
+
+typedef float tl_vec __attribute__((vector_size(4 * TL_W), may_alias));
+typedef float tl_vec_any __attribute__((vector_size(4 * TL_W), aligned(4), may_alias));
+typedef int32_t tl_vec_mask __attribute__((vector_size(4 * TL_W)));
+typedef double tl_vec_double __attribute__((vector_size(8 * TL_W)));
+
+typedef struct tl_cvec {
+    tl_vec r, i;
+} tl_cvec;
+
+#define TL_INLINE static inline __attribute__((always_inline, unused))
+
+/* The lower (high = 0) or upper halves of two vectors, element by element in turn. */
+TL_INLINE tl_vec tl_interleave(tl_vec a, tl_vec b, int high)
+{
+    const tl_vec_mask low = TL_INTERLEAVE(0), up = TL_INTERLEAVE(TL_W / 2);
+    return high ? __builtin_shuffle(a, b, up) : __builtin_shuffle(a, b, low);
+}
+
+/* x[0], x[2], ... (odd = 0) or x[1], x[3], ... of two vectors that follow each other. */
+TL_INLINE tl_vec tl_every_other(tl_vec a, tl_vec b, int odd)
+{
+    const tl_vec_mask even_mask = TL_EVERY_OTHER(0), odd_mask = TL_EVERY_OTHER(1);
+    return odd ? __builtin_shuffle(a, b, odd_mask) : __builtin_shuffle(a, b, even_mask);
+}
+
+/* x·y + z, rounded once. */
+TL_INLINE tl_vec tl_fma(float x, tl_vec y, tl_vec z)
+{
+#if defined(__AVX512F__)
+    return (tl_vec)_mm512_fmadd_ps(_mm512_set1_ps(x), (__m512)y, (__m512)z);
+#elif defined(__AVX2__)
+    return (tl_vec)_mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)y, (__m256)z);
+#else
+    return (tl_vec){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
+#endif
+}
+
+/* Transposes a square of vectors. A perfect shuffle of the rows rotates the bits of (row, column) by one, so log2(TL_W)
+ * of them exchange the two. */
+TL_INLINE void tl_transpose_square(tl_vec *a)
+{
+    tl_vec b[TL_W];
+    for (int width = 1; width < TL_W; width *= 2) {
+        for (int i = 0; i < TL_W / 2; i++) {
+            b[2 * i] = tl_interleave(a[i], a[i + TL_W / 2], 0);
+            b[2 * i + 1] = tl_interleave(a[i], a[i + TL_W / 2], 1);
+        }
+        for (int i = 0; i < TL_W; i++)
+            a[i] = b[i];
+    }
+}
+
+/* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get
+ * 0. */
+static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, int64_t cols, tl_vec *buffer,
+                               int64_t step)
+{
+    int64_t c = 0;
+    if (lanes == TL_W)
+        for (; c + TL_W <= cols; c += TL_W) {
+            tl_vec a[TL_W];
+            for (int l = 0; l < TL_W; l++)
+                a[l] = *(const tl_vec_any *)(x + l * stride + c);
+            tl_transpose_square(a);
+            for (int l = 0; l < TL_W; l++)
+                buffer[(c + l) * step] = a[l];
+        }
+    for (; c < cols; c++) {
+        tl_vec v = {0};
+        for (int64_t l = 0; l < lanes; l++)
+            v[l] = x[l * stride + c];
+        buffer[c * step] = v;
+    }
+}
+
+/* The way back: row[c] = buffer[(c ^ flip)·step]; flip = 1 exchanges neighbours (an even number of columns then). */
+static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip, int64_t lanes, int64_t cols, float *x,
+                                int64_t stride)
+{
+    int64_t c = 0;
+    if (lanes == TL_W)
+        for (; c + TL_W <= cols; c += TL_W) {
+            tl_vec a[TL_W];
+            for (int l = 0; l < TL_W; l++)
+                a[l] = buffer[((c + l) ^ flip) * step];
+            tl_transpose_square(a);
+            for (int l = 0; l < TL_W; l++)
+                *(tl_vec_any *)(x + l * stride + c) = a[l];
+        }
+    for (; c < cols; c++)
+        for (int64_t l = 0; l < lanes; l++)
+            x[l * stride + c] = ((const float *)&buffer[(c ^ flip) * step])[l];
+}
+
+/* A complex vector from `lanes` consecutive complex numbers, parts exchanged with swap. */
+TL_INLINE tl_cvec tl_complex_in(const float *x, int64_t lanes, int swap)
+{
+    tl_cvec z = {{0}, {0}};
+    if (lanes == TL_W) {
+        const tl_vec a = *(const tl_vec_any *)x, b = *(const tl_vec_any *)(x + TL_W);
+        z = (tl_cvec){tl_every_other(a, b, 0), tl_every_other(a, b, 1)};
+    } else {
+        for (int64_t l = 0; l < lanes; l++)
+            z.r[l] = x[2 * l], z.i[l] = x[2 * l + 1];
+    }
+    return swap ? (tl_cvec){z.i, z.r} : z;
+}
+
+TL_INLINE void tl_complex_out(tl_cvec z, float *x, int64_t lanes, int swap)
+{
+    const tl_vec r = swap ? z.i : z.r, i = swap ? z.r : z.i;
+    if (lanes == TL_W) {
+        *(tl_vec_any *)x = tl_interleave(r, i, 0);
+        *(tl_vec_any *)(x + TL_W) = tl_interleave(r, i, 1);
+    } else {
+        for (int64_t l = 0; l < lanes; l++)
+            x[2 * l] = r[l], x[2 * l + 1] = i[l];
+    }
+}
+
+#endif

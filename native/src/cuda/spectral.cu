@@ -1,0 +1,290 @@
+/* Real Fourier transforms on CUDA: cuFFT between kernels that keep the contract where cuFFT does not.
+ *
+ * cuFFT's inverse transform overwrites its input and is undefined for imaginary parts at bins 0 and n/2 other than 0,
+ * so it gets a copy: with those set to 0, with the scale factor applied, and with both parts of a bin NaN where one is
+ * not finite, which then reaches every element. The copies of a large batch are made and transformed in pieces that
+ * stay in the L2 cache, so device memory sees the input and the output only.
+ *
+ * After a forward transform every element is part of the real part of bin 0 with factor 1; a row where that is not
+ * finite becomes NaN. */
+#include "../abi/kernels.h"
+#include "../formula/base.h"
+#include "spectral_plan.cuh"
+
+namespace {
+
+constexpr int THREADS = 256, UNROLL = 4;
+
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
+
+constexpr int CACHED_PLANS = 24;
+
+struct Plans {
+    struct Entry {
+        tl_fft_shape shape;
+        cufftHandle handle;
+        size_t work;
+        uint64_t stamp; /* 0: free */
+    } entries[CACHED_PLANS];
+    uint64_t now;
+};
+
+void close_plans(void *object)
+{
+    Plans *plans = (Plans *)object;
+    for (Plans::Entry &e : plans->entries)
+        if (e.stamp)
+            cufftDestroy(e.handle);
+    free(plans);
+}
+
+bool same(const tl_fft_shape &a, const tl_fft_shape &b)
+{
+    return a.n == b.n && a.batch == b.batch && a.real_stride == b.real_stride && a.real_dist == b.real_dist &&
+           a.inverse == b.inverse;
+}
+
+cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *handle, size_t *work)
+{
+    cufftResult result = cufftCreate(handle);
+    if (result != CUFFT_SUCCESS)
+        return result;
+    long long n = s.n, bins = s.n / 2 + 1;
+    result = cufftSetAutoAllocation(*handle, 0);
+    if (result == CUFFT_SUCCESS && s.inverse)
+        result = cufftMakePlanMany64(*handle, 1, &n, &bins, 1, bins, &n, s.real_stride, s.real_dist, CUFFT_C2R, s.batch,
+                                     work);
+    else if (result == CUFFT_SUCCESS)
+        result = cufftMakePlanMany64(*handle, 1, &n, &n, s.real_stride, s.real_dist, &bins, 1, bins, CUFFT_R2C, s.batch,
+                                     work);
+    if (result == CUFFT_SUCCESS)
+        result = cufftSetStream(*handle, stream);
+    if (result != CUFFT_SUCCESS)
+        cufftDestroy(*handle);
+    return result;
+}
+
+/* The plan of a shape; the one unused longest gives way. */
+int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out)
+{
+    Plans *plans = (Plans *)tl_cuda_attached(ctx, TL_ATTACH_FFT);
+    if (!plans) {
+        plans = (Plans *)calloc(1, sizeof *plans);
+        if (!plans)
+            return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+        tl_cuda_attach(ctx, TL_ATTACH_FFT, plans, close_plans);
+    }
+    Plans::Entry *place = plans->entries;
+    for (Plans::Entry &e : plans->entries) {
+        if (e.stamp && same(e.shape, shape)) {
+            e.stamp = ++plans->now;
+            *out = &e;
+            return TORCHLEAN_OK;
+        }
+        if (e.stamp < place->stamp)
+            place = &e;
+    }
+    if (place->stamp) {
+        cufftDestroy(place->handle);
+        place->stamp = 0;
+    }
+    cufftResult result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
+    if (result == CUFFT_ALLOC_FAILED) {
+        cudaGetLastError();
+        TL_TRY(tl_pool_collect(ctx));
+        result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
+    }
+    TL_CUFFT_TRY(ctx, result);
+    place->shape = shape;
+    place->stamp = ++plans->now;
+    *out = place;
+    return TORCHLEAN_OK;
+}
+
+/* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
+
+__device__ __forceinline__ bool not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
+
+/* The inverse transform's input: bin k of every row times `edge` at k = 0 and k = n/2, else `inner`. A thread owns four
+ * bins, THREADS apart. */
+__global__ void __launch_bounds__(THREADS) prepare_kernel(const float2 *__restrict__ spec, float2 *__restrict__ out,
+                                                          tl_fastdiv bins, int64_t n, int64_t total, float edge,
+                                                          float inner)
+{
+    const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
+    float2 v[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (first + u * THREADS < total)
+            v[u] = spec[first + u * THREADS];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const int64_t e = first + u * THREADS;
+        if (e < total) {
+            uint32_t k;
+            bins.divmod((uint32_t)e, &k);
+            const bool end = k == 0 || 2 * (int64_t)k == n;
+            const float factor = end ? edge : inner, r = v[u].x, i = end ? 0.0f : v[u].y;
+            const bool bad = not_finite(r) || not_finite(i);
+            out[e] = bad ? make_float2(TL_NAN, TL_NAN) : make_float2(r * factor, i * factor);
+        }
+    }
+}
+
+/* A warp owns a row after the forward transform: idle imaginary parts 0, a row that is not finite NaN. */
+__global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t rows, int64_t bins, bool even)
+{
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    const int lane = threadIdx.x % 32;
+    if (row >= rows)
+        return;
+    float2 *X = spec + row * bins;
+    const bool bad = not_finite(X[0].x);
+    __syncwarp();
+    if (bad)
+        for (int64_t k = lane; k < bins; k += 32)
+            X[k] = make_float2(TL_NAN, TL_NAN);
+    else if (lane == 0) {
+        X[0].y = 0.0f;
+        if (even)
+            X[bins - 1].y = 0.0f;
+    }
+}
+
+/* The same for a spectrum that is scaled as well: edge at the ends, else inner. `first` holds the rows' bins 0. A
+ * thread owns four bins, THREADS apart. */
+__global__ void __launch_bounds__(THREADS) scale_kernel(float2 *spec, const float *__restrict__ first_bins,
+                                                        tl_fastdiv bins, int64_t n, int64_t total, float edge,
+                                                        float inner)
+{
+    const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
+    float2 v[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (first + u * THREADS < total)
+            v[u] = spec[first + u * THREADS];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const int64_t e = first + u * THREADS;
+        if (e < total) {
+            uint32_t k;
+            const uint32_t row = bins.divmod((uint32_t)e, &k);
+            const bool end = k == 0 || 2 * (int64_t)k == n;
+            const float factor = end ? edge : inner;
+            spec[e] = not_finite(first_bins[row]) ? make_float2(TL_NAN, TL_NAN)
+                                                  : make_float2(v[u].x * factor, end ? 0.0f : v[u].y * factor);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) first_bins_kernel(const float2 *__restrict__ spec, int64_t rows,
+                                                             int64_t bins, float *__restrict__ out)
+{
+    const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (row < rows)
+        out[row] = spec[row * bins].x;
+}
+
+/* One point: the transform is the element itself. */
+__global__ void __launch_bounds__(THREADS) point_kernel(const float *__restrict__ from, float *__restrict__ to,
+                                                        int64_t rows, bool inverse, float factor)
+{
+    const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (row >= rows)
+        return;
+    const float x = from[inverse ? 2 * row : row];
+    const float v = not_finite(x) ? TL_NAN : x * factor;
+    to[inverse ? row : 2 * row] = v;
+    if (!inverse)
+        to[2 * row + 1] = not_finite(x) ? v : 0.0f;
+}
+
+int32_t point(tl_context *ctx, const float *from, float *to, int64_t rows, bool inverse, double factor)
+{
+    point_kernel<<<tl_grid(rows, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(from, to, rows, inverse, (float)factor);
+    return tl_cuda_launched(ctx, "point");
+}
+
+int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int64_t n, bool scaled, double edge,
+                double inner)
+{
+    if (n == 1)
+        return point(ctx, x, spec, batch, false, edge);
+    const int64_t bins = n / 2 + 1, total = batch * bins;
+    float2 *X = (float2 *)spec;
+    TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, batch, 1, n, 0}, (float *)x, X));
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    if (!scaled) {
+        finish_kernel<<<tl_grid(batch, THREADS / 32), THREADS, 0, stream>>>(X, batch, bins, n % 2 == 0);
+        return tl_cuda_launched(ctx, "finish");
+    }
+    float *first;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)batch * sizeof(float), (void **)&first));
+    first_bins_kernel<<<tl_grid(batch, THREADS), THREADS, 0, stream>>>(X, batch, bins, first);
+    scale_kernel<<<tl_grid(total, UNROLL * THREADS), THREADS, 0, stream>>>(X, first, tl_fastdiv(bins), n, total,
+                                                                           (float)edge, (float)inner);
+    tl_pool_free(ctx, first);
+    return tl_cuda_launched(ctx, "scale");
+}
+
+/* Bytes of a piece's copy: it and the piece's input and output pass through an L2 of 50 MB. */
+constexpr int64_t PIECE = (int64_t)12 << 20;
+
+int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int64_t n, double edge, double inner)
+{
+    if (n == 1)
+        return point(ctx, spec, x, batch, true, edge);
+    const int64_t bins = n / 2 + 1, row = bins * (int64_t)sizeof(float2);
+    const int64_t pieces = batch * row <= 2 * PIECE ? 1 : tl_ceil_div(batch * row, PIECE);
+    const int64_t rows = tl_ceil_div(batch, pieces < batch ? pieces : batch);
+    float2 *copy;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * row), (void **)&copy));
+    int32_t status = TORCHLEAN_OK;
+    for (int64_t b = 0; b < batch && !status; b += rows) {
+        const int64_t count = batch - b < rows ? batch - b : rows;
+        prepare_kernel<<<tl_grid(count * bins, UNROLL * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
+            (const float2 *)spec + b * bins, copy, tl_fastdiv(bins), n, count * bins, (float)edge, (float)inner);
+        status = tl_cuda_launched(ctx, "prepare");
+        if (!status)
+            status = tl_fft_run(ctx, tl_fft_shape{n, count, 1, n, 1}, x + b * n, copy);
+    }
+    tl_pool_free(ctx, copy);
+    return status;
+}
+
+} /* namespace */
+
+int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum)
+{
+    Plans::Entry *plan;
+    TL_TRY(find_plan(ctx, shape, &plan));
+    void *work;
+    TL_TRY(tl_pool_alloc(ctx, plan->work, &work));
+    cufftResult result = cufftSetWorkArea(plan->handle, work);
+    if (result == CUFFT_SUCCESS)
+        result = shape.inverse ? cufftExecC2R(plan->handle, (cufftComplex *)spectrum, real)
+                               : cufftExecR2C(plan->handle, real, (cufftComplex *)spectrum);
+    tl_pool_free(ctx, work);
+    TL_CUFFT_TRY(ctx, result);
+    return TORCHLEAN_OK;
+}
+
+extern "C" int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
+{
+    return forward(ctx, x, spec, batch, n, false, 1.0, 1.0);
+}
+
+extern "C" int32_t tl_cuda_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx)
+{
+    return inverse(ctx, g, gx, batch, n, 1.0, 0.5);
+}
+
+extern "C" int32_t tl_cuda_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x)
+{
+    return inverse(ctx, spec, x, batch, n, 1.0 / (double)n, 1.0 / (double)n);
+}
+
+extern "C" int32_t tl_cuda_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec)
+{
+    return forward(ctx, g, gspec, batch, n, true, 1.0 / (double)n, 2.0 / (double)n);
+}

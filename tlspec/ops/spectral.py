@@ -1,0 +1,297 @@
+"""Real Fourier transforms and the spectral convolution.
+
+The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT, so the devices differ in the last bits.
+
+Error of a transform. A Cooley-Tukey algorithm of any radices computes, after the factors of a divisor m of n, transforms of
+length m of decimated inputs. By Parseval the root-sum-square of those that enter bin k is the root-mean-square of |X| over
+the bins congruent to k modulo m, at most max|X|. So every level perturbs a bin by at most its roundings times u·max|X|, and
+a transform with h roundings on the path from an input to a bin by R(h)·u·√2·max|X| with R(h) = min(h, λ√h); the √2 pays for
+two real inputs packed into one complex number. (Norm-wise this is the theorem of Higham, Accuracy and Stability of
+Numerical Algorithms, 2nd ed., §24.1.) A factor 2 costs four roundings (twiddle, product, its sum, the butterfly's sum), a
+prime p up to 127 p + 4, and Bluestein's convolution three transforms over at most 4n points, two of them on the path.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec import laws
+from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, spacing
+from tlspec.registry import check, op
+
+#: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block
+TILE, TILES = 64, 64
+DATA = ("normal", "uniform", "structured", "special")
+
+
+def _roundings(h):
+    return np.minimum(h, LAMBDA * np.sqrt(h))
+
+
+def _height(n):
+    """Roundings from an input to an output of a transform of length n, whichever algorithm computes it."""
+    h, rest, p, large = 4, n, 2, False
+    while rest > 1:
+        while rest % p:
+            p += 1 if p * p <= rest else rest - p
+        rest //= p
+        h += 4 if p == 2 else min(p, 127) + 4
+        large |= p > 13
+    return max(h, 8 * int(np.ceil(np.log2(4 * n))) + 12) if large else h
+
+
+def _weights(n, bins):
+    """a_k: how often bin k of the half spectrum occurs in the whole one."""
+    k = np.arange(bins)
+    return np.where((k == 0) | (2 * k == n), 1.0, 2.0)
+
+
+def _finite(x, axis):
+    """Rows of a transform that hold no NaN and no infinity."""
+    return np.isfinite(x).all(axis=axis)
+
+
+def _complex(re, im):
+    """re + i·im for parts that may be infinite: no product with i."""
+    z = np.empty(np.shape(re), np.complex128)
+    z.real, z.imag = re, im
+    return z
+
+
+def _scaled(z, a):
+    """a·z for real a, part by part."""
+    return _complex(z.real * a, z.imag * a)
+
+
+def _packed(X):
+    return np.stack([X.real, X.imag], axis=-1)
+
+
+def _rfft(x, axis):
+    """np.fft.rfft, but a NaN or an infinity makes every bin NaN in both parts."""
+    with np.errstate(all="ignore"):
+        X = np.fft.rfft(x, axis=axis)
+    return np.where(np.expand_dims(_finite(x, axis), axis), X, complex(np.nan, np.nan))
+
+
+def _irfft(S, n, axis):
+    """np.fft.irfft without the imaginary parts that the result does not depend on; as :func:`_rfft` for NaN."""
+    S = np.moveaxis(S, axis, -1).copy()
+    if S.shape[-1]:
+        S.imag[..., 0] = 0
+        if n % 2 == 0 and S.shape[-1] > n // 2:
+            S.imag[..., n // 2] = 0
+    with np.errstate(all="ignore"):
+        x = np.fft.irfft(S, n, axis=-1)
+    x = np.where(_finite(S, -1)[..., None], x, np.nan)
+    return np.moveaxis(x, -1, axis)
+
+
+# ---- transforms --------------------------------------------------------------------------------------------------------
+
+
+def _forward_error(X, n, axis):
+    """The error of an n-point transform with bins X along `axis`, the same for every bin."""
+    return _roundings(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
+
+
+def _rfft_tolerance(x):
+    X = _rfft(x, 1)
+    return _forward_error(X, x.shape[1], 1)[..., None] + spacing(_packed(X)) / 2
+
+
+def _inverse_tolerance(x, n):
+    return (
+        _roundings(_height(n) + 2) * (U * np.sqrt(2) * np.abs(x).max(axis=1, keepdims=True, initial=0) + n * TINY)
+        + spacing(x) / 2
+    )
+
+
+@op("x[batch, n] -> spec[batch, n // 2 + 1, 2]", bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False,
+    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")],
+    laws=[laws.linear("x"), laws.adjoint("x"),
+          laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False)],
+    bench=[{"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}, {"batch": 64, "n": 65537}],
+    flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)), numpy=lambda np, x: np.fft.rfft(x),
+    torch=lambda torch, x: torch.fft.rfft(x), source="torch.fft.rfft, numpy.fft.rfft")  # fmt: skip
+def rfft1d_packed(x):
+    """Real Fourier transform of every row, unnormalised, as a packed half spectrum.
+
+    spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
+
+    x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
+    even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
+    beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
+    result. ArgumentError for n = 0.
+    """
+    return _packed(_rfft(x, 1))
+
+
+@rfft1d_packed.vjp(
+    "g -> gx", bound=custom(lambda g, n: _inverse_tolerance(rfft1d_packed_vjp(g, n), n), "R(h)·u·√2·max|gx|")
+)
+def rfft1d_packed_vjp(g, n):
+    """gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
+    the bins that the half spectrum stands for twice halved."""
+    S = _scaled(_complex(g[..., 0], g[..., 1]), n / _weights(n, n // 2 + 1))
+    return _irfft(S, n, 1)
+
+
+def _inverse(spec, n):
+    return _irfft(_complex(spec[..., 0], spec[..., 1]), n, 1)
+
+
+@op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
+    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
+    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], laws=[laws.linear("spec"), laws.adjoint("spec")],
+    bench=[{"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}],
+    flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)),
+    numpy=lambda np, spec, n: np.fft.irfft(spec.view(np.complex64)[..., 0], n),
+    torch=lambda torch, spec, n: torch.fft.irfft(torch.view_as_complex(spec), n),
+    source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
+def irfft1d_packed(spec, n):
+    """Inverse of rfft1d_packed, scaled by 1/n.
+
+    x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
+
+    spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
+    NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+    """
+    return _inverse(spec, n)
+
+
+def _irfft_vjp_tolerance(g):
+    n = g.shape[1]
+    X = _rfft(g, 1)
+    scale = _weights(n, X.shape[1])[:, None] / n
+    return (_forward_error(X, n, 1)[..., None] + 2 * U * np.abs(_packed(X))) * scale + spacing(_packed(X) * scale) / 2
+
+
+@irfft1d_packed.vjp("g -> gspec", bound=custom(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n"))
+def irfft1d_packed_vjp(g):
+    """gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores."""
+    n = g.shape[1]
+    return _packed(_scaled(_rfft(g, 1), _weights(n, n // 2 + 1) / n))
+
+
+def _back(f, x, batch, n):
+    """There and back again: the inverse transform carries the forward one's error to every element."""
+    spectrum = f()
+    carried = (_weights(n, n // 2 + 1) / n * np.asarray(spectrum.tolerance).sum(axis=-1)).sum(axis=-1, keepdims=True)
+    again = f({"spec": spectrum.array}, op="irfft1d_packed", values={"batch": batch, "n": n})
+    return again, laws.Value(x, np.broadcast_to(carried, np.shape(x)))
+
+
+# ---- the spectral convolution ------------------------------------------------------------------------------------------
+
+
+def _analysis(x, modes):
+    """The first bins of every channel, and the error of each channel's."""
+    n = x.shape[0]
+    X = _rfft(x, 0)
+    tiles = -(-n // TILE)
+    h = TILE // 2 + 7 + min(tiles, TILES) + column_height(-(-tiles // TILES))
+    error = _roundings(max(h, _height(n))) * (2 * U * np.abs(X).max(axis=0, initial=0) + n * TINY)
+    return X[:modes], error
+
+
+def _synthesis_error(A, error, n):
+    """Error of Σ_k Re A_k cos θ - Im A_k sin θ for coefficients with a given error."""
+    h = max(2 * len(A) + 8, _height(n) + 2)
+    size = np.abs(A.real) + np.abs(A.imag)
+    return (error + _roundings(h) * (U * size + TINY)).sum(axis=0)
+
+
+def _products(a, b, pattern):
+    """Σ |a||b| over both parts, a bound of either part of a complex product's terms."""
+    return np.einsum(pattern, np.abs(a.real) + np.abs(a.imag), np.maximum(np.abs(b.real), np.abs(b.imag)))
+
+
+def _conv_tolerance(x, wRe, wIm):
+    n, modes = len(x), len(wRe)
+    X, eX = _analysis(x, modes)
+    W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
+    Z = np.einsum("kc,kco->ko", X, W)
+    h = 2 * x.shape[1]
+    eZ = 2 * np.einsum("c,kco->ko", eX, np.abs(wRe) + np.abs(wIm)) + 2 * _roundings(h) * (
+        U * _products(X, W, "kc,kco->ko") + TINY
+    )
+    return _synthesis_error(Z * a, eZ * a, n) + spacing(spectral_conv1d_rfft.reference(x, wRe, wIm)) / 2
+
+
+def _conv_vjp_tolerance(x, wRe, wIm, g):
+    n, modes = len(x), len(wRe)
+    X, eX = _analysis(x, modes)
+    G, eG = _analysis(g, modes)
+    W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
+    dZ, eZ = G * a, eG * a + 2 * U * np.abs(G * a) + TINY
+    h = 2 * x.shape[1]
+    dX = np.einsum("ko,kco->kc", dZ, W.conj())
+    edX = 2 * np.einsum("ko,kco->kc", eZ, np.abs(wRe) + np.abs(wIm)) + 2 * _roundings(h) * (
+        U * _products(dZ, W, "ko,kco->kc") + TINY
+    )
+    eW = np.einsum("kc,ko->kco", np.abs(X.real) + np.abs(X.imag), eZ) + np.einsum(
+        "c,ko->kco", eX, np.abs(dZ.real) + np.abs(dZ.imag)
+    )
+    eW = eW + 2 * np.einsum("c,ko->kco", eX, eZ) + 3 * U * _products(X, dZ, "kc,ko->kco") + 2 * TINY
+    gx, gr, gi = spectral_conv1d_rfft_vjp(x, wRe, wIm, g)
+    return _synthesis_error(dX, edX, n) + spacing(gx) / 2, eW + spacing(gr) / 2, eW + spacing(gi) / 2
+
+
+def _draw(d):
+    """Odd and even grids; few modes, all of them, and the two in between."""
+    grid = d.dim(1, max(1, d.budget // 8))
+    width = d.dim(0, max(1, int((d.budget / 4) ** 0.5))) if d.rng.random() < 0.5 else d.integer(1, 4)
+    most = min(grid // 2 + 1, max(1, d.budget // max(4 * width * width, 1)))
+    modes = d.choice([0 if d.empty else 1, most, d.integer(1, most), min(most, 16), max(most - 1, 1)])
+    return {"grid": grid, "width": width, "modes": modes}
+
+
+def _torch_conv(torch, x, wRe, wIm):
+    n, modes = len(x), len(wRe)
+    Z = torch.zeros(n // 2 + 1, x.shape[1], dtype=torch.complex64, device=x.device)
+    Z[:modes] = torch.einsum("kc,kco->ko", torch.fft.rfft(x, dim=0)[:modes], torch.complex(wRe, wIm))
+    return torch.fft.irfft(Z, n, dim=0)
+
+
+@op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]", fwd=True,
+    bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
+    checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
+    laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
+    bench=[{"grid": 8192, "width": 64, "modes": 16}, {"grid": 65536, "width": 128, "modes": 64},
+           {"grid": 2**20, "width": 64, "modes": 16}],
+    flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width), torch=_torch_conv,
+    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip
+def spectral_conv1d_rfft(x, wRe, wIm):
+    """Convolution along the grid by complex weights on the lowest Fourier modes.
+
+    y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
+
+    x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
+    at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
+    channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+    """
+    n, modes = len(x), len(wRe)
+    if modes == 0:
+        return np.zeros(x.shape)
+    Z = np.zeros((n // 2 + 1, x.shape[1]), dtype=np.complex128)
+    with np.errstate(all="ignore"):
+        Z[:modes] = np.einsum("kc,kco->ko", _rfft(x, 0)[:modes], _complex(wRe, wIm))
+    return _irfft(Z, n, 0)
+
+
+@spectral_conv1d_rfft.vjp("x, wRe, wIm, g -> gx, gwRe, gwIm", each=("x", "wre", "wim"),
+    bound=custom(_conv_vjp_tolerance, "first-order: transforms, mix, inverse"))  # fmt: skip
+def spectral_conv1d_rfft_vjp(x, wRe, wIm, g):
+    """With X = rfft(x), G = rfft(g), dZ_k = a_k/n·G_k and a_k = 1 at k = 0 and k = n/2, else 2:
+    gx[t, c] = Σ_k Re dX_k·cos θ - Im dX_k·sin θ with dX[k, c] = Σ_o dZ[k, o]·conj(w[k, c, o]) and θ = 2πkt/n;
+    gwRe = Re X·Re dZ + Im X·Im dZ; gwIm = Re X·Im dZ - Im X·Re dZ."""
+    n, modes = len(x), len(wRe)
+    a = _weights(n, modes)[:, None]
+    X, dZ = _rfft(x, 0)[:modes], _scaled(_rfft(g, 0)[:modes], a / n)
+    with np.errstate(all="ignore"):
+        dX = np.zeros((n // 2 + 1, x.shape[1]), dtype=np.complex128)
+        dX[:modes] = _scaled(np.einsum("ko,kco->kc", dZ, _complex(wRe, -wIm)), n / a)
+        gx = _irfft(dX, n, 0) if modes else np.zeros(x.shape)
+        gw = X.conj()[:, :, None] * dZ[:, None, :]
+    return gx, gw.real, gw.imag
