@@ -12,6 +12,8 @@ __all__ = [
     "abs_bwd",
     "add",
     "axpy",
+    "batchnorm_channel_first",
+    "batchnorm_channel_first_bwd",
     "bernoulli_mask",
     "bmm",
     "bmm_bwd",
@@ -21,11 +23,18 @@ __all__ = [
     "clamp",
     "clamp_bwd",
     "concat1d",
+    "cross_entropy",
+    "cross_entropy_bwd",
     "dgemm",
     "div",
     "div_bwd",
     "exp",
     "exp_bwd",
+    "flash_attention",
+    "flash_attention_bwd",
+    "flash_attention_bwd_k",
+    "flash_attention_bwd_q",
+    "flash_attention_bwd_v",
     "gather_rows",
     "gather_rows_bwd",
     "gather_vec",
@@ -36,16 +45,22 @@ __all__ = [
     "inv_bwd",
     "irfft1d_packed",
     "irfft1d_packed_bwd",
+    "layer_norm",
+    "layer_norm_bwd",
     "linear",
     "linear_bwd",
     "log",
     "log_bwd",
+    "log_softmax",
+    "log_softmax_bwd",
     "matmul",
     "matmul_bwd",
     "max",
     "max_bwd",
     "min",
     "min_bwd",
+    "mse_loss",
+    "mse_loss_bwd",
     "mul",
     "mul_bwd",
     "rand_normal",
@@ -65,6 +80,8 @@ __all__ = [
     "relu_bwd",
     "rfft1d_packed",
     "rfft1d_packed_bwd",
+    "rotary",
+    "rotary_bwd",
     "safe_log",
     "safe_log_bwd",
     "scale",
@@ -76,8 +93,12 @@ __all__ = [
     "sigmoid_bwd",
     "silu",
     "silu_bwd",
+    "sinusoidal",
+    "sinusoidal_bwd",
     "slice1d",
     "slice1d_bwd",
+    "softmax",
+    "softmax_bwd",
     "softplus",
     "softplus_bwd",
     "spectral_conv1d_rfft",
@@ -1199,6 +1220,506 @@ def dgemm(
     Raises ShapeError where a length does not fit its shape.
 
     Source: BLAS dgemm
+    """
+
+def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Softmax of each row of a matrix.
+
+    out[i, j] = e^(x[i, j] - m_i) / Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
+
+    Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+
+    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
+    nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
+    result.
+
+    Signature: x[rows, cols] -> out[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: max-shifted softmax; native/src/formula/sum_tree.h
+    """
+
+def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of softmax.
+
+    gx[i, j] = y[i, j]·(g[i, j] - Σ_k g[i, k]·y[i, k]).
+
+    Signature: y[rows, cols], g[rows, cols] -> gx[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: max-shifted softmax; native/src/formula/sum_tree.h
+    """
+
+def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Logarithm of the softmax of each row of a matrix, without forming the softmax.
+
+    out[i, j] = (x[i, j] - m_i) - ln Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
+
+    Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+
+    Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
+    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
+
+    Signature: x[rows, cols] -> out[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: max-shifted log-softmax; native/src/formula/sum_tree.h
+    """
+
+def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of log_softmax.
+
+    gx[i, j] = g[i, j] - e^y[i, j]·Σ_k g[i, k], the product and the difference fused.
+
+    Signature: y[rows, cols], g[rows, cols] -> gx[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: max-shifted log-softmax; native/src/formula/sum_tree.h
+    """
+
+def layer_norm(
+    x: Buffer, gamma: Buffer, beta: Buffer, rows: int, cols: int, eps: float = 1e-6, *, out: Buffer | None = None
+) -> Buffer:
+    """Layer normalisation over the last axis.
+
+    out[i, j] = gamma[j]·(x[i, j] - μ_i)/√(V_i + eps) + beta[j], μ_i and V_i the mean and the biased variance of row i; the
+    variance is that around the computed mean, eps is inside the root
+
+    Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
+
+    Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
+    the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
+    if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[rows, cols], gamma[cols], beta[cols] -> out[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
+    """
+
+def layer_norm_bwd(
+    x: Buffer,
+    gamma: Buffer,
+    g: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1e-6,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of layer_norm.
+
+    gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
+    gbeta[j] = Σ_i g[i, j].
+
+    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
+
+    Signature: x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols], gbeta?[cols]
+
+    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
+    """
+
+def batchnorm_channel_first(
+    x: Buffer,
+    gamma: Buffer,
+    beta: Buffer,
+    channels: int,
+    height: int,
+    width: int,
+    eps: float = 1e-6,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Normalisation of each channel of one image over its pixels.
+
+    out[c, i, j] = gamma[c]·(x[c, i, j] - μ_c)/√(V_c + eps) + beta[c], μ_c and V_c the mean and the biased variance of
+    channel c; the variance is that around the computed mean, eps is inside the root
+
+    Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
+
+    Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
+    the rounding of its mean over √eps. A size of 0 gives an empty result.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[channels, height, width], gamma[channels], beta[channels] -> out[channels, height, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
+    """
+
+def batchnorm_channel_first_bwd(
+    x: Buffer,
+    gamma: Buffer,
+    g: Buffer,
+    channels: int,
+    height: int,
+    width: int,
+    eps: float = 1e-6,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of batchnorm_channel_first.
+
+    gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
+    the channel.
+
+    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
+
+    Signature: x[channels, height, width], gamma[channels], g[channels, height, width] -> gx?[channels, height,
+        width], ggamma?[channels], gbeta?[channels]
+
+    Returns (gx, ggamma, gbeta). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
+    """
+
+def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Mean of the squared differences.
+
+    out[0] = (Σ_i (yhat[i] - target[i])²) / n
+
+    Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
+
+    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
+
+    Signature: yhat[n], target[n] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: native/src/formula/sum_tree.h
+    """
+
+def mse_loss_bwd(
+    yhat: Buffer,
+    target: Buffer,
+    g: Buffer,
+    n: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of mse_loss.
+
+    gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat.
+
+    Signature: yhat[n], target[n], g[1] -> gyhat?[n], gtarget?[n]
+
+    Returns (gyhat, gtarget). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: native/src/formula/sum_tree.h
+    """
+
+def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+
+    out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
+
+    Shapes: logits (rows, cols), labels (rows) on the host, out (1).
+
+    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
+    -inf beside a finite one makes it +inf. rows = 0 gives NaN.
+
+    Errors: INDEX if a label is cols or more.
+
+    Signature: logits[rows, cols], labels: u32[rows] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
+        and more; IndexOutOfRangeError unless every label below cols (labels).
+
+    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    """
+
+def cross_entropy_bwd(
+    logits: Buffer, labels: npt.ArrayLike, g: Buffer, cols: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of cross_entropy.
+
+    glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows.
+
+    Signature: logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
+        and more; IndexOutOfRangeError unless every label below cols (labels).
+
+    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    """
+
+def flash_attention(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    mask_mode: int,
+    scale: float,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Scaled dot-product attention over split heads, without an n x n array.
+
+    out[b] = softmax(S)·V[b], S[i, j] = scale·Σ_k Q[b, i, k]·K[b, j, k], the softmax over j.
+    mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
+    gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
+
+    Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+
+    Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
+    NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
+    element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+
+    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
+
+    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n] -> out[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+
+    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
+        softmax)
+    """
+
+def flash_attention_bwd(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    mask_mode: int,
+    scale: float,
+    *,
+    mask: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of flash_attention.
+
+    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+
+    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+    and gK; in modes 2 and 3 nothing at all.
+
+    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
+        gQ?[batch, n, d], gK?[batch, n, d], gV?[batch, n, d]
+
+    Returns (gQ, gK, gV). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+
+    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
+        softmax)
+    """
+
+def flash_attention_bwd_q(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    mask_mode: int,
+    scale: float,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """The gradient gQ of flash_attention_bwd alone.
+
+    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+
+    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+    and gK; in modes 2 and 3 nothing at all.
+
+    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
+        gQ?[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+
+    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
+        softmax)
+    """
+
+def flash_attention_bwd_k(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    mask_mode: int,
+    scale: float,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """The gradient gK of flash_attention_bwd alone.
+
+    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+
+    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+    and gK; in modes 2 and 3 nothing at all.
+
+    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
+        gK?[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+
+    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
+        softmax)
+    """
+
+def flash_attention_bwd_v(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    mask_mode: int,
+    scale: float,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """The gradient gV of flash_attention_bwd alone.
+
+    gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+
+    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+    and gK; in modes 2 and 3 nothing at all.
+
+    Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
+        gV?[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 3 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 or 3 (mask).
+
+    Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
+        softmax)
+    """
+
+def rotary(
+    x: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    base: float = 10000,
+    start: int = 0,
+    halves: int = 0,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Rotary position encoding: every pair of elements turns by an angle proportional to the position.
+
+    (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
+    the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
+
+    x, out (batch, n, d), d even.
+
+    Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
+    Empty dimensions give an empty result.
+
+    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
+
+    Signature: x[batch, n, d] -> out[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base); ShapeError
+        unless an even d (d); ArgumentError unless halves <= 1 (halves).
+
+    Source: Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34
+    """
+
+def rotary_bwd(
+    g: Buffer,
+    batch: int,
+    n: int,
+    d: int,
+    base: float = 10000,
+    start: int = 0,
+    halves: int = 0,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of rotary.
+
+    gx is g turned back by the same angles.
+
+    Signature: g[batch, n, d] -> gx[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base); ShapeError
+        unless an even d (d); ArgumentError unless halves <= 1 (halves).
+
+    Source: Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34
+    """
+
+def sinusoidal(
+    x: Buffer, batch: int, n: int, d: int, base: float = 10000, start: int = 0, *, out: Buffer | None = None
+) -> Buffer:
+    """Adds the sinusoidal position encoding.
+
+    out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
+
+    x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+
+    Special values: IEEE. Empty dimensions give an empty result.
+
+    Errors: ARGUMENT unless 0 < base < 1e38.
+
+    Signature: x[batch, n, d] -> out[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base).
+
+    Source: Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
+    """
+
+def sinusoidal_bwd(
+    g: Buffer, batch: int, n: int, d: int, base: float = 10000, start: int = 0, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of sinusoidal.
+
+    gx = g.
+
+    Signature: g[batch, n, d] -> gx[batch, n, d]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base).
+
+    Source: Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
     """
 
 def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:

@@ -75,7 +75,7 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
             _bind(op, a, inputs[a.name], values)
     if missing := [n for n in known if n not in values]:
         raise InputError(f"{op.name}: {', '.join(missing)}: not given by a shape; add it to the file by name")
-    if (check := refused_by(op, values)) is not None:
+    if (check := refused_by(op, {**{a.name: inputs.get(a.name) for a in sig.inputs}, **values})) is not None:
         raise InputError(f"{op.name}: {check.name}: expected {check.say or check.expression}")
     given: dict[str, Any] = {a.name: None for a in sig.inputs if a.optional}
     length = None

@@ -138,8 +138,11 @@ class _ToC(ast.NodeVisitor):
 
     def __init__(self, sig: Signature):
         self.lists = {d[1:] for d in sig.dims if d.startswith("*")} | {p.name for p in sig.params if p.kind == "dims"}
+        self.arrays = {a.name: _count(a, sig) for a in sig.inputs if a.host}
 
     def visit_Name(self, node: ast.Name) -> str:
+        if node.id in self.arrays:  # a host array is a pointer and a length
+            return f"{node.id}, {self.arrays[node.id]}"
         return f"&{node.id}_" if node.id in self.lists else f"{node.id}_"
 
     def visit_Constant(self, node: ast.Constant) -> str:
@@ -165,10 +168,18 @@ class _ToC(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> str:
         assert isinstance(node.func, ast.Name)
+        if node.func.id == "given":
+            return f"tl_given({ast.unparse(node.args[0])})"  # the handle itself
         return f"tl_{node.func.id}({', '.join(self.visit(a) for a in node.args)})"
 
     def generic_visit(self, node: ast.AST) -> str:
         raise ValueError(f"the grammar has no {type(node).__name__}")
+
+
+def _count(a: Array, sig: Signature) -> str:
+    """The element count of a host array as a C expression."""
+    plain = Signature(tuple(x for x in sig.inputs if not x.host), sig.params, sig.outputs, sig.dims)
+    return f"TL_PRODUCT({', '.join(to_c(d, plain) for d in a.dims)})"
 
 
 def to_c(expression: str, sig: Signature) -> str:
@@ -208,6 +219,7 @@ def _size(e: Entry, a: Array, lists: list[str]) -> tuple[str, str]:
 def entry_point(e: Entry) -> str:
     """The C text of one entry point."""
     sig, body = e.signature, ["tl_call call;"]
+    hosts = {a.name for a in sig.inputs if a.host}
     checks = [c for c in e.op.checks if _names(c.expression) <= _known(sig)]
     if sig.needs_context:
         body.append(f'tl_enter_context(&call, "{e.symbol}", context);')
@@ -233,23 +245,7 @@ def entry_point(e: Entry) -> str:
             body.append(f"const float {p.name}_ = tl_scalar({p.name});")
         elif p.name in used:
             body.append(f"const uint64_t {p.name}_ = {p.name};")
-    for c in checks:
-        message, values = _check_message(c, sig)
-        body.append(
-            wrap(
-                "tl_require",
-                [
-                    "&call",
-                    to_c(c.expression, sig),
-                    f"TORCHLEAN_{c.status}",
-                    c_string(c.name),
-                    c_string(message),
-                    *values,
-                ],
-                ";",
-                116,
-            )
-        )
+    body += [_require(c, sig, 116) for c in checks if not _names(c.expression) & hosts]
     lists: list[str] = []
     args: list[str] = []
     for a in sig.inputs:
@@ -269,6 +265,9 @@ def entry_point(e: Entry) -> str:
                 wrap(f"const float *{a.name}_ = {f}", ["&call", f'"{a.name}"', a.name, f'"{spelled}"', count], ";", 116)
             )
             args.append(f"{a.name}_")
+    # a check that reads a host array comes after the array's own, and only if nothing failed before
+    for c in (c for c in checks if _names(c.expression) & hosts):
+        body += ["if (!call.status)", "    " + _require(c, sig, 112).replace("\n", "\n    ")]
     if sig.elementwise:
         args.append("(int64_t)n")
     for d in sig.dims:
@@ -300,6 +299,18 @@ def entry_point(e: Entry) -> str:
     return f"{prototype(e)}\n{{\n{lines}\n}}\n"
 
 
+def _require(c: registry.Check, sig: Signature, width: int) -> str:
+    """The statement that refuses a call which fails a check."""
+    message, values = _check_message(c, sig)
+    condition = to_c(c.expression, sig)
+    return wrap(
+        "tl_require",
+        ["&call", condition, f"TORCHLEAN_{c.status}", c_string(c.name), c_string(message), *values],
+        ";",
+        width,
+    )
+
+
 def _names(expression: str) -> set[str]:
     tree = ast.parse(expression, mode="eval")
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
@@ -307,12 +318,14 @@ def _names(expression: str) -> set[str]:
 
 
 def _known(sig: Signature) -> set[str]:
-    return {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params}
+    arrays = {a.name for a in sig.inputs if a.host or a.optional}
+    return {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | arrays
 
 
 def _check_message(c: registry.Check, sig: Signature) -> tuple[str, list[str]]:
     kinds = {p.name: p.kind for p in sig.params}
     lists = {d[1:] for d in sig.dims if d.startswith("*")} | {n for n, k in kinds.items() if k == "dims"}
+    lists |= {a.name for a in sig.inputs}
     names = [n for n in sorted(_names(c.expression), key=c.expression.index) if n not in lists]
     got, values = [], []
     for n in names:

@@ -265,8 +265,11 @@ def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def refused_by(op: Op, values: Mapping[str, Any]) -> Check | None:
-    """The first of the row's checks that these dimensions and parameters fail, or None."""
-    return next((c for c in op.checks if not evaluate(c.expression, values)), None)
+    """The first of the row's checks that these dimensions and parameters fail, or None. Host arrays and optional inputs (None:
+    not given) may be among the values; a check of one that is not there is passed over."""
+    absent = {a.name for a in op.signature.inputs if a.host or a.optional} - values.keys()
+    words = {c: {n.id for n in ast.walk(ast.parse(c.expression)) if isinstance(n, ast.Name)} for c in op.checks}
+    return next((c for c in op.checks if not absent & words[c] and not evaluate(c.expression, values)), None)
 
 
 def cotangent_names(op: Op) -> dict[str, Array]:
@@ -438,13 +441,20 @@ def break_check(op: Op, check: Check, seed: int = 0) -> dict[str, Any] | None:
     start = _admissible(op, rng, SIZES["small"])
     named = {n.id for n in ast.walk(ast.parse(check.expression)) if isinstance(n, ast.Name) and n.id in start}
     floats = {p.name for p in op.signature.params if p.kind == "float"}
+    optional = {a.name for a in op.signature.inputs if a.optional}
     for _ in range(2000):
         values = dict(start)
         for name in sorted(named):
             if rng.random() < 0.5:
                 continue
             old = values[name]
-            if isinstance(old, (list, tuple)):
+            if name in optional:
+                values[name] = None
+            elif isinstance(old, np.ndarray):
+                values[name] = old.copy()
+                if old.size:
+                    values[name][int(rng.integers(old.size))] = int(rng.choice([0, 9, 2**20, 2**32 - 1]))
+            elif isinstance(old, (list, tuple)):
                 new = [int(v) for v in old]
                 edit = int(rng.integers(4))
                 if edit == 0 or not new:

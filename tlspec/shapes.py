@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["FUNCTIONS", "axis_map_ok", "drop", "rank", "swap"]
+__all__ = ["FUNCTIONS", "all_below", "axis_map_ok", "drop", "given", "rank", "swap"]
 
 
 def rank(dims: Sequence[int]) -> int:
@@ -40,5 +40,22 @@ def axis_map_ok(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Seque
     return all(k == 0 or in_dims[k - 1] in (1, out) for k, out in zip(axis_map, out_dims, strict=True))
 
 
+def all_below(values: Sequence[int], bound: int) -> bool:
+    """Whether every element of a host array of unsigned integers is below `bound`; true for an empty one."""
+    return all(int(v) < bound for v in values)
+
+
+def given(array: object) -> bool:
+    """Whether the caller passes the optional input `array`. In C: whether its handle is not NULL."""
+    return array is not None
+
+
 #: what expressions of the grammar may call
-FUNCTIONS = {"rank": rank, "drop": drop, "swap": swap, "axis_map_ok": axis_map_ok}
+FUNCTIONS = {
+    "rank": rank,
+    "drop": drop,
+    "swap": swap,
+    "axis_map_ok": axis_map_ok,
+    "all_below": all_below,
+    "given": given,
+}

@@ -755,6 +755,292 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
                                     uint32_t n, uint32_t p, double *out);
 
+/* ---- softmax --------------------------------------------------------------------------------------------------------- */
+
+/* Softmax of each row of a matrix.
+ *
+ * out[i, j] = e^(x[i, j] - m_i) / Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
+ *
+ * Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+ *
+ * Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
+ * nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
+ * result.
+ *
+ * Shapes: x[rows, cols] -> out[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_softmax(torchlean_buffer *x, uint32_t rows, uint32_t cols, torchlean_buffer **out);
+
+/* Vector-Jacobian product of softmax.
+ *
+ * gx[i, j] = out[i, j]·(g[i, j] - Σ_k g[i, k]·out[i, k]).
+ *
+ * Shapes: out[rows, cols], g[rows, cols] -> gx[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_softmax_bwd(torchlean_buffer *out, torchlean_buffer *g, uint32_t rows,
+                                                 uint32_t cols, torchlean_buffer **gx);
+
+/* Logarithm of the softmax of each row of a matrix, without forming the softmax.
+ *
+ * out[i, j] = (x[i, j] - m_i) - ln Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
+ *
+ * Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
+ *
+ * Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
+ * -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
+ *
+ * Shapes: x[rows, cols] -> out[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_log_softmax(torchlean_buffer *x, uint32_t rows, uint32_t cols,
+                                                 torchlean_buffer **out);
+
+/* Vector-Jacobian product of log_softmax.
+ *
+ * gx[i, j] = g[i, j] - e^out[i, j]·Σ_k g[i, k], the product and the difference fused.
+ *
+ * Shapes: out[rows, cols], g[rows, cols] -> gx[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_log_softmax_bwd(torchlean_buffer *out, torchlean_buffer *g, uint32_t rows,
+                                                     uint32_t cols, torchlean_buffer **gx);
+
+/* ---- norm ------------------------------------------------------------------------------------------------------------ */
+
+/* Layer normalisation over the last axis.
+ *
+ * out[i, j] = gamma[j]·(x[i, j] - μ_i)/√(V_i + eps) + beta[j], μ_i and V_i the mean and the biased variance of row i; the
+ * variance is that around the computed mean, eps is inside the root
+ *
+ * Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
+ *
+ * Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
+ * the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
+ * if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
+ *
+ * Errors: ARGUMENT if eps is negative or NaN.
+ *
+ * Shapes: x[rows, cols], gamma[cols], beta[cols] -> out[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_layer_norm(torchlean_buffer *x, torchlean_buffer *gamma, torchlean_buffer *beta,
+                                                uint32_t rows, uint32_t cols, double eps, torchlean_buffer **out);
+
+/* Vector-Jacobian product of layer_norm.
+ *
+ * gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
+ * gbeta[j] = Σ_i g[i, j].
+ *
+ * μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols], gbeta?[cols] */
+TL_API int32_t torchlean_cuda_buffer_layer_norm_bwd(torchlean_buffer *x, torchlean_buffer *gamma, torchlean_buffer *g,
+                                                    uint32_t rows, uint32_t cols, double eps, torchlean_buffer **gx,
+                                                    torchlean_buffer **ggamma, torchlean_buffer **gbeta);
+
+/* Normalisation of each channel of one image over its pixels.
+ *
+ * out[c, i, j] = gamma[c]·(x[c, i, j] - μ_c)/√(V_c + eps) + beta[c], μ_c and V_c the mean and the biased variance of
+ * channel c; the variance is that around the computed mean, eps is inside the root
+ *
+ * Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
+ *
+ * Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
+ * the rounding of its mean over √eps. A size of 0 gives an empty result.
+ *
+ * Errors: ARGUMENT if eps is negative or NaN.
+ *
+ * Shapes: x[channels, height, width], gamma[channels], beta[channels] -> out[channels, height, width] */
+TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                             torchlean_buffer *beta, uint32_t channels,
+                                                             uint32_t height, uint32_t width, double eps,
+                                                             torchlean_buffer **out);
+
+/* Vector-Jacobian product of batchnorm_channel_first.
+ *
+ * gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
+ * the channel.
+ *
+ * μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[channels, height, width], gamma[channels], g[channels, height, width] -> gx?[channels, height, width], ggamma?[channels], gbeta?[channels] */
+TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first_bwd(torchlean_buffer *x, torchlean_buffer *gamma,
+                                                                 torchlean_buffer *g, uint32_t channels,
+                                                                 uint32_t height, uint32_t width, double eps,
+                                                                 torchlean_buffer **gx, torchlean_buffer **ggamma,
+                                                                 torchlean_buffer **gbeta);
+
+/* ---- loss ------------------------------------------------------------------------------------------------------------ */
+
+/* Mean of the squared differences.
+ *
+ * out[0] = (Σ_i (yhat[i] - target[i])²) / n
+ *
+ * Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
+ *
+ * Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
+ *
+ * Shapes: yhat[n], target[n] -> out[1] */
+TL_API int32_t torchlean_cuda_buffer_mse_loss(torchlean_buffer *yhat, torchlean_buffer *target, uint32_t n,
+                                              torchlean_buffer **out);
+
+/* Vector-Jacobian product of mse_loss.
+ *
+ * gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: yhat[n], target[n], g[1] -> gyhat?[n], gtarget?[n] */
+TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchlean_buffer *target,
+                                                  torchlean_buffer *g, uint32_t n, torchlean_buffer **gyhat,
+                                                  torchlean_buffer **gtarget);
+
+/* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+ *
+ * out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
+ *
+ * Shapes: logits (rows, cols), labels (rows) on the host, out (1).
+ *
+ * Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
+ * -inf beside a finite one makes it +inf. rows = 0 gives NaN.
+ *
+ * Errors: INDEX if a label is cols or more.
+ *
+ * Shapes: logits[rows, cols], labels: u32[rows] -> out[1] */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, const uint32_t *labels, uint32_t rows,
+                                                   uint32_t cols, torchlean_buffer **out);
+
+/* Vector-Jacobian product of cross_entropy.
+ *
+ * glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows.
+ *
+ * Shapes: logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits, const uint32_t *labels,
+                                                       torchlean_buffer *g, uint32_t rows, uint32_t cols,
+                                                       torchlean_buffer **glogits);
+
+/* ---- attention ------------------------------------------------------------------------------------------------------- */
+
+/* Scaled dot-product attention over split heads, without an n x n array.
+ *
+ * out[b] = softmax(S)·V[b], S[i, j] = scale·Σ_k Q[b, i, k]·K[b, j, k], the softmax over j.
+ * mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
+ * gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
+ *
+ * Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+ *
+ * Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
+ * NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
+ * element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+ *
+ * Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
+ *
+ * Shapes: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n] -> out[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_flash_attention_fwd(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                         torchlean_buffer *mask, uint32_t batch, uint32_t n,
+                                                         uint32_t d, uint32_t mask_mode, double scale,
+                                                         torchlean_buffer **out);
+
+/* Vector-Jacobian product of flash_attention.
+ *
+ * gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+ *
+ * dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+ * and gK; in modes 2 and 3 nothing at all.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], out[batch, n, d], g[batch, n, d] -> gQ?[batch, n, d], gK?[batch, n, d], gV?[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                         torchlean_buffer *mask, torchlean_buffer *out,
+                                                         torchlean_buffer *g, uint32_t batch, uint32_t n, uint32_t d,
+                                                         uint32_t mask_mode, double scale, torchlean_buffer **gQ,
+                                                         torchlean_buffer **gK, torchlean_buffer **gV);
+
+/* The gradient gQ of flash_attention_bwd alone.
+ *
+ * gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+ *
+ * dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+ * and gK; in modes 2 and 3 nothing at all.
+ *
+ * Shapes: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], out[batch, n, d], g[batch, n, d] -> gQ?[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_q(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
+                                                           torchlean_buffer **gQ);
+
+/* The gradient gK of flash_attention_bwd alone.
+ *
+ * gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+ *
+ * dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+ * and gK; in modes 2 and 3 nothing at all.
+ *
+ * Shapes: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], out[batch, n, d], g[batch, n, d] -> gK?[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_k(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
+                                                           torchlean_buffer **gK);
+
+/* The gradient gV of flash_attention_bwd alone.
+ *
+ * gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+ *
+ * dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+ * and gK; in modes 2 and 3 nothing at all.
+ *
+ * Shapes: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], out[batch, n, d], g[batch, n, d] -> gV?[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
+                                                           torchlean_buffer **gV);
+
+/* Rotary position encoding: every pair of elements turns by an angle proportional to the position.
+ *
+ * (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
+ * the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
+ *
+ * x, out (batch, n, d), d even.
+ *
+ * Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
+ * Empty dimensions give an empty result.
+ *
+ * Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
+ *
+ * Shapes: x[batch, n, d] -> out[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_rotary(torchlean_buffer *x, uint32_t batch, uint32_t n, uint32_t d, double base,
+                                            uint32_t start, uint32_t halves, torchlean_buffer **out);
+
+/* Vector-Jacobian product of rotary.
+ *
+ * gx is g turned back by the same angles.
+ *
+ * Shapes: g[batch, n, d] -> gx[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_rotary_bwd(torchlean_buffer *g, uint32_t batch, uint32_t n, uint32_t d,
+                                                double base, uint32_t start, uint32_t halves, torchlean_buffer **gx);
+
+/* Adds the sinusoidal position encoding.
+ *
+ * out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
+ *
+ * x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+ *
+ * Special values: IEEE. Empty dimensions give an empty result.
+ *
+ * Errors: ARGUMENT unless 0 < base < 1e38.
+ *
+ * Shapes: x[batch, n, d] -> out[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_sinusoidal(torchlean_buffer *x, uint32_t batch, uint32_t n, uint32_t d,
+                                                double base, uint32_t start, torchlean_buffer **out);
+
+/* Vector-Jacobian product of sinusoidal.
+ *
+ * gx = g.
+ *
+ * Shapes: g[batch, n, d] -> gx[batch, n, d] */
+TL_API int32_t torchlean_cuda_buffer_sinusoidal_bwd(torchlean_buffer *g, uint32_t batch, uint32_t n, uint32_t d,
+                                                    double base, uint32_t start, torchlean_buffer **gx);
+
 /* ---- spectral -------------------------------------------------------------------------------------------------------- */
 
 /* Real Fourier transform of every row, unnormalised, as a packed half spectrum.

@@ -83,6 +83,24 @@
 #define tl_cpu_linear TL_V(tl_cpu_linear)
 #define tl_cpu_linear_bwd TL_V(tl_cpu_linear_bwd)
 #define tl_cpu_dgemm TL_V(tl_cpu_dgemm)
+#define tl_cpu_softmax TL_V(tl_cpu_softmax)
+#define tl_cpu_softmax_bwd TL_V(tl_cpu_softmax_bwd)
+#define tl_cpu_log_softmax TL_V(tl_cpu_log_softmax)
+#define tl_cpu_log_softmax_bwd TL_V(tl_cpu_log_softmax_bwd)
+#define tl_cpu_layer_norm TL_V(tl_cpu_layer_norm)
+#define tl_cpu_layer_norm_bwd TL_V(tl_cpu_layer_norm_bwd)
+#define tl_cpu_batchnorm_channel_first TL_V(tl_cpu_batchnorm_channel_first)
+#define tl_cpu_batchnorm_channel_first_bwd TL_V(tl_cpu_batchnorm_channel_first_bwd)
+#define tl_cpu_mse_loss TL_V(tl_cpu_mse_loss)
+#define tl_cpu_mse_loss_bwd TL_V(tl_cpu_mse_loss_bwd)
+#define tl_cpu_cross_entropy TL_V(tl_cpu_cross_entropy)
+#define tl_cpu_cross_entropy_bwd TL_V(tl_cpu_cross_entropy_bwd)
+#define tl_cpu_flash_attention TL_V(tl_cpu_flash_attention)
+#define tl_cpu_flash_attention_bwd TL_V(tl_cpu_flash_attention_bwd)
+#define tl_cpu_rotary TL_V(tl_cpu_rotary)
+#define tl_cpu_rotary_bwd TL_V(tl_cpu_rotary_bwd)
+#define tl_cpu_sinusoidal TL_V(tl_cpu_sinusoidal)
+#define tl_cpu_sinusoidal_bwd TL_V(tl_cpu_sinusoidal_bwd)
 #define tl_cpu_rfft1d_packed TL_V(tl_cpu_rfft1d_packed)
 #define tl_cpu_rfft1d_packed_bwd TL_V(tl_cpu_rfft1d_packed_bwd)
 #define tl_cpu_irfft1d_packed TL_V(tl_cpu_irfft1d_packed)
@@ -295,6 +313,82 @@ int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, cons
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
 
+/* softmax */
+int32_t tl_cpu_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+int32_t tl_cuda_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx);
+int32_t tl_cuda_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx);
+int32_t tl_cpu_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+int32_t tl_cuda_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+int32_t tl_cpu_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols,
+                               float *gx);
+int32_t tl_cuda_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols,
+                                float *gx);
+
+/* norm */
+int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                          int64_t cols, float eps, float *out);
+int32_t tl_cuda_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                           int64_t cols, float eps, float *out);
+int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                              int64_t cols, float eps, float *gx, float *ggamma, float *gbeta);
+int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                               int64_t cols, float eps, float *gx, float *ggamma, float *gbeta);
+int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                       int64_t channels, int64_t height, int64_t width, float eps, float *out);
+int32_t tl_cuda_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                        int64_t channels, int64_t height, int64_t width, float eps, float *out);
+int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                           int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                           float *ggamma, float *gbeta);
+int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                            float *ggamma, float *gbeta);
+
+/* loss */
+int32_t tl_cpu_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out);
+int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out);
+int32_t tl_cpu_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
+                            float *gyhat, float *gtarget);
+int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
+                             float *gyhat, float *gtarget);
+int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
+                             float *out);
+int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
+                              float *out);
+int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
+                                 int64_t rows, int64_t cols, float *glogits);
+int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
+                                  int64_t rows, int64_t cols, float *glogits);
+
+/* attention */
+int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                               int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out);
+int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                                int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out);
+int32_t tl_cpu_flash_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                                   const float *out, const float *g, int64_t batch, int64_t n, int64_t d,
+                                   int64_t mask_mode, float scale, float *gQ, float *gK, float *gV);
+int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                                    const float *out, const float *g, int64_t batch, int64_t n, int64_t d,
+                                    int64_t mask_mode, float scale, float *gQ, float *gK, float *gV);
+int32_t tl_cpu_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
+                      int64_t halves, float *out);
+int32_t tl_cuda_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
+                       int64_t halves, float *out);
+int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                          int64_t start, int64_t halves, float *gx);
+int32_t tl_cuda_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                           int64_t start, int64_t halves, float *gx);
+int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
+                          int64_t start, float *out);
+int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
+                           int64_t start, float *out);
+int32_t tl_cpu_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                              int64_t start, float *gx);
+int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                               int64_t start, float *gx);
+
 /* spectral */
 int32_t tl_cpu_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
 int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
@@ -418,6 +512,40 @@ struct tl_cpu_kernels {
     int32_t (*linear_bwd)(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                           int64_t inputs, int64_t batch, float *gW, float *gx, float *gb);
     int32_t (*dgemm)(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out);
+    int32_t (*softmax)(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+    int32_t (*softmax_bwd)(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx);
+    int32_t (*log_softmax)(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
+    int32_t (*log_softmax_bwd)(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols,
+                               float *gx);
+    int32_t (*layer_norm)(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                          int64_t cols, float eps, float *out);
+    int32_t (*layer_norm_bwd)(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                              int64_t cols, float eps, float *gx, float *ggamma, float *gbeta);
+    int32_t (*batchnorm_channel_first)(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                       int64_t channels, int64_t height, int64_t width, float eps, float *out);
+    int32_t (*batchnorm_channel_first_bwd)(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                           int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                           float *ggamma, float *gbeta);
+    int32_t (*mse_loss)(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out);
+    int32_t (*mse_loss_bwd)(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
+                            float *gyhat, float *gtarget);
+    int32_t (*cross_entropy)(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
+                             float *out);
+    int32_t (*cross_entropy_bwd)(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
+                                 int64_t rows, int64_t cols, float *glogits);
+    int32_t (*flash_attention)(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                               int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out);
+    int32_t (*flash_attention_bwd)(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                                   const float *out, const float *g, int64_t batch, int64_t n, int64_t d,
+                                   int64_t mask_mode, float scale, float *gQ, float *gK, float *gV);
+    int32_t (*rotary)(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
+                      int64_t halves, float *out);
+    int32_t (*rotary_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                          int64_t start, int64_t halves, float *gx);
+    int32_t (*sinusoidal)(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
+                          int64_t start, float *out);
+    int32_t (*sinusoidal_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                              int64_t start, float *gx);
     int32_t (*rfft1d_packed)(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
     int32_t (*rfft1d_packed_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx);
     int32_t (*irfft1d_packed)(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x);

@@ -48,4 +48,18 @@ static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl
     return next == (int64_t)in->rank + 1;
 }
 
+static inline int tl_given(const void *handle)
+{
+    return handle != NULL;
+}
+
+/* Whether all n elements of a host array are below `bound`. */
+static inline int tl_all_below(const uint32_t *values, uint64_t n, uint64_t bound)
+{
+    uint32_t greatest = 0;
+    for (uint64_t i = 0; i < n; i++)
+        greatest = values[i] > greatest ? values[i] : greatest;
+    return n == 0 || greatest < bound;
+}
+
 #endif

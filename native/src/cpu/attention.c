@@ -1,0 +1,80 @@
+/* Attention on the CPU, forward. A task owns BLOCK queries: their panels, running softmax and weighted sums of V; a
+ * tile of keys and values (32 KiB at d = 64) stays in L1 while all panels of the task pass over it. See
+ * attention_tiles.h. */
+#include "attention_tiles.h"
+
+typedef struct forward_args {
+    problem p;
+    float *out;
+} forward_args;
+
+/* Work of a task, in floats: packed queries, weighted sums, a panel of scores. */
+static int64_t forward_work(const problem *p)
+{
+    return BLOCK * p->d + BLOCK * p->width + TL_PANEL * TILE;
+}
+
+static void forward_task(void *arg, int64_t task, int32_t worker)
+{
+    const forward_args *a = (const forward_args *)arg;
+    const problem *p = &a->p;
+    const int64_t n = p->n, d = p->d, width = p->width, blocks = CEIL_DIV(n, BLOCK);
+    const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = MIN(BLOCK, n - i0);
+    float *panels = p->work + worker * p->work_size, *sums = panels + BLOCK * d, *s = sums + BLOCK * width;
+    const packed *K = &p->side[0], *V = &p->side[1];
+    row_state row[BLOCK];
+    float factor[TL_PANEL]; /* maxima first, then weights: neither waits for the other's latency */
+
+    pack_panels(a->p.side[2].x + (b * n + i0) * d, count, d, panels);
+    memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
+    start_rows(row, BLOCK);
+    for (int64_t t = 0; t < p->tiles; t++) {
+        const int64_t j0 = t * TILE, keys = MIN(TILE, n - j0);
+        if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
+            int weightless = 1;
+            for (int64_t i = 0; i < count && p->mode == FILL; i++)
+                weightless &= row[i].top > TL_FILL_VANISHES;
+            if (weightless)
+                continue;
+        }
+        const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
+        for (int64_t q = 0; q * TL_PANEL < count; q++) {
+            const int64_t first = q * TL_PANEL, rows = MIN(TL_PANEL, count - first);
+            panel_scores(panels + first * d, d, across, s);
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t i = i0 + first + r;
+                row_scores(s + r * TILE, p, p->mask ? p->mask + (b * n + i) * n + j0 : NULL, keys, i + 1 - j0);
+                factor[r] = softmax_top(s + r * TILE, &row[first + r]);
+            }
+            for (int64_t r = 0; r < rows; r++)
+                softmax_weights(s + r * TILE, &row[first + r], factor[r], sums + (first + r) * width, width);
+            for (int64_t r = rows; r < TL_PANEL; r++)
+                memset(s + r * TILE, 0, TILE * sizeof *s);
+            panel_accumulate(s, keys, along, width, sums + first * width);
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const float total = softmax_total(&row[i]), *sum = sums + i * width;
+        float *out = a->out + (b * n + i0 + i) * d;
+        for (int64_t c = 0; c < d; c++)
+            out[c] = sum[c] / total;
+    }
+}
+
+int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                               int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out)
+{
+    forward_args a = {.p = make_problem(batch, n, d, mask_mode, scale, mask), .out = out};
+    int64_t size = add_side(&a.p, K, ACROSS);
+    size += add_side(&a.p, V, ALONG);
+    a.p.side[2].x = Q;
+    a.p.work_size = CEIL_DIV(forward_work(&a.p), 16) * 16;
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(size + tl_workers() * a.p.work_size) * sizeof(float), &scratch);
+    if (status)
+        return status;
+    pack_sides(&a.p, scratch);
+    tl_parallel(batch * CEIL_DIV(n, BLOCK), forward_task, &a);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}

@@ -1,0 +1,258 @@
+/* Tiles of attention on the CPU, forward and backward.
+ *
+ * A task owns BLOCK rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
+ * through the other side in tiles of TILE, in order. It keeps its rows packed in panels of TL_PANEL, so that a step is
+ * a product of registers, and what it needs of the other side packed once for all tasks:
+ *   across  [d][TILE] per tile: coordinate by coordinate, for products over d
+ *   along   [TILE][width] per tile: row by row, for products over the tile; the array itself where d is a multiple of
+ *   WIDTH
+ * Lanes run across the other side or along d, never along a sum, so an element has the same chain of additions in every
+ * variant. The row sums of the softmax run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
+#ifndef TL_CPU_ATTENTION_TILES_H
+#define TL_CPU_ATTENTION_TILES_H
+
+#include "../abi/kernels.h"
+#include "../formula/attention.h"
+#include "vector.h"
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+#define STEP (2 * TL_LANES)
+
+/* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step. */
+enum { BLOCK = 96, TILE = 64, WIDTH = 32, CHAINS = 16 };
+enum { NO_MASK = 0, FILL = 1, HARD = 2, CAUSAL = 3 };
+
+typedef struct packed {
+    const float *x;  /* (batch, n, d) */
+    float *across;   /* NULL if not needed */
+    float *along;    /* x where d is a multiple of WIDTH; NULL if not needed */
+    uint8_t *finite; /* per tile: no infinity, no NaN */
+} packed;
+
+typedef struct problem {
+    int64_t batch, n, d, width, tiles, mode;
+    float scale;
+    const float *mask;
+    packed side[4]; /* the arrays a pass needs packed */
+    int sides;
+    float *work; /* per worker */
+    int64_t work_size;
+} problem;
+
+/* Address of tile t of member b in rows form, and the distance of its rows. */
+TL_INLINE const float *along_tile(const problem *p, const packed *s, int64_t b, int64_t t)
+{
+    return s->along == s->x ? s->x + (b * p->n + t * TILE) * p->d : s->along + (b * p->tiles + t) * TILE * p->width;
+}
+
+TL_INLINE const float *across_tile(const problem *p, const packed *s, int64_t b, int64_t t)
+{
+    return s->across + (b * p->tiles + t) * TILE * p->d;
+}
+
+/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are
+ * 0. */
+static inline void pack_panels(const float *x, int64_t count, int64_t d, float *out)
+{
+    for (int64_t q = 0; q * TL_PANEL < count; q++) {
+        float *to = out + q * TL_PANEL * d;
+        int64_t r = 0, row = q * TL_PANEL;
+        for (; r + 4 <= TL_PANEL && row + 4 <= count; r += 4, row += 4)
+            tl_transpose_rows4(x + row * d, d, d, to + r, TL_PANEL);
+        for (; r < TL_PANEL; r++, row++)
+            for (int64_t k = 0; k < d; k++)
+                to[k * TL_PANEL + r] = row < count ? x[row * d + k] : 0.0f;
+    }
+}
+
+/* C = A·B for a panel A in packed form: out[TL_PANEL][TILE]. */
+TL_INLINE void panel_scores(const float *panel, int64_t d, const float *across, float *out)
+{
+    for (int64_t j = 0; j < TILE; j += STEP)
+        tl_panel_product(panel, 1, TL_PANEL, d, across + j, TILE, out + j, TILE, 0);
+}
+
+/* sum[TL_PANEL][width] += w[TL_PANEL][TILE] · the first `inner` rows of a tile. */
+TL_INLINE void panel_accumulate(const float *w, int64_t inner, const float *along, int64_t width, float *sum)
+{
+    for (int64_t c = 0; c < width; c += STEP)
+        tl_panel_product(w, TILE, 1, inner, along + c, width, sum + c, width, 1);
+}
+
+/* ---- the running softmax of a row
+ * ------------------------------------------------------------------------------------ */
+
+typedef struct row_state {
+    float top, chain[CHAINS];
+} row_state;
+
+/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed
+ * over. */
+static inline float softmax_top(const float *restrict s, row_state *restrict row)
+{
+    float lane[CHAINS];
+    for (int l = 0; l < CHAINS; l++)
+        lane[l] = row->top;
+    for (int j = 0; j < TILE; j += CHAINS)
+        for (int l = 0; l < CHAINS; l++)
+            lane[l] = s[j + l] > lane[l] ? s[j + l] : lane[l];
+    for (int l = 0; l < 8; l++)
+        lane[l] = lane[l + 8] > lane[l] ? lane[l + 8] : lane[l];
+    for (int l = 0; l < 4; l++)
+        lane[l] = lane[l + 4] > lane[l] ? lane[l + 4] : lane[l];
+    const float left = lane[2] > lane[0] ? lane[2] : lane[0], right = lane[3] > lane[1] ? lane[3] : lane[1];
+    const float top = right > left ? right : left;
+    const float factor = top > row->top ? tl_attention_weight(row->top - top) : 1.0f;
+    row->top = top;
+    return factor;
+}
+
+/* Turns the scores into weights relative to the row's maximum (NaN into NaN) and rescales the row's accumulator of
+ * `width` elements. */
+static inline void softmax_weights(float *restrict s, row_state *restrict row, float factor,
+                                   float *restrict accumulator, int64_t width)
+{
+    if (factor != 1.0f) {
+        for (int l = 0; l < CHAINS; l++)
+            row->chain[l] *= factor;
+        for (int64_t c = 0; c < width; c++)
+            accumulator[c] *= factor;
+    }
+    const float base = row->top == -TL_INF ? 0.0f : row->top;
+    for (int j = 0; j < TILE; j++)
+        s[j] = tl_attention_weight(s[j] - base);
+    for (int j = 0; j < TILE; j += CHAINS)
+        for (int l = 0; l < CHAINS; l++)
+            row->chain[l] += s[j + l];
+}
+
+/* What a row's accumulator is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
+static inline float softmax_total(const row_state *row)
+{
+    float t[CHAINS];
+    for (int l = 0; l < CHAINS; l++)
+        t[l] = row->chain[l];
+    for (int half = CHAINS / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++)
+            t[l] += t[l + half];
+    return row->top == -TL_INF ? 1.0f + t[0] : row->top == -FLT_MAX ? TL_NAN : t[0];
+}
+
+static inline void start_rows(row_state *row, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        row[i].top = -TL_INF;
+        for (int l = 0; l < CHAINS; l++)
+            row[i].chain[l] = 0.0f;
+    }
+}
+
+/* Turns raw products of one query with a tile of keys (`keys` of them exist) into scores. `mask` is the row's part of
+ * the mask from the tile's first key on; `allowed` the number of keys a causal mask lets through. */
+static inline void row_scores(float *restrict s, const problem *p, const float *mask, int64_t keys, int64_t allowed)
+{
+    for (int j = 0; j < TILE; j++)
+        s[j] = tl_attention_score(s[j], p->scale);
+    if (p->mode == FILL || p->mode == HARD) {
+        const float blocked = p->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+        for (int64_t j = 0; j < keys; j++)
+            s[j] = mask[j] == 0.0f ? blocked : s[j];
+    }
+    for (int64_t j = p->mode != CAUSAL || allowed > keys ? keys : allowed > 0 ? allowed : 0; j < TILE; j++)
+        s[j] = -TL_INF;
+}
+
+/* Whether every pair of queries i0..i1-1 and keys j0..j1-1 is blocked. */
+static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1)
+{
+    if (p->mode == NO_MASK)
+        return 0;
+    if (p->mode == CAUSAL)
+        return j0 >= i1;
+    for (int64_t i = i0; i < i1; i++) {
+        const float *row = p->mask + (b * p->n + i) * p->n;
+        int32_t open = 0;
+        for (int64_t j = j0; j < j1; j++)
+            open |= !(row[j] == 0.0f);
+        if (open)
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- packing
+ * -------------------------------------------------------------------------------------------------------- */
+
+/* A task packs one tile of one array. */
+static inline void pack_task(void *arg, int64_t task, int32_t worker)
+{
+    const problem *p = (const problem *)arg;
+    const packed *s = &p->side[task % p->sides];
+    const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = p->d, width = p->width;
+    const int64_t count = MIN(TILE, p->n - t * TILE);
+    const float *x = s->x + (b * p->n + t * TILE) * d;
+    (void)worker;
+    if (s->across) {
+        float *to = s->across + tile * TILE * d;
+        int64_t j = 0;
+        for (; j + 4 <= count; j += 4)
+            tl_transpose_rows4(x + j * d, d, d, to + j, TILE);
+        for (; j < TILE; j++)
+            for (int64_t k = 0; k < d; k++)
+                to[k * TILE + j] = j < count ? x[j * d + k] : 0.0f;
+    }
+    if (s->along && s->along != s->x) {
+        float *to = s->along + tile * TILE * width;
+        for (int64_t j = 0; j < count; j++)
+            for (int64_t k = 0; k < width; k++)
+                to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
+    }
+    int32_t odd = 0;
+    if (p->mode != NO_MASK)
+        for (int64_t i = 0; i < count * d; i++)
+            odd |= !(fabsf(x[i]) <= FLT_MAX);
+    s->finite[tile] = !odd;
+}
+
+enum { ACROSS = 1, ALONG = 2 };
+
+/* Adds an array to those a pass packs; returns what it needs of the scratch, in floats. */
+static inline int64_t add_side(problem *p, const float *x, int forms)
+{
+    const int64_t all = p->batch * p->tiles;
+    packed *s = &p->side[p->sides++];
+    s->x = x;
+    s->across = forms & ACROSS ? (float *)8 : NULL; /* placed by pack_sides */
+    s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL;
+    return (s->across ? all * TILE * p->d : 0) + (s->along && s->along != x ? all * TILE * p->width : 0) +
+           CEIL_DIV(all, 64) * 16;
+}
+
+static inline void pack_sides(problem *p, float *scratch)
+{
+    const int64_t all = p->batch * p->tiles;
+    for (int i = 0; i < p->sides; i++) {
+        packed *s = &p->side[i];
+        if (s->across) {
+            s->across = scratch;
+            scratch += all * TILE * p->d;
+        }
+        if (s->along && s->along != s->x) {
+            s->along = scratch;
+            scratch += all * TILE * p->width;
+        }
+        s->finite = (uint8_t *)scratch;
+        scratch += CEIL_DIV(all, 64) * 16;
+    }
+    p->work = scratch;
+    tl_parallel(all * p->sides, pack_task, p);
+}
+
+static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
+{
+    return (problem){.batch = batch, .n = n, .d = d, .width = CEIL_DIV(d, WIDTH) * WIDTH, .tiles = CEIL_DIV(n, TILE),
+                     .mode = mode, .scale = scale, .mask = mask};
+}
+
+#endif

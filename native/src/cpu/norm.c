@@ -1,0 +1,293 @@
+/* Layer normalisation and the normalisation of channels on the CPU, and their gradients.
+ *
+ * Phases (row_phases.h): the mean; the variance around it; the result, or the two means of the gradient and then the
+ * result. A channel is a row whose gamma and beta are one number each.
+ *
+ * The gradients of layer_norm's gamma and beta are sums down the columns. With many rows a task is a chunk of the
+ * column tree: it finishes one row after the other and adds each to its chain while the row is in cache. With few, the
+ * rows come first and a second pass, over chunks and tiles of columns, computes xhat again from the saved statistics.
+ * Both add in the same order. */
+#include "row_phases.h"
+
+#include "../abi/kernels.h"
+
+typedef struct job {
+    const float *x, *gamma, *beta, *g;
+    float *out; /* or gx; NULL if it is not wanted */
+    float *ggamma, *gbeta;
+    float *means, *istds; /* per row, where a later pass needs them */
+    int64_t rows, cols;
+    float eps;
+    int stream;
+} job;
+
+/* Statistics of a row: the mean, 1/deviation, and the means of a and of a·xhat of the gradient. */
+enum { MEAN, ISTD, MEAN_A, MEAN_AX };
+
+/* ---- mean and variance ------------------------------------------------------------------------------------------- */
+
+static void sum_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    *p->sum = tl_leaf_sum(a->x + p->at, p->n);
+}
+
+static void mean_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat)
+{
+    const job *a = arg;
+    (void)other;
+    stat[MEAN] = tl_per_count(tl_sum_of_leaves(sum, leaves), a->cols);
+    if (a->means)
+        a->means[row] = stat[MEAN];
+}
+
+static void squares_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, mean = p->stat[MEAN];
+    TL_LEAF_SUM(*p->sum, p->n, tl_square_of_difference(x[i], mean));
+}
+
+static void deviation_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves,
+                          float *stat)
+{
+    const job *a = arg;
+    (void)other;
+    stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(sum, leaves), a->cols, a->eps);
+    if (a->istds)
+        a->istds[row] = stat[ISTD];
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void layer_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, *gamma = a->gamma + p->first, *beta = a->beta + p->first;
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
+    TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma[i], beta[i]));
+}
+
+static void channel_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, gamma = a->gamma[p->row], beta = a->beta[p->row];
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
+    TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
+}
+
+int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                          int64_t cols,
+                          float eps, float *out)
+{
+    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
+    const job a = {.x = x, .gamma = gamma, .beta = beta, .out = out, .rows = rows, .cols = cols, .eps = eps,
+                   .stream = rows * cols >= TL_STREAM_FROM};
+    return tl_run_phases(ctx, &a, phases, 3, rows, cols);
+}
+
+int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                       int64_t channels, int64_t height, int64_t width, float eps, float *out)
+{
+    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
+    const int64_t cols = height * width;
+    const job a = {.x = x, .gamma = gamma, .beta = beta, .out = out, .rows = channels, .cols = cols, .eps = eps,
+                   .stream = channels * cols >= TL_STREAM_FROM};
+    return tl_run_phases(ctx, &a, phases, 3, channels, cols);
+}
+
+/* ---- gradients along rows ---------------------------------------------------------------------------------------- */
+
+/* A row of one leaf keeps xhat in `work` for the phases after this one. */
+static void layer_means_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
+    float *work = p->work;
+    TL_LEAF_SUM(*p->sum, p->n, g[i] * gamma[i]);
+    if (work)
+        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * (work[i] = tl_normalised(x[i], mean, istd)));
+    else
+        TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
+}
+
+static void channel_means_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, *g = a->g + p->at;
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
+    *p->sum = tl_leaf_sum(g, p->n);
+    TL_LEAF_SUM(*p->other, p->n, g[i] * tl_normalised(x[i], mean, istd));
+}
+
+static void means_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat)
+{
+    const job *a = arg;
+    const float sum_a = tl_sum_of_leaves(sum, leaves), sum_ax = tl_sum_of_leaves(other, leaves);
+    stat[MEAN_A] = tl_per_count(sum_a, a->cols);
+    stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
+    if (a->gbeta)
+        a->gbeta[row] = sum_a;
+    if (a->ggamma)
+        a->ggamma[row] = sum_ax;
+}
+
+static void layer_grad_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    if (!a->out)
+        return;
+    const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
+    TL_WRITE(a->stream, a->out + p->at, p->n,
+             tl_norm_grad(g[i] * gamma[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, istd));
+}
+
+static void channel_grad_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    if (!a->out)
+        return;
+    const float *x = a->x + p->at, *g = a->g + p->at, factor = p->stat[ISTD] * a->gamma[p->row];
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
+    TL_WRITE(a->stream, a->out + p->at, p->n,
+             tl_norm_grad(g[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor));
+}
+
+static const tl_row_phase layer_grad_phases[] = {
+    {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
+
+int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                           int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                           float *ggamma, float *gbeta)
+{
+    static const tl_row_phase phases[] = {
+        {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_means_leaf, means_row},
+        {channel_grad_leaf, NULL}};
+    const int64_t cols = height * width;
+    for (int64_t c = 0; cols == 0 && c < channels; c++) {
+        if (ggamma)
+            ggamma[c] = 0.0f;
+        if (gbeta)
+            gbeta[c] = 0.0f;
+    }
+    if (cols == 0)
+        return TORCHLEAN_OK;
+    const job a = {.x = x, .gamma = gamma, .g = g, .out = gx, .ggamma = ggamma, .gbeta = gbeta, .rows = channels,
+                   .cols = cols,
+                   .eps = eps, .stream = channels * cols >= TL_STREAM_FROM};
+    return tl_run_phases(ctx, &a, phases, 4, channels, cols);
+}
+
+/* ---- gradients down the columns ---------------------------------------------------------------------------------- */
+
+typedef struct columns_job {
+    job rows;
+    float *chains; /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
+    float *gamma_parts, *beta_parts; /* (chunks, cols) */
+} columns_job;
+
+enum { MANY_CHUNKS = 8 };
+
+/* Adds a row piece to a chain of each gradient. */
+static inline void add_to_chains(const float *g, const float *xhat, int64_t n, float *restrict gamma,
+                                 float *restrict beta)
+{
+    for (int64_t j = 0; j < n; j++) {
+        gamma[j] += g[j] * xhat[j];
+        beta[j] += g[j];
+    }
+}
+
+static inline void join_chains(const float *chains, int64_t n, float *restrict out)
+{
+    for (int64_t j = 0; j < n; j++)
+        out[j] = (chains[j] + chains[n + j]) + (chains[2 * n + j] + chains[3 * n + j]);
+}
+
+/* A task is a chunk of rows of one leaf each. */
+static void chunk_task(void *arg, int64_t chunk, int32_t worker)
+{
+    const columns_job *c = arg;
+    const job *a = &c->rows;
+    const int64_t cols = a->cols, from = chunk * TL_COLUMN_CHUNK;
+    const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
+    _Alignas(64) float work[TL_SUM_LEAF];
+    float *gamma = c->chains + worker * 2 * TL_COLUMN_CHAINS * cols, *beta = gamma + TL_COLUMN_CHAINS * cols;
+    for (int64_t j = 0; j < 2 * TL_COLUMN_CHAINS * cols; j++)
+        gamma[j] = 0.0f;
+    for (int64_t r = 0; r < rows; r++) {
+        float sum, other, stat[TL_ROW_STATS];
+        const tl_leaf leaf = {from + r, 0, cols, (from + r) * cols, work, &sum, &other, stat};
+        for (int32_t p = 0; p < 4; p++) {
+            layer_grad_phases[p].leaf(a, &leaf);
+            if (layer_grad_phases[p].row)
+                layer_grad_phases[p].row(a, from + r, &sum, &other, 1, stat);
+        }
+        add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
+                      beta + r % TL_COLUMN_CHAINS * cols);
+    }
+    join_chains(gamma, cols, c->gamma_parts + chunk * cols);
+    join_chains(beta, cols, c->beta_parts + chunk * cols);
+}
+
+/* A task is a chunk of rows and a tile of columns. */
+static void tile_task(void *arg, int64_t task, int32_t worker)
+{
+    const columns_job *c = arg;
+    const job *a = &c->rows;
+    (void)worker;
+    const int64_t tiles = (a->cols + TL_COLUMN_TILE - 1) / TL_COLUMN_TILE, chunk = task / tiles;
+    const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TL_COLUMN_TILE;
+    const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
+    const int64_t n = a->cols - first < TL_COLUMN_TILE ? a->cols - first : TL_COLUMN_TILE;
+    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TL_COLUMN_TILE], beta[TL_COLUMN_CHAINS * TL_COLUMN_TILE],
+        xhat[TL_COLUMN_TILE];
+    for (int64_t j = 0; j < TL_COLUMN_CHAINS * n; j++)
+        gamma[j] = beta[j] = 0.0f;
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t at = (from + r) * a->cols + first, chain = r % TL_COLUMN_CHAINS * n;
+        const float *x = a->x + at, mean = a->means[from + r], istd = a->istds[from + r];
+        for (int64_t j = 0; j < n; j++)
+            xhat[j] = tl_normalised(x[j], mean, istd);
+        add_to_chains(a->g + at, xhat, n, gamma + chain, beta + chain);
+    }
+    join_chains(gamma, n, c->gamma_parts + chunk * a->cols + first);
+    join_chains(beta, n, c->beta_parts + chunk * a->cols + first);
+}
+
+int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                              int64_t cols,
+                              float eps, float *gx, float *ggamma, float *gbeta)
+{
+    columns_job c = {.rows = {.x = x, .gamma = gamma, .g = g, .out = gx, .rows = rows, .cols = cols, .eps = eps,
+                              .stream = rows * cols >= TL_STREAM_FROM}};
+    if (!ggamma && !gbeta)
+        return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
+    const int64_t chunks = (rows + TL_COLUMN_CHUNK - 1) / TL_COLUMN_CHUNK;
+    const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
+    const int64_t state = fused ? tl_workers() * 2 * TL_COLUMN_CHAINS * cols : 2 * rows;
+    void *scratch;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(2 * chunks * cols + state) * sizeof(float), &scratch);
+    if (status)
+        return status;
+    c.gamma_parts = scratch;
+    c.beta_parts = c.gamma_parts + chunks * cols;
+    c.chains = c.beta_parts + chunks * cols;
+    if (fused) {
+        tl_parallel(chunks, chunk_task, &c);
+    } else if (rows > 0) {
+        c.rows.means = c.chains;
+        c.rows.istds = c.chains + rows;
+        status = tl_run_phases(ctx, &c.rows, layer_grad_phases, gx ? 4 : 2, rows, cols);
+        if (!status)
+            tl_parallel(chunks * ((cols + TL_COLUMN_TILE - 1) / TL_COLUMN_TILE), tile_task, &c);
+    }
+    if (!status && ggamma)
+        status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);
+    if (!status && gbeta)
+        status = tl_column_sums(ctx, c.beta_parts, 1, chunks, cols, 0, gbeta);
+    tl_pool_free(ctx, scratch);
+    return status;
+}

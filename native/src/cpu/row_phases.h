@@ -1,0 +1,200 @@
+/* Operations on rows in phases: a phase visits the leaves of a row (TL_SUM_LEAF elements; most rows are one leaf) and
+ * then, once, the row, which turns the leaves' sums into statistics that the next phase reads. The row tree of
+ * formula/sum_tree.h orders the sums, so how phases are spread over threads cannot change a bit:
+ *
+ *   rows in tasks       a task runs all phases of a row before the next row, which then comes from L1 or L2
+ *   few, long rows      all leaves of one phase are tasks, then the next phase */
+#ifndef TL_CPU_ROW_PHASES_H
+#define TL_CPU_ROW_PHASES_H
+
+#include "../formula/rows.h"
+#include "stream.h"
+#include "sum_tree.h"
+
+/* The sum of f(i), i = 0..n-1 <= TL_SUM_LEAF, in the order of tl_leaf_sum; `f` is an expression in i, each of which is
+ * evaluated once, so it may store. The loops run over lanes, so that they vectorise. */
+#define TL_LEAF_SUM(result, n, f)                                                                \
+    do {                                                                                         \
+        _Alignas(64) float lane_[TL_SUM_LANES];                                                  \
+        const int64_t n_ = (n), lanes_ = n_ < TL_SUM_LANES ? tl_lanes_for(n_) : TL_SUM_LANES;    \
+        const int64_t head_ = n_ < lanes_ ? n_ : lanes_;                                         \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < head_; i++)                                 \
+            lane_[i] = 0.0f + (f);                                                               \
+        for (int64_t l_ = head_; l_ < lanes_; l_++)                                              \
+            lane_[l_] = 0.0f;                                                                    \
+        for (int64_t at_ = TL_SUM_LANES; at_ < n_; at_ += TL_SUM_LANES) {                        \
+            const int64_t left_ = n_ - at_ < TL_SUM_LANES ? n_ - at_ : TL_SUM_LANES;             \
+            _Pragma("GCC ivdep") for (int64_t l_ = 0; l_ < left_; l_++)                          \
+            {                                                                                    \
+                const int64_t i = at_ + l_;                                                      \
+                lane_[l_] += (f);                                                                \
+            }                                                                                    \
+        }                                                                                        \
+        (result) = tl_fold_lanes(lane_, lanes_);                                                 \
+    } while (0)
+
+/* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole. */
+#define TL_WRITE(stream_, out_, n_, f)                                                              \
+    do {                                                                                         \
+        float *const to = (out_);                                                                \
+        const int64_t count = (n_);                                                              \
+        int64_t head = count;                                                                    \
+        if (stream_) {                                                                           \
+            const int64_t skip = (int64_t)(-((uintptr_t)to / sizeof(float)) % TL_LINE);          \
+            head = skip < count ? skip : count;                                                  \
+        }                                                                                        \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < head; i++)                                  \
+            to[i] = (f);                                                                         \
+        int64_t base = head;                                                                     \
+        for (; base + TL_LINE <= count; base += TL_LINE) {                                       \
+            _Alignas(64) float line[TL_LINE];                                                    \
+            for (int k = 0; k < TL_LINE; k++) {                                                  \
+                const int64_t i = base + k;                                                      \
+                line[k] = (f);                                                                   \
+            }                                                                                    \
+            for (int k = 0; k < TL_LINE; k += TL_STREAM_WIDTH)                                   \
+                TL_STREAM(to + base + k, *(const tl_stream_vector *)(line + k));                 \
+        }                                                                                        \
+        for (int64_t i = base; i < count; i++)                                                   \
+            to[i] = (f);                                                                         \
+        if (stream_)                                                                             \
+            tl_stream_end();                                                                     \
+    } while (0)
+
+enum {
+    TL_ROW_STATS = 4,     /* statistics of a row */
+    TL_ROW_TASK = 65536,  /* elements per task: 256 KiB, which pays for handing it to a thread */
+    TL_ROWS_MANY = 64,    /* rows that occupy the threads by themselves */
+    TL_ROW_LEAVES = 4096  /* leaves of such a row: 2^32 / TL_ROWS_MANY elements */
+};
+
+/* One leaf of a row as a phase sees it. */
+typedef struct tl_leaf {
+    int64_t row, first, n; /* elements first .. first + n - 1 of the row */
+    int64_t at;            /* the leaf's first element in the array */
+    /* TL_SUM_LEAF elements that last from phase to phase, or NULL where the row has several leaves */
+    float *work;
+    float *sum, *other;    /* what the leaf leaves for the row */
+    const float *stat;
+} tl_leaf;
+
+typedef struct tl_row_phase {
+    void (*leaf)(const void *job, const tl_leaf *leaf);
+    /* the leaves' sums to statistics */
+    void (*row)(const void *job, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat);
+} tl_row_phase;
+
+typedef struct tl_row_run {
+    const void *job;
+    const tl_row_phase *phases;
+    int32_t count, phase;
+    int64_t rows, cols, leaves, per_task;
+    float *sums, *stats; /* of all rows: of few, long rows only */
+} tl_row_run;
+
+static inline int64_t tl_leaf_length(const tl_row_run *r, int64_t leaf)
+{
+    const int64_t left = r->cols - leaf * TL_SUM_LEAF;
+    return left < TL_SUM_LEAF ? left : TL_SUM_LEAF;
+}
+
+/* A task is `per_task` whole rows. */
+static void tl_row_task(void *arg, int64_t task, int32_t worker)
+{
+    const tl_row_run r = *(const tl_row_run *)arg;
+    (void)worker;
+    _Alignas(64) float work[TL_SUM_LEAF];
+    float sums[2 * TL_ROW_LEAVES], stat[TL_ROW_STATS];
+    const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
+    for (int64_t row = task * r.per_task; row < last; row++)
+        for (int32_t p = 0; p < r.count; p++) {
+            for (int64_t l = 0; l < r.leaves; l++) {
+                const int64_t first = l * TL_SUM_LEAF;
+                const tl_leaf leaf = {row, first, tl_leaf_length(&r, l), row * r.cols + first,
+                                      r.leaves == 1 ? work : NULL,
+                                      sums + l, sums + r.leaves + l, stat};
+                r.phases[p].leaf(r.job, &leaf);
+            }
+            if (r.phases[p].row)
+                r.phases[p].row(r.job, row, sums, sums + r.leaves, r.leaves, stat);
+        }
+}
+
+/* A task is one leaf, in one phase. */
+static void tl_leaf_task(void *arg, int64_t task, int32_t worker)
+{
+    const tl_row_run r = *(const tl_row_run *)arg;
+    (void)worker;
+    const int64_t row = task / r.leaves, l = task % r.leaves, first = l * TL_SUM_LEAF;
+    float *sums = r.sums + 2 * row * r.leaves;
+    const tl_leaf leaf = {row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL,
+                          sums + l, sums + r.leaves + l, r.stats + row * TL_ROW_STATS};
+    r.phases[r.phase].leaf(r.job, &leaf);
+}
+
+/* Runs `count` phases over rows x cols elements, cols >= 1. Fails only for want of scratch. */
+static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
+                                    int64_t rows,
+                                    int64_t cols)
+{
+    tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
+    r.leaves = (cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF;
+    r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
+    if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
+        tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
+        return TORCHLEAN_OK;
+    }
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(rows * (2 * r.leaves + TL_ROW_STATS)) * sizeof(float), &scratch);
+    if (status)
+        return status;
+    r.stats = scratch;
+    r.sums = r.stats + rows * TL_ROW_STATS;
+    for (r.phase = 0; r.phase < count; r.phase++) {
+        tl_parallel(rows * r.leaves, tl_leaf_task, &r);
+        for (int64_t row = 0; row < rows && phases[r.phase].row; row++) {
+            const float *sums = r.sums + 2 * row * r.leaves;
+            phases[r.phase].row(job, row, sums, sums + r.leaves, r.leaves, r.stats + row * TL_ROW_STATS);
+        }
+    }
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
+/* The row's sum from its leaves'. */
+static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
+{
+    return leaves == 1 ? sum[0] : tl_row_sum(sum, leaves);
+}
+
+/* ---- maxima ------------------------------------------------------------------------------------------------------ */
+
+/* The maximum of a leaf, NaNs passed over: where there is one, the exponentials are NaN whatever they are shifted by.
+ * It has no order; 64 lanes are a few registers. */
+static inline float tl_leaf_max(const float *x, int64_t n)
+{
+    enum { LANES = 64 };
+    _Alignas(64) float t[LANES];
+    int64_t i = 0;
+    for (int l = 0; l < LANES; l++)
+        t[l] = -TL_INF;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
+    for (int64_t l = 0; l < n - i; l++)
+        t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
+    for (int s = LANES / 2; s > 0; s /= 2)
+        for (int l = 0; l < s; l++)
+            t[l] = t[l + s] > t[l] ? t[l + s] : t[l];
+    return t[0];
+}
+
+static inline float tl_max_of(const float *x, int64_t n)
+{
+    float m = -TL_INF;
+    for (int64_t i = 0; i < n; i++)
+        m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+#endif

@@ -1,0 +1,123 @@
+/* Float vectors of one SIMD variant: width, loads, stores, and the fused multiply-add with a broadcast factor. */
+#ifndef TL_CPU_VECTOR_H
+#define TL_CPU_VECTOR_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
+#define TL_INLINE static inline __attribute__((always_inline, unused))
+
+#if defined(__AVX512F__)
+
+/* TL_PANEL rows by two vectors of sums, two vectors and a broadcast fit the registers. */
+enum { TL_LANES = 16, TL_PANEL = 12 };
+typedef __m512 tl_vec;
+TL_INLINE tl_vec tl_vec_load(const float *p) { return _mm512_loadu_ps(p); }
+TL_INLINE void tl_vec_store(float *p, tl_vec v) { _mm512_storeu_ps(p, v); }
+TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(_mm512_set1_ps(x), y, z); }
+TL_INLINE tl_vec tl_vec_zero(void) { return _mm512_setzero_ps(); }
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+enum { TL_LANES = 8, TL_PANEL = 6 };
+typedef __m256 tl_vec;
+TL_INLINE tl_vec tl_vec_load(const float *p) { return _mm256_loadu_ps(p); }
+TL_INLINE void tl_vec_store(float *p, tl_vec v) { _mm256_storeu_ps(p, v); }
+TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(_mm256_set1_ps(x), y, z); }
+TL_INLINE tl_vec tl_vec_zero(void) { return _mm256_setzero_ps(); }
+
+#else
+
+enum { TL_LANES = 4, TL_PANEL = 4 };
+typedef float tl_vec __attribute__((vector_size(16)));
+TL_INLINE tl_vec tl_vec_load(const float *p) { tl_vec v; memcpy(&v, p, sizeof v); return v; }
+TL_INLINE void tl_vec_store(float *p, tl_vec v) { memcpy(p, &v, sizeof v); }
+TL_INLINE tl_vec tl_vec_zero(void) { return (tl_vec){0}; }
+
+#if defined(__FP_FAST_FMAF)
+TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
+{
+    return (tl_vec){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
+}
+#else
+/* Without the instruction. The product of two floats is exact in double; their sum with the addend is rounded to odd
+ * there, after which rounding to float gives the correctly rounded result (Boldo and Melquiond, "Emulation of FMA and
+ * correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57, 2008). For infinities and
+ * NaN the error term is NaN, compares false both ways, and the sum passes as it is. */
+typedef double tl_doubles __attribute__((vector_size(32)));
+typedef int64_t tl_longs __attribute__((vector_size(32)));
+
+TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
+{
+    const tl_doubles product = __builtin_convertvector(y, tl_doubles) * (double)x;
+    const tl_doubles addend = __builtin_convertvector(z, tl_doubles), none = {0};
+    tl_doubles sum = product + addend;
+    const tl_doubles part = sum - product;
+    const tl_doubles error = (product - (sum - part)) + (addend - part);
+    const tl_longs above = error > none, below = error < none, negative = sum < none;
+    sum = (tl_doubles)(((tl_longs)sum + ((above & negative) | (below & ~negative))) | ((above | below) & 1));
+    return __builtin_convertvector(sum, tl_vec);
+}
+#endif
+#endif
+
+/* Rows of x, `stride` apart, side by side: out[k*step + r] = x[r*stride + k], r = 0..3, k = 0..d-1. */
+typedef float tl_quad __attribute__((vector_size(16)));
+typedef int32_t tl_quad_index __attribute__((vector_size(16)));
+
+TL_INLINE void tl_transpose_rows4(const float *x, int64_t stride, int64_t d, float *out, int64_t step)
+{
+    int64_t k = 0;
+    for (; k + 4 <= d; k += 4) {
+        tl_quad r[4];
+        for (int i = 0; i < 4; i++)
+            memcpy(&r[i], x + i * stride + k, sizeof r[i]);
+        const tl_quad a = __builtin_shuffle(r[0], r[1], (tl_quad_index){0, 4, 1, 5});
+        const tl_quad b = __builtin_shuffle(r[2], r[3], (tl_quad_index){0, 4, 1, 5});
+        const tl_quad c = __builtin_shuffle(r[0], r[1], (tl_quad_index){2, 6, 3, 7});
+        const tl_quad e = __builtin_shuffle(r[2], r[3], (tl_quad_index){2, 6, 3, 7});
+        r[0] = __builtin_shuffle(a, b, (tl_quad_index){0, 1, 4, 5});
+        r[1] = __builtin_shuffle(a, b, (tl_quad_index){2, 3, 6, 7});
+        r[2] = __builtin_shuffle(c, e, (tl_quad_index){0, 1, 4, 5});
+        r[3] = __builtin_shuffle(c, e, (tl_quad_index){2, 3, 6, 7});
+        for (int i = 0; i < 4; i++)
+            memcpy(out + (k + i) * step, &r[i], sizeof r[i]);
+    }
+    for (; k < d; k++)
+        for (int i = 0; i < 4; i++)
+            out[k * step + i] = x[i * stride + k];
+}
+
+/* A product of TL_PANEL rows with two vectors of columns: c[r][j] = (c[r][j] +) sum over k of a[r*rs + k*cs] b[k*ldb +
+ * j], one chain of fused multiply-adds in increasing k for each element, whatever the variant. */
+TL_INLINE void tl_panel_product(const float *a, int64_t rs, int64_t cs, int64_t inner, const float *b, int64_t ldb,
+                                float *c, int64_t ldc, int accumulate)
+{
+    tl_vec sum[TL_PANEL][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < TL_PANEL; r++) {
+        sum[r][0] = accumulate ? tl_vec_load(c + r * ldc) : tl_vec_zero();
+        sum[r][1] = accumulate ? tl_vec_load(c + r * ldc + TL_LANES) : tl_vec_zero();
+    }
+    for (int64_t k = 0; k < inner; k++) {
+        const tl_vec left = tl_vec_load(b + k * ldb), right = tl_vec_load(b + k * ldb + TL_LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < TL_PANEL; r++) {
+            const float x = a[r * rs + k * cs];
+            sum[r][0] = tl_vec_fma(x, left, sum[r][0]);
+            sum[r][1] = tl_vec_fma(x, right, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < TL_PANEL; r++) {
+        tl_vec_store(c + r * ldc, sum[r][0]);
+        tl_vec_store(c + r * ldc + TL_LANES, sum[r][1]);
+    }
+}
+
+#endif

@@ -1,0 +1,209 @@
+/* Losses on CUDA, and their gradients.
+ *
+ * The mean squared error is one row of squares, summed by leaves. Cross-entropy is a softmax whose result is one number
+ * per row, and those are a row of their own; its gradient is a softmax with another last step. Both hold a row of
+ * logits on chip as softmax does (row_tile.cuh) and read it once: 4 bytes per element forward, 8 backward. */
+#include "softmax.cuh"
+
+namespace {
+
+constexpr int THREADS = 256;
+
+/* ---- mean squared error ------------------------------------------------------------------------------------------ */
+
+struct squared_error {
+    const float *a, *b;
+    __device__ void row(int64_t) {}
+    __device__ float at(int64_t i, int64_t) const { return tl_square_of_difference(a[i], b[i]); }
+};
+
+/* A thread owns four consecutive elements. */
+__global__ void __launch_bounds__(THREADS)
+mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *__restrict__ g, int64_t n,
+         float *__restrict__ ga,
+         float *__restrict__ gb)
+{
+    const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    const float c = tl_per_count(g[0], n);
+    if (i + 4 <= n) {
+        const float4 x = tl_load4(a + i), y = tl_load4(b + i);
+        const float4 d = make_float4(tl_mse_grad(x.x, y.x, c), tl_mse_grad(x.y, y.y, c), tl_mse_grad(x.z, y.z, c),
+                                     tl_mse_grad(x.w, y.w, c));
+        if (ga)
+            tl_store4(ga + i, d);
+        if (gb)
+            tl_store4(gb + i, make_float4(-d.x, -d.y, -d.z, -d.w));
+        return;
+    }
+    for (int64_t k = i; k < n; k++) {
+        const float d = tl_mse_grad(a[k], b[k], c);
+        if (ga)
+            ga[k] = d;
+        if (gb)
+            gb[k] = -d;
+    }
+}
+
+/* ---- cross-entropy ----------------------------------------------------------------------------------------------- */
+
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+cross_entropy_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t rows, int64_t cols,
+                   float *__restrict__ losses)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, x + r.row * cols);
+    const bool leader = r.n > 0 && r.leads();
+    const float labelled = leader ? x[r.row * cols + labels[r.row]] : 0.0f;
+    v.wait();
+    float m;
+    const float sum = tl_row_exponentials<false>(r, v, &m);
+    if (leader)
+        losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+cross_entropy_grad_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ g,
+                        int64_t rows,
+                        int64_t cols, float *__restrict__ gx)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, x + r.row * cols);
+    const int64_t label = r.n > 0 ? (int64_t)labels[r.row] : -1;
+    const float c = tl_per_count(g[0], rows);
+    v.wait();
+    float m, w[Row::W];
+    const float s = tl_row_exponentials<false>(r, v, &m), reciprocal = 1.0f / s;
+#pragma unroll(decltype(v)::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        v.get(k, w);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            w[j] = tl_cross_entropy_grad(tl_quotient(w[j], s, reciprocal), r.column(k * Row::W + j) == label, c);
+        r.store(gx + r.row * cols, k, w);
+    }
+}
+
+/* Long rows: a thread owns a row's loss. */
+__global__ void __launch_bounds__(THREADS)
+long_losses(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ maximum,
+            const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
+{
+    const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (r < rows)
+        losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]] - maximum[r], sum[r]);
+}
+
+struct grad_element {
+    const float *x, *maximum, *sum, *g;
+    const uint32_t *labels;
+    int64_t rows, label;
+    float m, s, reciprocal, c;
+    __device__ void row(int64_t r)
+    {
+        m = maximum[r];
+        s = sum[r];
+        reciprocal = 1.0f / s;
+        label = labels[r];
+        c = tl_per_count(g[0], rows);
+    }
+    __device__ float at(int64_t i, int64_t column) const
+    {
+        return tl_cross_entropy_grad(tl_quotient(tl_exp(x[i] - m), s, reciprocal), column == label, c);
+    }
+};
+
+/* losses: one per row; work: maximum and sum of each row, for long rows. */
+int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int64_t rows, int64_t cols, float *losses,
+                   float *work)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (cols <= TL_ROW_FITS) {
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, "cross_entropy", cross_entropy_rows<Row>, rows, tl_shared_bytes<Row,
+                                         Row::ONE_SHARED>, x,
+                                         labels, rows, cols, losses);
+        });
+        return status;
+    }
+    TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy", x, rows, cols, work, work + rows));
+    long_losses<<<tl_grid(rows, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(x, labels, work, work + rows, rows, cols,
+                                                                             losses);
+    return tl_cuda_launched(ctx, "cross_entropy");
+}
+
+int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const float *g, int64_t rows, int64_t cols,
+                  float *gx,
+                  float *work)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (cols <= TL_ROW_FITS) {
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, "cross_entropy_bwd", cross_entropy_grad_rows<Row>, rows,
+                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, g, rows, cols, gx);
+        });
+        return status;
+    }
+    TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy_bwd", x, rows, cols, work, work + rows));
+    return tl_long_row_map(ctx, "cross_entropy_bwd",
+                           grad_element{x, work, work + rows, g, labels, rows, 0, 0.0f, 0.0f, 0.0f, 0.0f}, rows, cols,
+                               gx);
+}
+
+} // namespace
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out)
+{
+    if (n == 0)
+        return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
+    return tl_long_row_sums(ctx, "mse_loss", squared_error{yhat, target}, 1, n, n, out);
+}
+
+int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
+                             float *gyhat,
+                             float *gtarget)
+{
+    mse_grad<<<tl_grid(n, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(yhat, target, g, n, gyhat, gtarget);
+    return tl_cuda_launched(ctx, "mse_loss_bwd");
+}
+
+int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
+                              float *out)
+{
+    if (rows == 0)
+        return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
+    void *staged, *scratch;
+    TL_TRY(tl_cuda_stage(ctx, labels, (size_t)rows * sizeof *labels, &staged));
+    int32_t status = tl_pool_alloc(ctx, (size_t)(3 * rows) * sizeof(float), &scratch);
+    if (!status) {
+        float *const losses = (float *)scratch;
+        status = row_losses(ctx, logits, (const uint32_t *)staged, rows, cols, losses, losses + rows);
+        if (!status)
+            status = tl_cuda_row_sums(ctx, losses, 1, rows, rows, out);
+        tl_pool_free(ctx, scratch);
+    }
+    tl_pool_free(ctx, staged);
+    return status;
+}
+
+int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
+                                  int64_t rows,
+                                  int64_t cols, float *glogits)
+{
+    void *staged, *scratch;
+    TL_TRY(tl_cuda_stage(ctx, labels, (size_t)rows * sizeof *labels, &staged));
+    int32_t status = tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch);
+    if (!status) {
+        status = row_grads(ctx, logits, (const uint32_t *)staged, g, rows, cols, glogits, (float *)scratch);
+        tl_pool_free(ctx, scratch);
+    }
+    tl_pool_free(ctx, staged);
+    return status;
+}

@@ -1,0 +1,277 @@
+/* Layer normalisation and the normalisation of channels on CUDA, and their gradients along rows.
+ *
+ * A row of up to 49152 elements is read once and stays on chip (row_tile.cuh) while its mean, its variance around the
+ * mean and, for the gradient, the means of a and a·xhat are taken: 8 bytes of traffic per element forward, 12
+ * backward. Longer rows are read once per pass. A channel is a row whose gamma and beta are one number each. The gradients of
+ * layer_norm's gamma and beta, sums down the columns, are in norm_columns.cu. */
+#include "norm.cuh"
+
+namespace {
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
+          int64_t cols, float eps, float *__restrict__ out)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, x + r.row * cols);
+    v.wait();
+    float mean, istd;
+    tl_row_statistics(r, v, cols, eps, &mean, &istd);
+    const bool live = r.n > 0;
+    const float gamma_row = CHANNEL && live ? gamma[r.row] : 0.0f, beta_row = CHANNEL && live ? beta[r.row] : 0.0f;
+#pragma unroll(decltype(v)::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        float w[Row::W], a[Row::W], b[Row::W];
+        v.get(k, w);
+        if constexpr (!CHANNEL) {
+            r.piece(gamma, k, a);
+            r.piece(beta, k, b);
+        }
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            w[j] = fmaf(w[j] * istd, CHANNEL ? gamma_row : a[j], CHANNEL ? beta_row : b[j]);
+        r.store(out + r.row * cols, k, w);
+    }
+}
+
+template <bool CHANNEL> struct norm_element {
+    const float *x, *means, *squares, *gamma, *beta;
+    int64_t cols;
+    float eps, mean, istd;
+    int64_t r;
+    __device__ void row(int64_t row)
+    {
+        r = row;
+        mean = means[row];
+        istd = tl_inverse_deviation(squares[row], cols, eps);
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        const int64_t which = CHANNEL ? r : c;
+        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], beta[which]);
+    }
+};
+
+template <bool CHANNEL>
+int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
+                int64_t cols, float eps, float *out)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (cols <= TL_ROW_FITS) {
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row,
+                                         Row::ONE_SHARED>, x,
+                                         gamma, beta, rows, cols, eps, out);
+        });
+        return status;
+    }
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
+    float *means = (float *)scratch, *squares = means + rows;
+    status = tl_long_row_squares(ctx, name, x, rows, cols, means, squares);
+    if (!status)
+        status = tl_long_row_map(ctx, name, norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f,
+                                                                  0.0f, 0}, rows,
+                                 cols, out);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+/* ---- gradients along rows ---------------------------------------------------------------------------------------- */
+
+/* What a gradient reads and writes; NULL where not wanted. sums_a, sums_ax: a channel's gradients of beta and gamma;
+ * means, istds: statistics for the columns. */
+struct norm_grad {
+    const float *x, *gamma, *g;
+    int64_t rows, cols;
+    float eps;
+    float *gx, *sums_a, *sums_ax, *means, *istds;
+};
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bwd(norm_grad p)
+{
+    const Row r(p.rows, p.cols);
+    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, false> v;
+    second.load(r, p.g + r.row * p.cols);
+    v.load(r, p.x + r.row * p.cols);
+    float mean, istd;
+    tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
+    second.wait();
+    typename Row::terms terms_a, terms_ax;
+    float xhat[Row::W], a[Row::W], gamma[Row::W];
+#pragma unroll
+    for (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        float ax[Row::W];
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (!CHANNEL)
+            r.piece(p.gamma, k, gamma);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++) {
+            a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
+            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
+            ax[j] = a[j] * xhat[j];
+        }
+        terms_a.add(i, a);
+        terms_ax.add(i, ax);
+        v.put(k, xhat);
+    }
+    float sum_a, sum_ax;
+    Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+    if (r.n > 0 && r.leads()) {
+        if (p.sums_a)
+            p.sums_a[r.row] = sum_a;
+        if (p.sums_ax)
+            p.sums_ax[r.row] = sum_ax;
+        if (p.means) {
+            p.means[r.row] = mean;
+            p.istds[r.row] = istd;
+        }
+    }
+    if (!p.gx)
+        return;
+    const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
+    const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
+#pragma unroll
+    for (int k = 0; k < Row::K; k++) {
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (!CHANNEL)
+            r.piece(p.gamma, k, gamma);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
+        r.store(p.gx + r.row * p.cols, k, a);
+    }
+}
+
+/* Terms of long rows: a, or a·xhat. */
+template <bool CHANNEL, bool TIMES_XHAT> struct norm_term {
+    const float *x, *g, *gamma, *means, *istds;
+    float mean, istd;
+    __device__ void row(int64_t r)
+    {
+        mean = means[r];
+        istd = istds[r];
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        const float a = CHANNEL ? g[i] : g[i] * gamma[c];
+        return TIMES_XHAT ? a * tl_normalised(x[i], mean, istd) : a;
+    }
+};
+
+template <bool CHANNEL> struct norm_grad_element {
+    const float *x, *g, *gamma, *means, *istds, *sums_a, *sums_ax;
+    int64_t cols;
+    float mean, istd, mean_a, mean_ax, factor;
+    __device__ void row(int64_t r)
+    {
+        mean = means[r];
+        istd = istds[r];
+        mean_a = tl_per_count(sums_a[r], cols);
+        mean_ax = tl_per_count(sums_ax[r], cols);
+        factor = CHANNEL ? istd * gamma[r] : istd;
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        return tl_norm_grad(CHANNEL ? g[i] : g[i] * gamma[c], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor);
+    }
+};
+
+/* squares becomes 1/deviation. */
+__global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, float eps)
+{
+    const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (r < rows)
+        squares[r] = tl_inverse_deviation(squares[r], cols, eps);
+}
+
+template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+{
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(4 * p.rows) * sizeof(float), &scratch));
+    float *const own = (float *)scratch;
+    float *means = p.means ? p.means : own, *istds = p.istds ? p.istds : own + p.rows;
+    float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
+    int32_t status = tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds);
+    if (!status) {
+        invert<<<tl_grid(p.rows, 256), 256, 0, tl_cuda_stream(ctx)>>>(istds, p.rows, p.cols, p.eps);
+        status = tl_cuda_launched(ctx, name);
+    }
+    if (!status && (p.gx || p.sums_a))
+        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                  p.rows, p.cols,
+                                  0, sums_a);
+    if (!status && (p.gx || p.sums_ax))
+        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                  p.rows, p.cols,
+                                  0, sums_ax);
+    if (!status && p.gx)
+        status = tl_long_row_map(ctx, name,
+                                 norm_grad_element<CHANNEL>{p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols,
+                                                            0.0f, 0.0f,
+                                                            0.0f, 0.0f, 0.0f},
+                                 p.rows, p.cols, p.gx);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+{
+    if (p.cols > TL_ROW_FITS)
+        return long_rows_bwd<CHANNEL>(ctx, name, p);
+    int32_t status = TORCHLEAN_OK;
+    tl_pick_row(p.cols % 4 == 0, p.cols, [&](auto row) {
+        using Row = typename decltype(row)::type;
+        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows, tl_shared_bytes<Row,
+                                     Row::SECOND_SHARED>, p);
+    });
+    return status;
+}
+
+} // namespace
+
+int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                               int64_t cols,
+                               float eps, float *gx, float *means, float *istds)
+{
+    return rows_bwd<false>(ctx, "layer_norm_bwd", norm_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means,
+                                                            istds});
+}
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cuda_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                           int64_t cols,
+                           float eps, float *out)
+{
+    return forward<false>(ctx, "layer_norm", x, gamma, beta, rows, cols, eps, out);
+}
+
+int32_t tl_cuda_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                        int64_t channels, int64_t height, int64_t width, float eps, float *out)
+{
+    return forward<true>(ctx, "batchnorm_channel_first", x, gamma, beta, channels, height * width, eps, out);
+}
+
+int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                            float *ggamma, float *gbeta)
+{
+    if (height * width == 0) {
+        if (ggamma)
+            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, channels));
+        return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, channels) : TORCHLEAN_OK;
+    }
+    return rows_bwd<true>(ctx, "batchnorm_channel_first_bwd",
+                          norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr});
+}

@@ -1,0 +1,173 @@
+/* Softmax and log-softmax on CUDA, and their gradients.
+ *
+ * A row of up to 49152 elements is read once and stays on chip (row_tile.cuh): in the registers of 4 to 32 threads, or
+ * in the registers or shared memory of a block. The traffic is the floor, 8 bytes per element forward and 12 backward.
+ * Longer rows are read once per pass: three forward, two backward. */
+#include "softmax.cuh"
+
+namespace {
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <class Row, bool LOG>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__restrict__ out)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, x + r.row * cols);
+    v.wait();
+    float m, w[Row::W];
+    const float sum = tl_row_exponentials<LOG>(r, v, &m), s = LOG ? tl_log(sum) : sum, reciprocal = 1.0f / s;
+#pragma unroll(decltype(v)::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        v.get(k, w);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            w[j] = LOG ? w[j] - s : tl_quotient(w[j], s, reciprocal);
+        r.store(out + r.row * cols, k, w);
+    }
+}
+
+/* Results of long rows. */
+template <bool LOG> struct softmax_element {
+    const float *x, *maximum, *sum;
+    float m, s, reciprocal;
+    __device__ void row(int64_t r)
+    {
+        m = maximum[r];
+        s = LOG ? tl_log(sum[r]) : sum[r];
+        reciprocal = 1.0f / s;
+    }
+    __device__ float at(int64_t i, int64_t) const
+    {
+        return LOG ? (x[i] - m) - s : tl_quotient(tl_exp(x[i] - m), s, reciprocal);
+    }
+};
+
+template <bool LOG> int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols,
+                                    float *out)
+{
+    if (cols <= TL_ROW_FITS) {
+        int32_t status = TORCHLEAN_OK;
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row,
+                                         Row::ONE_SHARED>, x, rows,
+                                         cols, out);
+        });
+        return status;
+    }
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
+    float *maximum = (float *)scratch, *sum = maximum + rows;
+    int32_t status = tl_long_row_exponentials(ctx, name, x, rows, cols, maximum, sum);
+    if (!status)
+        status = tl_long_row_map(ctx, name, softmax_element<LOG>{x, maximum, sum, 0.0f, 0.0f, 0.0f}, rows, cols, out);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
+
+template <bool LOG> __device__ __forceinline__ float term(float y, float g) { return LOG ? g : g * y; }
+template <bool LOG> __device__ __forceinline__ float gradient(float y, float g, float s)
+{
+    return LOG ? tl_log_softmax_grad(y, g, s) : tl_softmax_grad(y, g, s);
+}
+
+template <class Row, bool LOG>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
+softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t rows, int64_t cols,
+                 float *__restrict__ gx)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, false> first;
+    second.load(r, g + r.row * cols);
+    first.load(r, y + r.row * cols);
+    second.wait();
+    typename Row::terms terms;
+    float a[Row::W], b[Row::W];
+#pragma unroll
+    for (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        first.get(k, a);
+        second.get(k, b);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            b[j] = term<LOG>(a[j], b[j]);
+        terms.add(i, b);
+    }
+    const float s = terms.sum();
+#pragma unroll
+    for (int k = 0; k < Row::K; k++) {
+        first.get(k, a);
+        second.get(k, b);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            b[j] = gradient<LOG>(a[j], b[j], s);
+        r.store(gx + r.row * cols, k, b);
+    }
+}
+
+struct product {
+    const float *y, *g;
+    __device__ void row(int64_t) {}
+    __device__ float at(int64_t i, int64_t) const { return g[i] * y[i]; }
+};
+
+template <bool LOG> struct gradient_element {
+    const float *y, *g, *sum;
+    float s;
+    __device__ void row(int64_t r) { s = sum[r]; }
+    __device__ float at(int64_t i, int64_t) const { return gradient<LOG>(y[i], g[i], s); }
+};
+
+template <bool LOG>
+int32_t backward(tl_context *ctx, const char *name, const float *y, const float *g, int64_t rows, int64_t cols,
+                 float *gx)
+{
+    if (cols <= TL_ROW_FITS) {
+        int32_t status = TORCHLEAN_OK;
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
+                                         tl_shared_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
+        });
+        return status;
+    }
+    void *sum;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &sum));
+    int32_t status = LOG ? tl_cuda_row_sums(ctx, g, rows, cols, 0, (float *)sum)
+                         : tl_long_row_sums(ctx, name, product{y, g}, rows, cols, 0, (float *)sum);
+    if (!status)
+        status = tl_long_row_map(ctx, name, gradient_element<LOG>{y, g, (const float *)sum, 0.0f}, rows, cols, gx);
+    tl_pool_free(ctx, sum);
+    return status;
+}
+
+} // namespace
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cuda_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    return forward<false>(ctx, "softmax", x, rows, cols, out);
+}
+
+int32_t tl_cuda_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
+{
+    return backward<false>(ctx, "softmax_bwd", out, g, rows, cols, gx);
+}
+
+int32_t tl_cuda_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    return forward<true>(ctx, "log_softmax", x, rows, cols, out);
+}
+
+int32_t tl_cuda_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols,
+                                float *gx)
+{
+    return backward<true>(ctx, "log_softmax_bwd", out, g, rows, cols, gx);
+}

@@ -1,0 +1,413 @@
+"""Attention, and the position encodings that go with it.
+
+Both devices run attention over tiles of queries and keys with the softmax kept up to date as keys go by ("online"): a row
+remembers its largest score m so far, l = Σ e^(s-m) and the weighted sum of V, and rescales l and the sum by e^(m - m') when
+m grows to m'. Neither direction stores an n x n array. Tiles, and with them the order of sums, differ between the devices.
+
+Position encodings have no rounding error in the angle to speak of: frequencies are held in turns as 64-bit fractions, the
+product with an integer position is exact modulo a turn, and sine and cosine are taken of a reduced angle of full relative
+precision (native/src/formula/rotary.h).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec import laws
+from tlspec.bounds import LAMBDA, TINY, U, custom, spacing
+from tlspec.registry import check, op
+
+#: the score that replaces a blocked one in mask_mode 1
+FILL = -1000.0
+#: no device rescales more often than once in this many keys
+KEY_TILE = 32
+
+# ---- attention ---------------------------------------------------------------------------------------------------------
+
+
+def _blocked(mask, mask_mode, n):
+    """Where attention is blocked: an array that broadcasts against the scores, or None."""
+    if mask_mode == 3:
+        return ~np.tri(n, dtype=bool)
+    return mask == 0 if mask_mode in (1, 2) and mask is not None else None
+
+
+def _softmax(Q, K, mask, mask_mode, scale):
+    """Scores, e^(s-m), its row sums (1 for a fully blocked row), and where attention is blocked."""
+    S = (Q @ K.swapaxes(1, 2)) * scale
+    blocked = _blocked(mask, mask_mode, Q.shape[1])
+    if blocked is not None:
+        S = np.where(blocked, FILL if mask_mode == 1 else -np.inf, S)
+    m = S.max(axis=2, keepdims=True) if S.shape[2] else np.zeros((*S.shape[:2], 1))
+    if blocked is not None and mask_mode != 1:
+        m = np.where(np.broadcast_to(blocked, S.shape).all(axis=2, keepdims=True), 0.0, m)
+    E = np.exp(S - m)
+    total = E.sum(axis=2, keepdims=True)
+    if blocked is not None and mask_mode != 1:
+        total = np.where(np.broadcast_to(blocked, S.shape).all(axis=2, keepdims=True), 1.0, total)
+    return S - m, E, total, blocked
+
+
+def _factor(h):
+    """min(h, λ√h) of tlspec.bounds."""
+    return min(h, LAMBDA * h**0.5)
+
+
+def _heights(n):
+    """Rescalings of a row, and the height of a sum over n keys with its rescalings."""
+    rescalings = -(-n // KEY_TILE)
+    return rescalings, n + rescalings
+
+
+def _weight_error(Q, K, shifted, E, blocked, scale):
+    """Relative error of e^(s-m) as a kernel has it, 0 where it is exactly 0.
+
+    The score: a chain of d fused multiply-adds and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
+    absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
+    by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
+    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
+    """
+    n, d = K.shape[1], K.shape[2]
+    rescalings, _ = _heights(n)
+    score = (_factor(d) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (d + 1) * max(
+        1.0, abs(scale)
+    ) * TINY
+    if blocked is not None:
+        score = np.where(blocked, 0.0, score)
+    return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * _factor(rescalings))), 0.0)
+
+
+def _attention_tolerance(Q, K, V, mask, mask_mode, scale):
+    """With P the exact weights and ε their relative errors (:func:`_weight_error`), a quotient Σ p v / Σ p moves by
+    Σ_j P ε (|v_j| + |out|) to first order. The two sums round along chains of n keys and the rescalings, f(h)·u·P|V| and
+    f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1)."""
+    shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    P, size = E / total, np.abs(V)
+    out = np.abs((E @ V) / total)
+    W = P * _weight_error(Q, K, shifted, E, blocked, scale)
+    h = _factor(_heights(K.shape[1])[1]) * U
+    tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + spacing(out)
+    return tolerance + TINY * (size.sum(axis=1, keepdims=True) + K.shape[1] * (1 + out))
+
+
+def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
+    """First order in the errors of the pieces, with f(h)·u the factor of a sum of height h:
+
+    P: the relative error ε of e^(s-m), that of its sum Σ P ε + f(h)·u, and the division; dP = g·Vᵀ: f(d)·u·|g||V|ᵀ;
+    D: f(d)·u·Σ|g||out|; dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
+    and likewise with Q; gV: (P εP)ᵀ|g| + f(h)·u·Pᵀ|g|; and two roundings of the result."""
+    n, d = K.shape[1], K.shape[2]
+    shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    P = E / total
+    h = _factor(_heights(n)[1] + 2) * U
+    eps = _weight_error(Q, K, shifted, E, blocked, scale)
+    eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
+    dP = g @ V.swapaxes(1, 2)
+    t = dP - (g * out).sum(axis=2, keepdims=True)
+    error = (
+        _factor(d) * U * (np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True))
+    )
+    dS = np.abs(P * t)
+    ddS = P * (error + U * np.abs(t)) + dS * (eps + U) + TINY * (1 + np.abs(t) + d)
+    dPV = P * eps + TINY
+    if blocked is not None:
+        dS, ddS = np.where(blocked, 0.0, dS), np.where(blocked, 0.0, ddS)
+    a, size = abs(scale), np.abs(g)
+    gQ, gK, gV = flash_attention_vjp(Q, K, V, mask, out, g, mask_mode=mask_mode, scale=scale)
+
+    def product(left, dleft, right):
+        return dleft @ np.abs(right) + h * (left @ np.abs(right)) + n * TINY
+
+    return (
+        a * product(dS, ddS, K) + 2 * spacing(gQ) + TINY,
+        a * product(dS.swapaxes(1, 2), ddS.swapaxes(1, 2), Q) + 2 * spacing(gK) + TINY,
+        product(P.swapaxes(1, 2), dPV.swapaxes(1, 2), size) + spacing(gV),
+    )
+
+
+def _attention_draw(d):
+    from tlspec.cases import DIMS
+
+    def size(high):  # half of the draws among the three largest, so that sequences span several tiles
+        sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
+        return d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
+
+    n = size((d.budget / 3) ** 0.5)
+    width = size(min(300, d.budget / (6 * max(n, 1))))
+    batch = d.integer(1, max(1, min(4, d.budget // (n * n + 4 * n * width + 1))))
+    if d.empty and d.rng.random() < 0.3:
+        batch = 0
+    mode = d.integer(0, 3)
+    mask = _draw_mask(d.rng, batch, n) if mode in (1, 2) or d.rng.random() < 0.2 else None
+    # around 1/√d scores keep a spread that float32 exponentials can tell from 0
+    scale = d.choice([1.0, 0.25, -0.5, 1.5, d.real(0.5, 1.5)]) / max(width, 1) ** 0.5
+    return {"batch": batch, "n": n, "d": width, "mask_mode": mode, "scale": scale, "mask": mask}
+
+
+def _draw_mask(rng, batch, n):
+    """Random, sparse, banded, block-sparse (whole tiles blocked), padded or causal, with some rows blocked entirely; what
+    is not 0 allows, whatever it is."""
+    i = np.arange(n)
+    style = int(rng.integers(6))
+    allowed = np.ones((batch, n, n), bool)
+    if style < 2:
+        allowed = rng.random((batch, n, n)) < (0.5, 0.03)[style]
+    elif style == 2:
+        allowed &= np.abs(i[:, None] - i) <= rng.integers(0, n // 4 + 2)
+    elif style == 3:
+        m = -(-n // 32)
+        allowed &= np.kron(rng.random((m, m)) < 0.3, np.ones((32, 32), bool))[:n, :n]
+    elif style == 4:
+        allowed &= i < rng.integers(0, n + 1, size=(batch, 1, 1))
+    else:
+        allowed &= i[:, None] >= i
+    allowed &= rng.random((batch, n, 1)) < rng.choice([1.0, 0.8, 0.0], p=[0.5, 0.45, 0.05])
+    yes = rng.choice(np.array([1, 1, 1, 0.5, -2, np.inf, np.nan, 2.0**-149], np.float32), size=allowed.shape)
+    no = rng.choice(np.array([0.0, -0.0], np.float32), size=allowed.shape)
+    return np.where(allowed, yes, no)
+
+
+def _rows_of_ones(f, V, mask, mask_mode, n):
+    """With V = 1 a row is the sum of its weights: 1, or 0 where all are blocked."""
+    out = f({"V": np.ones_like(V)})
+    blocked = _blocked(mask, mask_mode, n) if mask_mode >= 2 else None
+    rows = np.zeros(V.shape[:2], bool) if blocked is None else np.broadcast_to(blocked, (len(V), n, n)).all(axis=2)
+    yield out, np.where(rows[:, :, None], 0.0, np.ones(V.shape))
+
+
+def _torch_mask(torch, mask, mask_mode):
+    if mask_mode == 1:
+        return torch.where(mask == 0, FILL, 0.0)  # the nearest that the fused operation has
+    return mask != 0 if mask_mode == 2 else None
+
+
+def _torch_attention(torch, Q, K, V, mask, mask_mode, scale):
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(Q, K, V, attn_mask=_torch_mask(torch, mask, mask_mode), is_causal=mask_mode == 3, scale=scale)
+
+
+def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
+    Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
+    return torch.autograd.grad(_torch_attention(torch, Q, K, V, mask, mask_mode, scale), (Q, K, V), g)
+
+
+@op(
+    "Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
+    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"),
+    fwd=True,
+    same_bits=False,
+    checks=[
+        check("mask_mode", "mask_mode <= 3"),
+        check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3"),
+    ],
+    draw=_attention_draw,
+    data=["normal", "uniform", "special", "structured"],
+    laws=[
+        laws.linear("V"),
+        laws.adjoint("V"),
+        laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False),
+    ],
+    bench=[
+        {"batch": 8, "n": 512, "d": 64, "mask_mode": 0, "scale": 0.125},
+        {"batch": 64, "n": 2048, "d": 64, "mask_mode": 0, "scale": 0.125},
+        {"batch": 64, "n": 2048, "d": 64, "mask_mode": 3, "scale": 0.125},
+        {"batch": 32, "n": 4096, "d": 128, "mask_mode": 0, "scale": 128**-0.5},
+        {"batch": 16, "n": 8192, "d": 64, "mask_mode": 0, "scale": 0.125},
+    ],
+    flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
+    torch=_torch_attention,
+    torch_vjp=_torch_attention_vjp,
+    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)",
+)
+def flash_attention(Q, K, V, mask, mask_mode, scale):
+    """Scaled dot-product attention over split heads, without an n x n array.
+
+    out[b] = softmax(S)·V[b], S[i, j] = scale·Σ_k Q[b, i, k]·K[b, j, k], the softmax over j.
+    mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
+    gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
+
+    Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+
+    Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
+    NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
+    element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+
+    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
+    """
+    _, E, total, _ = _softmax(Q, K, mask, mask_mode, scale)
+    return (E @ V) / total
+
+
+@flash_attention.vjp(
+    "Q, K, V, mask, out, g -> gQ, gK, gV",
+    bound=custom(_attention_vjp_tolerance, "composite, first order"),
+    each=("q", "k", "v"),
+)
+def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
+    """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
+
+    dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
+    and gK; in modes 2 and 3 nothing at all.
+    """
+    _, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    P = E / total
+    dS = P * (g @ V.swapaxes(1, 2) - (g * out).sum(axis=2, keepdims=True))
+    if blocked is not None:
+        dS = np.where(blocked, 0.0, dS)
+    return (dS @ K) * scale, (dS.swapaxes(1, 2) @ Q) * scale, P.swapaxes(1, 2) @ g
+
+
+# ---- positions ---------------------------------------------------------------------------------------------------------
+
+
+def _angles(n, d, base, start):
+    """Angle of position p and pair i: (start + p)·base^(-2i/d), and the absolute error a kernel's may have: the frequency in
+    turns is rounded to double and to 2^-64, and the reference's own to double."""
+    position = start + np.arange(n, dtype=np.float64)[:, None]
+    turn = base ** (-2.0 * np.arange((d + 1) // 2) / max(d, 1))
+    return position * turn, position * (8 * 2.0**-53 * turn + 2 * np.pi * 2.0**-64)
+
+
+def _pairs(d, halves):
+    """Indices of the first and of the second elements of the pairs that turn together."""
+    first = np.arange(d // 2) if halves else np.arange(0, d - 1, 2)
+    return first, first + (d // 2 if halves else 1)
+
+
+def _turn(x, base, start, halves, sign):
+    first, second = _pairs(x.shape[2], halves)
+    angle, _ = _angles(x.shape[1], x.shape[2], base, start)
+    c, s = np.cos(angle), np.sin(angle) * sign
+    out = np.empty_like(x)
+    out[:, :, first] = x[:, :, first] * c - x[:, :, second] * s
+    out[:, :, second] = x[:, :, first] * s + x[:, :, second] * c
+    return out
+
+
+def _turn_tolerance(x, base, start, halves, sign):
+    """Sine and cosine are within 1 ulp of rounding of the reduced angle, whose relative error u moves them by less than u
+    relatively: 4u. The products and the sum round once each. Then the error of the angle."""
+    first, second = _pairs(x.shape[2], halves)
+    angle, error = _angles(x.shape[1], x.shape[2], base, start)
+    c, s = np.abs(np.cos(angle)), np.abs(np.sin(angle))
+    a, b = np.abs(x[:, :, first]), np.abs(x[:, :, second])
+    tolerance = np.empty_like(x)
+    tolerance[:, :, first] = 5 * U * (a * c + b * s) + error * (a + b) + 2 * TINY
+    tolerance[:, :, second] = 5 * U * (a * s + b * c) + error * (a + b) + 2 * TINY
+    return tolerance + spacing(_turn(x, base, start, halves, sign)) / 2
+
+
+def _rotary_draw(d):
+    n = d.dim(0, max(1, d.budget // 2))
+    width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
+    start = d.choice([0, 0, 1, 4095, 10**6])
+    return {
+        "n": n,
+        "d": width,
+        "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]),
+        "start": start,
+        "halves": d.integer(0, 1),
+    }
+
+
+def _norms_keep(f, x):
+    """A pair keeps its length."""
+    out = f()
+    a, t = np.asarray(out.array, np.float64), out.tolerance
+    length = np.sqrt((a**2).sum(axis=2) + 0.0)
+    yield (
+        laws.Value(length, np.sqrt((t**2).sum(axis=2)) + 1e-300),
+        np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=2)),
+    )
+
+
+POSITION_CHECKS = [
+    check("base", "base > 0 and base < 1e38", say="0 < base < 1e38"),
+]
+POSITION_BENCH = [{"batch": 64, "n": 2048, "d": 64}, {"batch": 32, "n": 4096, "d": 128}]
+
+
+@op(
+    "x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
+    bound=custom(
+        lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0), "5u·(|x||cos| + |x'||sin|) + angle"
+    ),
+    checks=[
+        *POSITION_CHECKS,
+        check("d", "d % 2 == 0", "SHAPE", say="an even d"),
+        check("halves", "halves <= 1"),
+    ],
+    draw=_rotary_draw,
+    laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
+    bench=[{**size, "halves": 1} for size in POSITION_BENCH],
+    source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34",
+)
+def rotary(x, base, start, halves):
+    """Rotary position encoding: every pair of elements turns by an angle proportional to the position.
+
+    (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
+    the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
+
+    x, out (batch, n, d), d even.
+
+    Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
+    Empty dimensions give an empty result.
+
+    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
+    """
+    return _turn(x, base, start, halves, 1.0)
+
+
+@rotary.vjp(
+    "g -> gx", bound=custom(lambda g, base, start, halves: _turn_tolerance(g, base, start, halves, -1.0), "as forward")
+)
+def rotary_vjp(g, base, start, halves):
+    """gx is g turned back by the same angles."""
+    return _turn(g, base, start, halves, -1.0)
+
+
+def _sinusoid(n, d, base, start):
+    angle, _ = _angles(n, d, base, start)
+    return np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape(n, 2 * angle.shape[1])[:, :d]
+
+
+def _sinusoidal_tolerance(x, base, start):
+    """4u of the sine or cosine, the error of the angle, and the rounding of the sum."""
+    _, n, d = x.shape
+    code = _sinusoid(n, d, base, start)
+    error = np.repeat(_angles(n, d, base, start)[1], 2, axis=1)[:, :d]
+    return 4 * U * np.abs(code) + error + TINY + spacing(x + code) / 2
+
+
+def _sinusoidal_draw(d):
+    values = _rotary_draw(d)
+    values.pop("halves")
+    return {**values, "d": max(values["d"] - d.integer(0, 1), 0)}
+
+
+@op(
+    "x[batch, n, d]; base: float = 10000, start: u32 = 0 -> out[batch, n, d]",
+    bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"),
+    checks=POSITION_CHECKS,
+    draw=_sinusoidal_draw,
+    bench=POSITION_BENCH,
+    source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5",
+)
+def sinusoidal(x, base, start):
+    """Adds the sinusoidal position encoding.
+
+    out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
+
+    x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+
+    Special values: IEEE. Empty dimensions give an empty result.
+
+    Errors: ARGUMENT unless 0 < base < 1e38.
+    """
+    return x + _sinusoid(x.shape[1], x.shape[2], base, start)
+
+
+@sinusoidal.vjp("g -> gx", bound=custom(lambda g: np.zeros(g.shape), "exact"))
+def sinusoidal_vjp(g):
+    """gx = g."""
+    return g

@@ -1,0 +1,133 @@
+"""Losses that reduce to one element: mean squared error, and cross-entropy with integer labels.
+
+Sums follow the row tree of ``native/src/formula/sum_tree.h``; both back ends give the same bits. The mean over nothing is NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec.bounds import TINY, U, custom, spacing, tree, tree_height
+from tlspec.ops.softmax import exponentials, shifted, sum_factor
+from tlspec.registry import check, op
+
+# ---- mean squared error ---------------------------------------------------------------------------------------------
+
+
+def mse_vjp_tolerance(yhat, target, g):
+    """2·(d·c), d = ŷ - t and c = g/n: three roundings, u each, and the underflow of c and of the product."""
+    d, n = np.abs(yhat - target), max(yhat.size, 1)
+    t = 1.001 * 3 * U * 2 * d * np.abs(g[0]) / n + (2 * d + 2) * TINY
+    return t, t
+
+
+@op(
+    "yhat[n], target[n] -> out[1]",
+    data=("normal", "uniform", "integers", "special", "structured"),
+    bound=tree(
+        lambda n: tree_height(n) + 4, lambda yhat, target: ((yhat - target) ** 2).sum(keepdims=True) / max(yhat.size, 1)
+    ),
+    bench=[{"n": 2**20}, {"n": 2**26}],
+    numpy=lambda np, yhat, target: np.mean((yhat - target) ** 2),
+    torch=lambda torch, yhat, target: torch.nn.functional.mse_loss(yhat, target),
+    torch_vjp=lambda torch, yhat, target, g: torch.ops.aten.mse_loss_backward(g[0], yhat, target, 1),
+    source="native/src/formula/sum_tree.h",
+)
+def mse_loss(yhat, target):
+    """Mean of the squared differences.
+
+    out[0] = (Σ_i (yhat[i] - target[i])²) / n
+
+    Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
+
+    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
+    """
+    total = ((yhat - target) ** 2).sum(keepdims=True)
+    return total / yhat.size if yhat.size else np.full(1, np.nan)
+
+
+@mse_loss.vjp("yhat, target, g -> gyhat, gtarget", bound=custom(mse_vjp_tolerance, "3u·|r|"))
+def mse_loss_vjp(yhat, target, g):
+    """gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat."""
+    gy = 2 * (yhat - target) * (g[0] / max(yhat.size, 1))
+    return gy, -gy
+
+
+# ---- cross-entropy --------------------------------------------------------------------------------------------------
+
+
+def losses(logits, labels):
+    """One loss per row: ln S - (x_label - m)."""
+    t = shifted(logits)
+    return np.log(np.exp(t).sum(axis=1)) - t[np.arange(len(labels)), labels]
+
+
+def cross_entropy_tolerance(logits, labels):
+    """Of a row's loss ln S - (x_label - m): ΔS/S, 1½ ulp of the logarithm, u|x_label - m|, u|loss|. The mean takes their average,
+    its tree's f(h)·u·Σ|loss|/rows (losses are not negative beyond a rounding) and u for the quotient."""
+    rows = max(len(labels), 1)
+    t, _, s, _, total = exponentials(logits)
+    at = t[np.arange(len(labels)), labels]
+    loss = np.log(s[:, 0]) - at
+    each = total[:, 0] + 1.5 * spacing(np.log(s[:, 0])) + U * (np.abs(at) + np.abs(loss))
+    return 1.001 * (each + (sum_factor(tree_height(rows)) + 1) * U * np.abs(loss)).sum(keepdims=True) / rows + 2 * TINY
+
+
+def cross_entropy_vjp_tolerance(logits, labels, g):
+    """(y - onehot)·c, c = g/rows: the softmax's error, u for the difference, u each for c and the product."""
+    _, e, s, relative, total = exponentials(logits)
+    rows = max(len(labels), 1)
+    y = e / s
+    dy = 1.001 * y * (relative + total + 2 * U) + 4 * TINY
+    y[np.arange(len(labels)), labels] -= 1
+    return 1.001 * (dy + 3 * U * np.abs(y)) * np.abs(g[0]) / rows + 3 * TINY
+
+
+def draw_labels(d):
+    """Logits and labels within their columns; without columns there are no rows either."""
+    rows, cols = d.dim(), d.dim()
+    rows = rows if cols else 0
+    return {"rows": rows, "cols": cols, "labels": d.indices(rows, cols)}
+
+
+LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
+
+
+@op(
+    "logits[rows, cols], labels: u32[rows] -> out[1]",
+    bound=custom(
+        cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|"
+    ),
+    checks=[LABELS],
+    data=("normal", "uniform", "special", "structured"),
+    draw=draw_labels,
+    bench=[{"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 50257}],
+    torch=lambda torch, logits, labels: torch.nn.functional.cross_entropy(logits, labels),
+    source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h",
+)
+def cross_entropy(logits, labels):
+    """Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+
+    out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
+
+    Shapes: logits (rows, cols), labels (rows) on the host, out (1).
+
+    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
+    -inf beside a finite one makes it +inf. rows = 0 gives NaN.
+
+    Errors: INDEX if a label is cols or more.
+    """
+    each = losses(logits, labels)
+    return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
+
+
+@cross_entropy.vjp(
+    "logits, labels, g -> glogits",
+    bound=custom(cross_entropy_vjp_tolerance, "softmax's + 3u|y − onehot|, times |g|/rows"),
+)
+def cross_entropy_vjp(logits, labels, g):
+    """glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows."""
+    e = np.exp(shifted(logits))
+    y = e / e.sum(axis=1, keepdims=True)
+    y[np.arange(len(labels)), labels] -= 1
+    return y * (g[0] / max(len(labels), 1))

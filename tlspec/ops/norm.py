@@ -1,0 +1,281 @@
+"""Normalisation: of the rows of a matrix, and of the channels of an image.
+
+Both normalise contiguous runs, called rows here: mean μ = Σx/n, variance V = Σ(x - μ)²/n (biased, around the mean, never
+E[x²] - E[x]²), istd = 1/√(V + ε), x̂ = (x - μ)·istd. The sums along a row follow the row tree, those of the gradients of γ and
+β over the rows of a matrix the column tree (``native/src/formula/sum_tree.h``); both back ends give the same bits.
+
+The bounds follow the arithmetic step by step as pairs (magnitude, error), products and sums of which include the second order.
+Write f = min(h, λ√h) for the row tree's factor.
+
+- μ is off by Δμ = f·u·mean|x| + u|μ|, all x̂ of the row alike. d = x - μ by Δμ and its rounding u|d|. In a constant row d is
+  nothing but Δμ, and x̂ is off by Δμ/√ε.
+- V: since Σd = 0, the error of μ enters as Δμ² alone; the roundings of d (twice) and of d² are relative, 3u, then the tree's
+  f·u and the quotient's u: ΔV = Δμ² + (f + 4)·u·(V + Δμ²).
+- w = V + ε has the relative error q = ΔV/w + u, so istd has (1 - q)^(-1/2) - 1 plus u each for the root and the quotient.
+- everything else is sums and products of these.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, tree_height
+from tlspec.laws import equation
+from tlspec.registry import check, op
+
+DATA = ("normal", "uniform", "integers", "special", "structured")
+EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
+
+
+# ---- error propagation: (value, error) pairs ------------------------------------------------------------------------
+
+
+def factor(height: int) -> float:
+    """min(h, λ√h): by how many u a sum over a tree of height h may be off, relative to the sum of magnitudes."""
+    return float(min(height, LAMBDA * np.sqrt(height)))
+
+
+def times(a, b):
+    """A rounded product of two pairs."""
+    (x, dx), (y, dy) = a, b
+    p = np.abs(x * y)
+    d = np.abs(x) * dy + np.abs(y) * dx + dx * dy
+    return x * y, d + U * (p + d) + TINY
+
+
+def plus(a, b, rounded: bool = True):
+    """A sum of two pairs, rounded unless a fused operation rounds it later."""
+    s, d = a[0] + b[0], a[1] + b[1]
+    return s, d + rounded * U * (np.abs(s) + d)
+
+
+def minus(a, b):
+    """A rounded difference of two pairs."""
+    return plus(a, (-b[0], b[1]))
+
+
+def fused(a, b, c):
+    """a·b + c, rounded once."""
+    (x, dx), (y, dy) = a, b
+    return plus((x * y, np.abs(x) * dy + np.abs(y) * dx + dx * dy + TINY), c)
+
+
+def summed(a, axis: int, height: int):
+    """A sum along an axis by a tree of that height."""
+    x, d = a
+    bad = d.sum(axis=axis, keepdims=True)
+    return x.sum(axis=axis, keepdims=True), bad + factor(height) * U * (np.abs(x).sum(axis=axis, keepdims=True) + bad)
+
+
+def mean(a):
+    """A mean along rows by the row tree, then a quotient."""
+    n = a[0].shape[1]
+    s, d = summed(a, 1, tree_height(n))
+    return s / n, d / n + U * (np.abs(s) + d) / n + TINY
+
+
+def exactly(x):
+    return x, np.zeros_like(x)
+
+
+def statistics(x, eps):
+    """Mean, variance and inverse standard deviation of rows, (rows, 1) each."""
+    n = max(x.shape[1], 1)
+    mu = x.sum(axis=1, keepdims=True) / n
+    var = ((x - mu) ** 2).sum(axis=1, keepdims=True) / n
+    return mu, var, 1.0 / np.sqrt(var + eps)
+
+
+def normalised(x, eps):
+    """Pairs of istd and x̂; see the module's docstring."""
+    mu, var, istd = statistics(x, eps)
+    off = mean(exactly(x))[1]
+    tree = factor(tree_height(x.shape[1]))
+    dvar = off**2 + (tree + 4) * U * (var + off**2) + TINY
+    q = dvar / (var + eps) + U
+    relative = np.where(q < 1, 1.0 / np.sqrt(np.maximum(1 - q, 1e-300)) - 1, np.inf)
+    # whatever the variance came out as, istd is at most 1/√ε
+    relative = np.minimum(relative, np.maximum(1.0, np.sqrt((var + eps) / max(eps, 1e-300)) - 1)) + 2 * U
+    inverse = istd, 1.001 * istd * relative
+    return inverse, times(minus(exactly(x), (mu, off)), inverse)
+
+
+def affine_tolerance(x, gamma, beta, eps):
+    """out = x̂·γ + β, fused."""
+    _, xhat = normalised(x, eps)
+    return fused(xhat, exactly(gamma), exactly(beta))[1]
+
+
+def row_gradient(istd, xhat, a):
+    """istd·((a - mean(a)) - x̂·mean(a·x̂)), the second difference fused."""
+    c1, c2 = mean(a), mean(times(a, xhat))
+    return times(fused((-xhat[0], xhat[1]), c2, minus(a, c1)), istd)
+
+
+# ---- layer_norm -----------------------------------------------------------------------------------------------------
+
+
+def layer_norm_tolerance(x, gamma, beta, eps):
+    """As the module's docstring says, with γ and β of the column."""
+    return affine_tolerance(x, gamma[None, :], beta[None, :], eps)
+
+
+def layer_norm_vjp_tolerance(x, gamma, g, eps):
+    """gx from the pairs of g·γ, x̂ and istd; gγ and gβ by the column tree over the rows."""
+    istd, xhat = normalised(x, eps)
+    height = column_height(x.shape[0])
+    gx = row_gradient(istd, xhat, times(exactly(g), exactly(gamma[None, :])))
+    ggamma = summed(times(exactly(g), xhat), 0, height)
+    return gx[1], ggamma[1][0], summed(exactly(g), 0, height)[1][0]
+
+
+def draw_rows(d):
+    """A matrix, and an ε from negligible to dominant."""
+    return {"rows": d.dim(), "cols": d.dim(), "eps": d.choice([1e-6, 1e-6, 1e-5, 1e-3, 1.0])}
+
+
+def _batch(f, x, rows, cols):
+    yield f({"x": x[rows // 2 :]}, values={"rows": rows - rows // 2, "cols": cols}).array, f().array[rows // 2 :]
+
+
+def _shift(f, x):
+    yield f({"x": x + np.float32(3)}), f()
+
+
+@op(
+    "x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
+    bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    data=DATA,
+    checks=[EPS_CHECK],
+    draw=draw_rows,
+    laws=[equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)],
+    bench=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
+    torch=lambda torch, x, gamma, beta, cols, eps: torch.nn.functional.layer_norm(x, (cols,), gamma, beta, eps),
+    torch_vjp=lambda torch, x, gamma, g, cols, eps: _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps),
+    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h",
+)
+def layer_norm(x, gamma, beta, eps):
+    """Layer normalisation over the last axis.
+
+    out[i, j] = gamma[j]·(x[i, j] - μ_i)/√(V_i + eps) + beta[j], μ_i and V_i the mean and the biased variance of row i; the
+    variance is that around the computed mean, eps is inside the root
+
+    Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
+
+    Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
+    the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
+    if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+    """
+    mu, _, istd = statistics(x, eps)
+    return gamma * ((x - mu) * istd) + beta
+
+
+@layer_norm.vjp(
+    "x, gamma, g -> gx, ggamma, gbeta", bound=custom(layer_norm_vjp_tolerance, "first order through μ, V, istd")
+)
+def layer_norm_vjp(x, gamma, g, eps):
+    """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
+    gbeta[j] = Σ_i g[i, j].
+
+    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
+    """
+    mu, _, istd = statistics(x, eps)
+    xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
+    c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
+    return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
+
+
+def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
+    """PyTorch's backward with the statistics its forward saves, which it is not charged for."""
+    key = (x.data_ptr(), x.shape)
+    if _saved.get("key") != key:
+        _, mu, istd = torch.ops.aten.native_layer_norm(x, (cols,), gamma, gamma, eps)
+        _saved.update(key=key, mu=mu, istd=istd)
+    mask = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(g, x, (cols,), _saved["mu"], _saved["istd"], gamma, gamma, mask)
+
+
+_saved: dict = {}
+
+
+# ---- batchnorm_channel_first ------------------------------------------------------------------------------------------
+
+
+def batchnorm_tolerance(x, gamma, beta, eps):
+    """As the module's docstring says, with γ and β of the row."""
+    flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+    return affine_tolerance(flat, gamma[:, None], beta[:, None], eps).reshape(x.shape)
+
+
+def batchnorm_vjp_tolerance(x, gamma, g, eps):
+    """gx from the pairs of g, x̂ and istd·γ; gγ and gβ by the row tree."""
+    flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
+    istd, xhat = normalised(flat, eps)
+    height, a = tree_height(flat.shape[1]), exactly(cot)
+    gx = row_gradient(times(istd, exactly(gamma[:, None])), xhat, a)
+    return gx[1].reshape(x.shape), summed(times(a, xhat), 1, height)[1][:, 0], summed(a, 1, height)[1][:, 0]
+
+
+def draw_image(d):
+    """An image, and an ε from negligible to dominant; the sides are kept small so that channels remain."""
+    height, width = d.dim(0, 257), d.dim(0, 257)
+    return {"channels": d.dim(), "height": height, "width": width, "eps": d.choice([1e-6, 1e-6, 1e-5, 1e-3, 1.0])}
+
+
+def _channel(f, x, gamma, beta, channels):
+    k = channels // 2
+    alone = f({"x": x[k:], "gamma": gamma[k:], "beta": beta[k:]}, values={**f.case.values, "channels": channels - k})
+    yield alone.array, f().array[k:]
+
+
+@op(
+    "x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
+    bound=custom(batchnorm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    data=DATA,
+    checks=[EPS_CHECK],
+    draw=draw_image,
+    laws=[
+        equation("f(x + 3) = f(x)", _shift, exact=False),
+        equation("a channel does not depend on the others", _channel),
+    ],
+    bench=[{"channels": 64, "height": 56, "width": 56}, {"channels": 256, "height": 512, "width": 512}],
+    torch=lambda torch, x, gamma, beta, eps: torch.nn.functional.batch_norm(
+        x[None], None, None, gamma, beta, True, 0.1, eps
+    ),
+    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h",
+)
+def batchnorm_channel_first(x, gamma, beta, eps):
+    """Normalisation of each channel of one image over its pixels.
+
+    out[c, i, j] = gamma[c]·(x[c, i, j] - μ_c)/√(V_c + eps) + beta[c], μ_c and V_c the mean and the biased variance of
+    channel c; the variance is that around the computed mean, eps is inside the root
+
+    Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
+
+    Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
+    the rounding of its mean over √eps. A size of 0 gives an empty result.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+    """
+    flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+    mu, _, istd = statistics(flat, eps)
+    return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
+
+
+@batchnorm_channel_first.vjp(
+    "x, gamma, g -> gx, ggamma, gbeta", bound=custom(batchnorm_vjp_tolerance, "first order through μ, V, istd")
+)
+def batchnorm_channel_first_vjp(x, gamma, g, eps):
+    """gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
+    the channel.
+
+    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
+    """
+    flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
+    mu, _, istd = statistics(flat, eps)
+    xhat, n = (flat - mu) * istd, max(flat.shape[1], 1)
+    s1, s2 = cot.sum(axis=1, keepdims=True), (cot * xhat).sum(axis=1, keepdims=True)
+    gx = gamma[:, None] * istd * (cot - s1 / n - xhat * (s2 / n))
+    return gx.reshape(x.shape), s2[:, 0], s1[:, 0]
