@@ -1,9 +1,9 @@
 """``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one JSON file.
 
-Steps, in order: build (the CUDA library for this machine's architecture), tests, verify (every operation on the CPU path
-and on CUDA, compared with the specification and with each other), sanitizer (compute-sanitizer memcheck and racecheck over
-a small verify run), bench (beside PyTorch where it is installed). A step that fails does not stop the later ones; the exit
-status is non-zero if any failed. The last thing printed is a short table.
+Steps, in order: build (the CUDA library for this machine's architecture), verify (every operation on the CPU path and on
+CUDA, compared with the specification and with each other), bench (beside PyTorch where it is installed), sanitizer
+(compute-sanitizer memcheck and racecheck over a small verify run), tests. A step that fails does not stop the later ones;
+the exit status is non-zero if any failed. The last thing printed is a short table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
-STEPS = ("build", "tests", "verify", "sanitizer", "bench")
+STEPS = ("build", "verify", "bench", "sanitizer", "tests")
 
 
 class Runner:
@@ -83,6 +83,32 @@ def load(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def native_archs(parser: argparse.ArgumentParser) -> str:
+    """CUDA_ARCHS for the first GPU of this machine: sm_90a for compute capability 9.0."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        parser.error("nvidia-smi did not name a GPU's compute capability; give --archs, for instance sm_90a")
+    capability = answer.split()[0].replace(".", "")
+    return f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
+
+
+def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
+    """memcheck and racecheck over one case of every operation and data class; their summary lines."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if tool is None:
+        runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
+        return {"missing": "compute-sanitizer is not installed"}
+    smoke = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda", "--cases", "1", "--size", "medium", *ops]
+    summaries: dict[str, str] = {}
+    for check in ("memcheck", "racecheck"):
+        text = runner.run(check, [tool, "--tool", check, "--error-exitcode", "9", *smoke], 300)
+        found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
+        summaries[check] = found[-1].strip("= ") if found else "no summary"
+    return summaries
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
@@ -102,49 +128,25 @@ def main(argv: list[str] | None = None) -> int:
     cores = str(os.cpu_count() or 2)
     ops = ["--ops", args.ops] if args.ops else []
 
+    for earlier in (
+        "verify.json",
+        "bench.json",
+        "gpu.json",
+    ):  # a step that fails must not pass off an earlier run's file
+        (args.out / earlier).unlink(missing_ok=True)
+
     if "build" in steps:
-        archs = args.archs
-        if archs == "native":
-            query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-            capability = (
-                subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0].replace(".", "")
-            )
-            archs = f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
-        runner.run(
-            "build", ["make", "-C", "native", f"-j{cores}", "cuda", f"CUDA_ARCHS={archs}", f"PYTHON={python}"], 500
-        )
+        archs = args.archs if args.archs != "native" else native_archs(parser)
+        make = ["make", "-C", "native", f"-j{cores}", "cuda", f"CUDA_ARCHS={archs}", f"PYTHON={python}"]
+        runner.run("build", make, 500)
     if "verify" in steps:
         cases = ["--cases", str(args.cases)] if args.cases else []
-        runner.run(
-            "verify", [python, "-m", "tlrt", "verify", "--json", str(args.out / "verify.json"), *ops, *cases], 400
-        )
+        report_file = ["--json", str(args.out / "verify.json")]
+        runner.run("verify", [python, "-m", "tlrt", "verify", *report_file, *ops, *cases], 400)
     if "bench" in steps:
-        runner.run(
-            "bench", [python, "-m", "bench", "--device", "cuda", "--json", str(args.out / "bench.json"), *ops], 400
-        )
-    sanitizer: dict[str, str] = {}
-    if "sanitizer" in steps and (
-        tool := shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    ):
-        smoke = [
-            python,
-            "-m",
-            "tlrt",
-            "verify",
-            "--device",
-            "cuda",
-            "--cases",
-            "1",
-            "--size",
-            "small",
-            "--data",
-            "normal",
-            *ops,
-        ]
-        for check in ("memcheck", "racecheck"):
-            text = runner.run(check, [tool, "--tool", check, "--error-exitcode", "9", *smoke], 240)
-            found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
-            sanitizer[check] = found[-1].strip("= ") if found else "no summary"
+        report_file = ["--json", str(args.out / "bench.json")]
+        runner.run("bench", [python, "-m", "bench", "--device", "cuda", *report_file, *ops], 500)
+    sanitizer = sanitize(runner, ops) if "sanitizer" in steps else {}
     if "tests" in steps:
         runner.environment["OPS"] = args.ops or ""
         runner.run("tests", [python, "-m", "pytest", "-q", "-n", str(min(int(cores), 12))], 400)

@@ -117,6 +117,10 @@ def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
     for a in sig.inputs:
+        if a.optional and a.name not in names.get(
+            "with", ()
+        ):  # a size asks for optional inputs: {"with": ["mask"], ...}
+            continue
         shape = shape_of(a, names)
         if a.kind == "u32":
             out[a.name] = rng.integers(0, names.get("rows", names.get("n", 1)), size=shape, dtype=np.uint32)
