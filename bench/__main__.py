@@ -19,7 +19,18 @@ import numpy as np
 
 import tlrt
 from bench import core
-from bench.measure import CACHE_BYTES, REFERENCE_LIMIT, Row, Subject, Timing, rms_error, shape_of, time_host, time_marks
+from bench.measure import (
+    CACHE_BYTES,
+    REFERENCE_FLOPS,
+    REFERENCE_LIMIT,
+    Row,
+    Subject,
+    Timing,
+    rms_error,
+    shape_of,
+    time_host,
+    time_marks,
+)
 from tlspec import registry
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
@@ -71,7 +82,8 @@ def import_torch(device: tlrt.Device) -> Any:
 
 def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float) -> Row:
     call = subject.ours(device)
-    reference = subject.reference() if subject.bytes <= 4 * REFERENCE_LIMIT else None
+    small = subject.bytes <= 4 * REFERENCE_LIMIT and subject.flops <= REFERENCE_FLOPS
+    reference = subject.reference() if small else None
     error = None
     if reference is not None:
         result = call()
@@ -93,7 +105,8 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         wrong = None
         if reference is not None:
             value = other()
-            values, refs = (value, reference) if isinstance(value, tuple) else ((value,), (reference,))
+            values = value if isinstance(value, tuple) else (value,)
+            refs = reference if isinstance(reference, tuple) else (reference,)
             wrong = max(rms_error(fetch(v), r) for v, r in zip(values, refs, strict=False))
         t = timer(other)
         peers[name] = {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
