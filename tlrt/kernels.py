@@ -21,12 +21,16 @@ from tlrt._call import (
     NULL as _NULL,
     WRONG as _WRONG,
     count as _count,
+    exhaust as _exhaust,
     free as _free,
     from_buffer as _from_buffer,
     index as _index,
     lib as _lib,
+    make as _make,
     new_slot as _new_slot,
+    own as _own,
     refusal as _refusal,
+    release as _release,
     results as _results,
     slots as _slots,
     uint32_list as _uint32_list,
@@ -46,6 +50,10 @@ __all__ = [
     "abs",
     "abs_bwd",
     "add",
+    "avg_pool",
+    "avg_pool2d",
+    "avg_pool2d_bwd",
+    "avg_pool_bwd",
     "axpy",
     "batchnorm_channel_first",
     "batchnorm_channel_first_bwd",
@@ -92,6 +100,10 @@ __all__ = [
     "matmul_bwd",
     "max",
     "max_bwd",
+    "max_pool",
+    "max_pool2d",
+    "max_pool2d_bwd",
+    "max_pool_bwd",
     "min",
     "min_bwd",
     "mse_loss",
@@ -123,6 +135,10 @@ __all__ = [
     "scatter_add",
     "scatter_add_row",
     "scatter_add_rows",
+    "selective_scan_diag",
+    "selective_scan_diag_bwd",
+    "selective_scan_diag_var",
+    "selective_scan_diag_var_bwd",
     "share",
     "sigmoid",
     "sigmoid_bwd",
@@ -132,6 +148,10 @@ __all__ = [
     "sinusoidal_bwd",
     "slice1d",
     "slice1d_bwd",
+    "smooth_max_pool",
+    "smooth_max_pool2d",
+    "smooth_max_pool2d_bwd",
+    "smooth_max_pool_bwd",
     "softmax",
     "softmax_bwd",
     "softplus",
@@ -240,6 +260,18 @@ _c_mse_loss = _lib.torchlean_cuda_buffer_mse_loss
 _c_mse_loss_bwd = _lib.torchlean_cuda_buffer_mse_loss_bwd
 _c_cross_entropy = _lib.torchlean_cuda_buffer_cross_entropy
 _c_cross_entropy_bwd = _lib.torchlean_cuda_buffer_cross_entropy_bwd
+_c_max_pool = _lib.torchlean_cuda_buffer_max_pool
+_c_max_pool_bwd = _lib.torchlean_cuda_buffer_max_pool_bwd
+_c_max_pool2d = _lib.torchlean_cuda_buffer_max_pool2d
+_c_max_pool2d_bwd = _lib.torchlean_cuda_buffer_max_pool2d_bwd
+_c_avg_pool = _lib.torchlean_cuda_buffer_avg_pool
+_c_avg_pool_bwd = _lib.torchlean_cuda_buffer_avg_pool_bwd
+_c_avg_pool2d = _lib.torchlean_cuda_buffer_avg_pool2d
+_c_avg_pool2d_bwd = _lib.torchlean_cuda_buffer_avg_pool2d_bwd
+_c_smooth_max_pool = _lib.torchlean_cuda_buffer_smooth_max_pool
+_c_smooth_max_pool_bwd = _lib.torchlean_cuda_buffer_smooth_max_pool_bwd
+_c_smooth_max_pool2d = _lib.torchlean_cuda_buffer_smooth_max_pool2d
+_c_smooth_max_pool2d_bwd = _lib.torchlean_cuda_buffer_smooth_max_pool2d_bwd
 _c_flash_attention = _lib.torchlean_cuda_buffer_flash_attention_fwd
 _c_flash_attention_bwd = _lib.torchlean_cuda_buffer_flash_attention_bwd
 _c_flash_attention_bwd_q = _lib.torchlean_cuda_buffer_flash_attention_bwd_q
@@ -249,6 +281,10 @@ _c_rotary = _lib.torchlean_cuda_buffer_rotary
 _c_rotary_bwd = _lib.torchlean_cuda_buffer_rotary_bwd
 _c_sinusoidal = _lib.torchlean_cuda_buffer_sinusoidal
 _c_sinusoidal_bwd = _lib.torchlean_cuda_buffer_sinusoidal_bwd
+_c_selective_scan_diag = _lib.torchlean_cuda_buffer_selective_scan_diag_fwd
+_c_selective_scan_diag_bwd = _lib.torchlean_cuda_buffer_selective_scan_diag_bwd
+_c_selective_scan_diag_var = _lib.torchlean_cuda_buffer_selective_scan_diag_var_fwd
+_c_selective_scan_diag_var_bwd = _lib.torchlean_cuda_buffer_selective_scan_diag_var_bwd
 _c_rfft1d_packed = _lib.torchlean_cuda_buffer_rfft1d_packed
 _c_rfft1d_packed_bwd = _lib.torchlean_cuda_buffer_rfft1d_packed_bwd
 _c_irfft1d_packed = _lib.torchlean_cuda_buffer_irfft1d_packed
@@ -291,12 +327,19 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_add(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(add, error, locals()) from None
     if status:
         raise _failure(status, "add")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -321,12 +364,19 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sub(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(sub, error, locals()) from None
     if status:
         raise _failure(status, "sub")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -351,12 +401,19 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_mul(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(mul, error, locals()) from None
     if status:
         raise _failure(status, "mul")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -377,14 +434,17 @@ def mul_bwd(
 
     Source: IEEE 754-2019, 5.4.1
     """
-    places, given = _slots("mul_bwd", ("ga", "gb"), want, out)
+    places, given, undo = _slots("mul_bwd", ("ga", "gb"), want, out)
     try:
         status = _c_mul_bwd(a._handle, b._handle, g._handle, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, a._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(mul_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "mul_bwd")
-    return _results(places, given, a._device)
+    raise _failure(status, "mul_bwd")
 
 
 def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -407,12 +467,19 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_div(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(div, error, locals()) from None
     if status:
         raise _failure(status, "div")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -433,14 +500,17 @@ def div_bwd(
 
     Source: IEEE 754-2019, 5.4.1
     """
-    places, given = _slots("div_bwd", ("ga", "gb"), want, out)
+    places, given, undo = _slots("div_bwd", ("ga", "gb"), want, out)
     try:
         status = _c_div_bwd(a._handle, b._handle, g._handle, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, a._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(div_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "div_bwd")
-    return _results(places, given, a._device)
+    raise _failure(status, "div_bwd")
 
 
 def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
@@ -463,12 +533,19 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_scale(x._handle, c, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(scale, error, locals()) from None
     if status:
         raise _failure(status, "scale")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -493,12 +570,19 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_axpy(a._handle, b._handle, c, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(axpy, error, locals()) from None
     if status:
         raise _failure(status, "axpy")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -523,12 +607,19 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_inv(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(inv, error, locals()) from None
     if status:
         raise _failure(status, "inv")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -551,12 +642,19 @@ def inv_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_inv_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(inv_bwd, error, locals()) from None
     if status:
         raise _failure(status, "inv_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -581,12 +679,19 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sqrt(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(sqrt, error, locals()) from None
     if status:
         raise _failure(status, "sqrt")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -609,12 +714,19 @@ def sqrt_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sqrt_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(sqrt_bwd, error, locals()) from None
     if status:
         raise _failure(status, "sqrt_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -639,12 +751,19 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_abs(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(abs, error, locals()) from None
     if status:
         raise _failure(status, "abs")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -667,12 +786,19 @@ def abs_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_abs_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(abs_bwd, error, locals()) from None
     if status:
         raise _failure(status, "abs_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -697,12 +823,19 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_max(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(max, error, locals()) from None
     if status:
         raise _failure(status, "max")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -723,14 +856,17 @@ def max_bwd(
 
     Source: IEEE 754-2019, 9.6, maximum
     """
-    places, given = _slots("max_bwd", ("ga", "gb"), want, out)
+    places, given, undo = _slots("max_bwd", ("ga", "gb"), want, out)
     try:
         status = _c_max_bwd(a._handle, b._handle, g._handle, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, a._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(max_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "max_bwd")
-    return _results(places, given, a._device)
+    raise _failure(status, "max_bwd")
 
 
 def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -753,12 +889,19 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_min(a._handle, b._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(min, error, locals()) from None
     if status:
         raise _failure(status, "min")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -779,14 +922,17 @@ def min_bwd(
 
     Source: IEEE 754-2019, 9.6, minimum
     """
-    places, given = _slots("min_bwd", ("ga", "gb"), want, out)
+    places, given, undo = _slots("min_bwd", ("ga", "gb"), want, out)
     try:
         status = _c_min_bwd(a._handle, b._handle, g._handle, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, a._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(min_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "min_bwd")
-    return _results(places, given, a._device)
+    raise _failure(status, "min_bwd")
 
 
 def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buffer:
@@ -808,12 +954,19 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_clamp(x._handle, lo, hi, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(clamp, error, locals()) from None
     if status:
         raise _failure(status, "clamp")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -835,12 +988,19 @@ def clamp_bwd(x: Buffer, g: Buffer, lo: float, hi: float, *, out: Buffer | None 
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_clamp_bwd(x._handle, g._handle, lo, hi, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(clamp_bwd, error, locals()) from None
     if status:
         raise _failure(status, "clamp_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -863,12 +1023,19 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_relu(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(relu, error, locals()) from None
     if status:
         raise _failure(status, "relu")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -889,12 +1056,19 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_relu_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(relu_bwd, error, locals()) from None
     if status:
         raise _failure(status, "relu_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -917,12 +1091,19 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_exp(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(exp, error, locals()) from None
     if status:
         raise _failure(status, "exp")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -943,12 +1124,19 @@ def exp_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_exp_bwd(y._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(exp_bwd, error, locals()) from None
     if status:
         raise _failure(status, "exp_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], y._device)
     _give(slot)
     return out
 
@@ -971,12 +1159,19 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_log(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(log, error, locals()) from None
     if status:
         raise _failure(status, "log")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -997,12 +1192,19 @@ def log_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_log_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(log_bwd, error, locals()) from None
     if status:
         raise _failure(status, "log_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1025,12 +1227,19 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_safe_log(x._handle, eps, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(safe_log, error, locals()) from None
     if status:
         raise _failure(status, "safe_log")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1051,12 +1260,19 @@ def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None 
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_safe_log_bwd(x._handle, g._handle, eps, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(safe_log_bwd, error, locals()) from None
     if status:
         raise _failure(status, "safe_log_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1079,12 +1295,19 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sigmoid(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(sigmoid, error, locals()) from None
     if status:
         raise _failure(status, "sigmoid")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1105,12 +1328,19 @@ def sigmoid_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sigmoid_bwd(y._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(sigmoid_bwd, error, locals()) from None
     if status:
         raise _failure(status, "sigmoid_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], y._device)
     _give(slot)
     return out
 
@@ -1133,12 +1363,19 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_tanh(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(tanh, error, locals()) from None
     if status:
         raise _failure(status, "tanh")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1159,12 +1396,19 @@ def tanh_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_tanh_bwd(y._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(tanh_bwd, error, locals()) from None
     if status:
         raise _failure(status, "tanh_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], y._device)
     _give(slot)
     return out
 
@@ -1187,12 +1431,19 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_softplus(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(softplus, error, locals()) from None
     if status:
         raise _failure(status, "softplus")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1213,12 +1464,19 @@ def softplus_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_softplus_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(softplus_bwd, error, locals()) from None
     if status:
         raise _failure(status, "softplus_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1243,12 +1501,19 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_silu(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(silu, error, locals()) from None
     if status:
         raise _failure(status, "silu")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1271,12 +1536,19 @@ def silu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_silu_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(silu_bwd, error, locals()) from None
     if status:
         raise _failure(status, "silu_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1301,12 +1573,19 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_gelu(x._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gelu, error, locals()) from None
     if status:
         raise _failure(status, "gelu")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1329,12 +1608,19 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_gelu_bwd(x._handle, g._handle, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gelu_bwd, error, locals()) from None
     if status:
         raise _failure(status, "gelu_bwd")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1361,12 +1647,19 @@ def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_sum(x._handle, _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_sum, error, locals()) from None
     if status:
         raise _failure(status, "reduce_sum")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1393,12 +1686,19 @@ def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_sum_axis0(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_sum_axis0, error, locals()) from None
     if status:
         raise _failure(status, "reduce_sum_axis0")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1425,12 +1725,19 @@ def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_sum_axis1(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_sum_axis1, error, locals()) from None
     if status:
         raise _failure(status, "reduce_sum_axis1")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1458,15 +1765,22 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     except IndexError:
         slot = _new_slot()
     try:
-        dims_ = _uint32_list(dims)
         slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
         status = _c_reduce_sum_axis(x._handle, dims_, _count(dims_), _index(axis), slot)
-    except _WRONG as error:
-        raise _refusal(reduce_sum_axis, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_sum_axis, error, locals(), {"axis": "parameter"}) from None
     if status:
         raise _failure(status, "reduce_sum_axis")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1494,15 +1808,22 @@ def reduce_mean(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None
     except IndexError:
         slot = _new_slot()
     try:
-        dims_ = _uint32_list(dims)
         slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
         status = _c_reduce_mean(x._handle, dims_, _count(dims_), _index(axis), slot)
-    except _WRONG as error:
-        raise _refusal(reduce_mean, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_mean, error, locals(), {"axis": "parameter"}) from None
     if status:
         raise _failure(status, "reduce_mean")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1523,15 +1844,22 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     except IndexError:
         slot = _new_slot()
     try:
-        dims_ = _uint32_list(dims)
         slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
         status = _c_reduce_mean_bwd(g._handle, dims_, _count(dims_), _index(axis), slot)
-    except _WRONG as error:
-        raise _refusal(reduce_mean_bwd, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_mean_bwd, error, locals(), {"axis": "parameter"}) from None
     if status:
         raise _failure(status, "reduce_mean_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -1561,12 +1889,19 @@ def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_max_axis0(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_max_axis0, error, locals()) from None
     if status:
         raise _failure(status, "reduce_max_axis0")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1592,12 +1927,19 @@ def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_max_axis0_bwd(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_max_axis0_bwd, error, locals()) from None
     if status:
         raise _failure(status, "reduce_max_axis0_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1627,12 +1969,19 @@ def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_max_axis1(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_max_axis1, error, locals()) from None
     if status:
         raise _failure(status, "reduce_max_axis1")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1658,12 +2007,19 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_max_axis1_bwd(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_max_axis1_bwd, error, locals()) from None
     if status:
         raise _failure(status, "reduce_max_axis1_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1690,12 +2046,19 @@ def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None)
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_concat1d(a._handle, b._handle, _index(n), _index(m), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(concat1d, error, locals()) from None
     if status:
         raise _failure(status, "concat1d")
-    if out is None:
-        out = Buffer(slot[0], a._device)
     _give(slot)
     return out
 
@@ -1723,12 +2086,19 @@ def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = Non
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_slice1d(x._handle, _index(n), _index(start), _index(len), slot)
-    except _WRONG as error:
-        raise _refusal(slice1d, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(slice1d, error, locals(), {"start": "index", "len": "index"}) from None
     if status:
         raise _failure(status, "slice1d")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1752,12 +2122,19 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_slice1d_bwd(g._handle, _index(n), _index(start), _index(len), slot)
-    except _WRONG as error:
-        raise _refusal(slice1d_bwd, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(slice1d_bwd, error, locals(), {"start": "index", "len": "index"}) from None
     if status:
         raise _failure(status, "slice1d_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -1782,12 +2159,19 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_broadcast_vec_to_rows(vec._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(broadcast_vec_to_rows, error, locals()) from None
     if status:
         raise _failure(status, "broadcast_vec_to_rows")
-    if out is None:
-        out = Buffer(slot[0], vec._device)
     _give(slot)
     return out
 
@@ -1812,12 +2196,19 @@ def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_broadcast_vec_to_cols(vec._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(broadcast_vec_to_cols, error, locals()) from None
     if status:
         raise _failure(status, "broadcast_vec_to_cols")
-    if out is None:
-        out = Buffer(slot[0], vec._device)
     _give(slot)
     return out
 
@@ -1848,18 +2239,25 @@ def broadcast_to(
     except IndexError:
         slot = _new_slot()
     try:
+        slot[0] = _NULL if out is None else out._handle
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        slot[0] = _NULL if out is None else out._handle
         status = _c_broadcast_to(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
                                  _count(axis_map_), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(broadcast_to, error, locals()) from None
     if status:
         raise _failure(status, "broadcast_to")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1891,18 +2289,25 @@ def reduce_from_broadcast(
     except IndexError:
         slot = _new_slot()
     try:
+        slot[0] = _NULL if out is None else out._handle
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        slot[0] = _NULL if out is None else out._handle
         status = _c_reduce_from_broadcast(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_),
                                           axis_map_, _count(axis_map_), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(reduce_from_broadcast, error, locals()) from None
     if status:
         raise _failure(status, "reduce_from_broadcast")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1927,12 +2332,19 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_transpose2d(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(transpose2d, error, locals()) from None
     if status:
         raise _failure(status, "transpose2d")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1958,15 +2370,22 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
     except IndexError:
         slot = _new_slot()
     try:
-        dims_ = _uint32_list(dims)
         slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
         status = _c_swap_adjacent_at_depth(x._handle, dims_, _count(dims_), _index(depth), slot)
-    except _WRONG as error:
-        raise _refusal(swap_adjacent_at_depth, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(swap_adjacent_at_depth, error, locals(), {"depth": "parameter"}) from None
     if status:
         raise _failure(status, "swap_adjacent_at_depth")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -1991,12 +2410,19 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_transpose3d_bca(x._handle, _index(a), _index(b), _index(c), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(transpose3d_bca, error, locals()) from None
     if status:
         raise _failure(status, "transpose3d_bca")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2021,12 +2447,19 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_transpose3d_cab(x._handle, _index(a), _index(b), _index(c), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(transpose3d_cab, error, locals()) from None
     if status:
         raise _failure(status, "transpose3d_cab")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2051,12 +2484,19 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_transpose3d_acb(x._handle, _index(a), _index(b), _index(c), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(transpose3d_acb, error, locals()) from None
     if status:
         raise _failure(status, "transpose3d_acb")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2081,15 +2521,22 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("gather_vec", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("gather_vec", "indices", indices)
         status = _c_gather_vec(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gather_vec, error, locals()) from None
     if status:
         raise _failure(status, "gather_vec")
-    if out is None:
-        out = Buffer(slot[0], vec._device)
     _give(slot)
     return out
 
@@ -2111,15 +2558,22 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("gather_vec_bwd", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("gather_vec_bwd", "indices", indices)
         status = _c_gather_vec_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(n), indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gather_vec_bwd, error, locals()) from None
     if status:
         raise _failure(status, "gather_vec_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -2144,16 +2598,23 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("gather_rows", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("gather_rows", "indices", indices)
         status = _c_gather_rows(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols),
                                 indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gather_rows, error, locals()) from None
     if status:
         raise _failure(status, "gather_rows")
-    if out is None:
-        out = Buffer(slot[0], mat._device)
     _give(slot)
     return out
 
@@ -2175,16 +2636,23 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("gather_rows_bwd", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("gather_rows_bwd", "indices", indices)
         status = _c_gather_rows_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows), _index(cols),
                                     indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(gather_rows_bwd, error, locals()) from None
     if status:
         raise _failure(status, "gather_rows_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -2209,16 +2677,23 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("scatter_add", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("scatter_add", "indices", indices)
         status = _c_scatter_add(x._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(n),
                                 indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(scatter_add, error, locals()) from None
     if status:
         raise _failure(status, "scatter_add")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2245,16 +2720,23 @@ def scatter_add_rows(
     except IndexError:
         slot = _new_slot()
     try:
-        indices_ = _uint32("scatter_add_rows", "indices", indices)
         slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("scatter_add_rows", "indices", indices)
         status = _c_scatter_add_rows(mat._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(rows),
                                      _index(cols), indices_.size, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(scatter_add_rows, error, locals()) from None
     if status:
         raise _failure(status, "scatter_add_rows")
-    if out is None:
-        out = Buffer(slot[0], mat._device)
     _give(slot)
     return out
 
@@ -2280,12 +2762,19 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_scatter_add_row(mat._handle, row._handle, _index(rows), _index(cols), _index(i), slot)
-    except _WRONG as error:
-        raise _refusal(scatter_add_row, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add_row, error, locals(), {"i": "index"}) from None
     if status:
         raise _failure(status, "scatter_add_row")
-    if out is None:
-        out = Buffer(slot[0], mat._device)
     _give(slot)
     return out
 
@@ -2311,12 +2800,19 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_matmul(A._handle, B._handle, _index(m), _index(n), _index(p), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = A._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(matmul, error, locals()) from None
     if status:
         raise _failure(status, "matmul")
-    if out is None:
-        out = Buffer(slot[0], A._device)
     _give(slot)
     return out
 
@@ -2345,14 +2841,17 @@ def matmul_bwd(
 
     Source: torch.matmul, numpy.matmul
     """
-    places, given = _slots("matmul_bwd", ("gA", "gB"), want, out)
+    places, given, undo = _slots("matmul_bwd", ("gA", "gB"), want, out)
     try:
         status = _c_matmul_bwd(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, A._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(matmul_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "matmul_bwd")
-    return _results(places, given, A._device)
+    raise _failure(status, "matmul_bwd")
 
 
 def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer | None = None) -> Buffer:
@@ -2376,12 +2875,19 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_bmm(A._handle, B._handle, _index(batch), _index(m), _index(n), _index(p), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = A._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(bmm, error, locals()) from None
     if status:
         raise _failure(status, "bmm")
-    if out is None:
-        out = Buffer(slot[0], A._device)
     _give(slot)
     return out
 
@@ -2411,14 +2917,17 @@ def bmm_bwd(
 
     Source: torch.bmm
     """
-    places, given = _slots("bmm_bwd", ("gA", "gB"), want, out)
+    places, given, undo = _slots("bmm_bwd", ("gA", "gB"), want, out)
     try:
         status = _c_bmm_bwd(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, A._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(bmm_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "bmm_bwd")
-    return _results(places, given, A._device)
+    raise _failure(status, "bmm_bwd")
 
 
 def linear(
@@ -2444,12 +2953,19 @@ def linear(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_linear(W._handle, x._handle, b._handle, _index(outputs), _index(inputs), _index(batch), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = W._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(linear, error, locals()) from None
     if status:
         raise _failure(status, "linear")
-    if out is None:
-        out = Buffer(slot[0], W._device)
     _give(slot)
     return out
 
@@ -2479,14 +2995,17 @@ def linear_bwd(
 
     Source: torch.nn.functional.linear
     """
-    places, given = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
+    places, given, undo = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
     try:
         status = _c_linear_bwd(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, W._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(linear_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "linear_bwd")
-    return _results(places, given, W._device)
+    raise _failure(status, "linear_bwd")
 
 
 def dgemm(
@@ -2549,12 +3068,19 @@ def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Bu
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_softmax(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(softmax, error, locals()) from None
     if status:
         raise _failure(status, "softmax")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2577,12 +3103,19 @@ def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | Non
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(softmax_bwd, error, locals()) from None
     if status:
         raise _failure(status, "softmax_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], y._device)
     _give(slot)
     return out
 
@@ -2610,12 +3143,19 @@ def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_log_softmax(x._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(log_softmax, error, locals()) from None
     if status:
         raise _failure(status, "log_softmax")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2638,12 +3178,19 @@ def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer |
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_log_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(log_softmax_bwd, error, locals()) from None
     if status:
         raise _failure(status, "log_softmax_bwd", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], y._device)
     _give(slot)
     return out
 
@@ -2677,12 +3224,19 @@ def layer_norm(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_layer_norm(x._handle, gamma._handle, beta._handle, _index(rows), _index(cols), eps, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(layer_norm, error, locals()) from None
     if status:
         raise _failure(status, "layer_norm")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2714,14 +3268,17 @@ def layer_norm_bwd(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h
     """
-    places, given = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    places, given, undo = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
         status = _c_layer_norm_bwd(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(layer_norm_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "layer_norm_bwd")
-    return _results(places, given, x._device)
+    raise _failure(status, "layer_norm_bwd")
 
 
 def batchnorm_channel_first(
@@ -2761,12 +3318,19 @@ def batchnorm_channel_first(
         slot[0] = _NULL if out is None else out._handle
         status = _c_batchnorm_channel_first(x._handle, gamma._handle, beta._handle, _index(channels), _index(height),
                                             _index(width), eps, slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(batchnorm_channel_first, error, locals()) from None
     if status:
         raise _failure(status, "batchnorm_channel_first")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -2800,15 +3364,18 @@ def batchnorm_channel_first_bwd(
 
     Source: Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h
     """
-    places, given = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
+    places, given, undo = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
         status = _c_batchnorm_channel_first_bwd(x._handle, gamma._handle, g._handle, _index(channels), _index(height),
                                                 _index(width), eps, *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(batchnorm_channel_first_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "batchnorm_channel_first_bwd")
-    return _results(places, given, x._device)
+    raise _failure(status, "batchnorm_channel_first_bwd")
 
 
 def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -2833,12 +3400,19 @@ def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None)
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_mse_loss(yhat._handle, target._handle, _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = yhat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(mse_loss, error, locals()) from None
     if status:
         raise _failure(status, "mse_loss")
-    if out is None:
-        out = Buffer(slot[0], yhat._device)
     _give(slot)
     return out
 
@@ -2865,14 +3439,17 @@ def mse_loss_bwd(
 
     Source: native/src/formula/sum_tree.h
     """
-    places, given = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
+    places, given, undo = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
     try:
         status = _c_mse_loss_bwd(yhat._handle, target._handle, g._handle, _index(n), *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, yhat._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(mse_loss_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "mse_loss_bwd")
-    return _results(places, given, yhat._device)
+    raise _failure(status, "mse_loss_bwd")
 
 
 def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:
@@ -2899,15 +3476,22 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     except IndexError:
         slot = _new_slot()
     try:
-        labels_ = _uint32("cross_entropy", "labels", labels)
         slot[0] = _NULL if out is None else out._handle
+        labels_ = _uint32("cross_entropy", "labels", labels)
         status = _c_cross_entropy(logits._handle, _from_buffer("uint32_t[]", labels_), labels_.size, _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(cross_entropy, error, locals()) from None
     if status:
         raise _failure(status, "cross_entropy")
-    if out is None:
-        out = Buffer(slot[0], logits._device)
     _give(slot)
     return out
 
@@ -2931,16 +3515,739 @@ def cross_entropy_bwd(
     except IndexError:
         slot = _new_slot()
     try:
-        labels_ = _uint32("cross_entropy_bwd", "labels", labels)
         slot[0] = _NULL if out is None else out._handle
+        labels_ = _uint32("cross_entropy_bwd", "labels", labels)
         status = _c_cross_entropy_bwd(logits._handle, _from_buffer("uint32_t[]", labels_), g._handle, labels_.size,
                                       _index(cols), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(cross_entropy_bwd, error, locals()) from None
     if status:
         raise _failure(status, "cross_entropy_bwd")
-    if out is None:
-        out = Buffer(slot[0], logits._device)
+    _give(slot)
+    return out
+
+
+def max_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Maximum over windows.
+
+    out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
+    empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_max_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                             stride_, _count(stride_), padding_, _count(padding_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(max_pool, error, locals()) from None
+    if status:
+        raise _failure(status, "max_pool")
+    _give(slot)
+    return out
+
+
+def max_pool_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of max_pool.
+
+    gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
+
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
+
+    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
+        *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_,
+                                 _count(kernel_), stride_, _count(stride_), padding_, _count(padding_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(max_pool_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "max_pool_bwd")
+    _give(slot)
+    return out
+
+
+def max_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Maximum over 2-D windows: max_pool with two spatial axes.
+
+    out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                               _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
+                               _index(padding_w), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(max_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "max_pool2d")
+    _give(slot)
+    return out
+
+
+def max_pool2d_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of max_pool2d.
+
+    As max_pool_bwd.
+
+    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w),
+                                   _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                                   _index(padding_h), _index(padding_w), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(max_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "max_pool2d_bwd")
+    _give(slot)
+    return out
+
+
+def avg_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Average over windows; padded cells count in the divisor.
+
+    out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: native/src/formula/count.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_avg_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                             stride_, _count(stride_), padding_, _count(padding_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(avg_pool, error, locals()) from None
+    if status:
+        raise _failure(status, "avg_pool")
+    _give(slot)
+    return out
+
+
+def avg_pool_bwd(
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of avg_pool.
+
+    gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division.
+
+    Signature: g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: native/src/formula/count.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_avg_pool_bwd(g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                                 stride_, _count(stride_), padding_, _count(padding_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(avg_pool_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "avg_pool_bwd")
+    _give(slot)
+    return out
+
+
+def avg_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
+
+    out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as avg_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: native/src/formula/count.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_avg_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                               _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
+                               _index(padding_w), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(avg_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "avg_pool2d")
+    _give(slot)
+    return out
+
+
+def avg_pool2d_bwd(
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of avg_pool2d.
+
+    As avg_pool_bwd.
+
+    Signature: g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: native/src/formula/count.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_avg_pool2d_bwd(g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                                   _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
+                                   _index(padding_w), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(avg_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "avg_pool2d_bwd")
+    _give(slot)
+    return out
+
+
+def smooth_max_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
+
+    out[c, o] = p + ln(Σ_j e^(β(v_j - p)))/β with v_j = x[c, o·stride - padding + j], 0 where padded, and p the largest v_j
+    for β > 0, the smallest for β < 0; no division by the window's size. The sum runs over the cells in row-major order, then
+    over the padded ones as one product.
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
+    channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
+    padding > kernel // 2, or β zero or not finite as a float32.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
+        ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_smooth_max_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                                    stride_, _count(stride_), padding_, _count(padding_), beta, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(smooth_max_pool, error, locals()) from None
+    if status:
+        raise _failure(status, "smooth_max_pool")
+    _give(slot)
+    return out
+
+
+def smooth_max_pool_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of smooth_max_pool.
+
+    gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
+
+    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
+
+    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
+        *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
+        ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        padding_ = _uint32_list(padding)
+        status = _c_smooth_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_,
+                                        _count(kernel_), stride_, _count(stride_), padding_, _count(padding_), beta,
+                                        slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(smooth_max_pool_bwd, error, locals()) from None
+    if status:
+        raise _failure(status, "smooth_max_pool_bwd")
+    _give(slot)
+    return out
+
+
+def smooth_max_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
+
+    out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
+    0 where padded, and p the extreme of the v_ab
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as smooth_max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
+    not finite as a float32.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_smooth_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
+                                      _index(padding_w), beta, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(smooth_max_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "smooth_max_pool2d")
+    _give(slot)
+    return out
+
+
+def smooth_max_pool2d_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of smooth_max_pool2d.
+
+    As smooth_max_pool_bwd.
+
+    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_smooth_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w),
+                                          _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                                          _index(padding_h), _index(padding_w), beta, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(smooth_max_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
+    if status:
+        raise _failure(status, "smooth_max_pool2d_bwd")
     _give(slot)
     return out
 
@@ -2988,12 +4295,19 @@ def flash_attention(
         slot[0] = _NULL if out is None else out._handle
         status = _c_flash_attention(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
                                     _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
-    except _WRONG as error:
-        raise _refusal(flash_attention, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(flash_attention, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
         raise _failure(status, "flash_attention")
-    if out is None:
-        out = Buffer(slot[0], Q._device)
     _give(slot)
     return out
 
@@ -3033,16 +4347,19 @@ def flash_attention_bwd(
     Source: Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online
         softmax)
     """
-    places, given = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
+    places, given, undo = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
         status = _c_flash_attention_bwd(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
                                         y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
                                         scale, *places)
-    except _WRONG as error:
-        raise _refusal(flash_attention_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "flash_attention_bwd", {"out": "y"})
-    return _results(places, given, Q._device)
+        if not status:
+            return _results(places, given, Q._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(flash_attention_bwd, error, locals(), {"mask_mode": "parameter"}) from None
+    raise _failure(status, "flash_attention_bwd", {"out": "y"})
 
 
 def flash_attention_bwd_q(
@@ -3085,12 +4402,19 @@ def flash_attention_bwd_q(
         status = _c_flash_attention_bwd_q(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
                                           y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
                                           scale, slot)
-    except _WRONG as error:
-        raise _refusal(flash_attention_bwd_q, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(flash_attention_bwd_q, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
         raise _failure(status, "flash_attention_bwd_q", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], Q._device)
     _give(slot)
     return out
 
@@ -3135,12 +4459,19 @@ def flash_attention_bwd_k(
         status = _c_flash_attention_bwd_k(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
                                           y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
                                           scale, slot)
-    except _WRONG as error:
-        raise _refusal(flash_attention_bwd_k, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(flash_attention_bwd_k, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
         raise _failure(status, "flash_attention_bwd_k", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], Q._device)
     _give(slot)
     return out
 
@@ -3185,12 +4516,19 @@ def flash_attention_bwd_v(
         status = _c_flash_attention_bwd_v(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
                                           y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
                                           scale, slot)
-    except _WRONG as error:
-        raise _refusal(flash_attention_bwd_v, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(flash_attention_bwd_v, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
         raise _failure(status, "flash_attention_bwd_v", {"out": "y"})
-    if out is None:
-        out = Buffer(slot[0], Q._device)
     _give(slot)
     return out
 
@@ -3232,12 +4570,19 @@ def rotary(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_rotary(x._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
-    except _WRONG as error:
-        raise _refusal(rotary, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rotary, error, locals(), {"start": "parameter", "halves": "parameter"}) from None
     if status:
         raise _failure(status, "rotary")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3272,12 +4617,19 @@ def rotary_bwd(
         slot[0] = _NULL if out is None else out._handle
         status = _c_rotary_bwd(g._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves),
                                slot)
-    except _WRONG as error:
-        raise _refusal(rotary_bwd, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rotary_bwd, error, locals(), {"start": "parameter", "halves": "parameter"}) from None
     if status:
         raise _failure(status, "rotary_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -3308,12 +4660,19 @@ def sinusoidal(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sinusoidal(x._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
-    except _WRONG as error:
-        raise _refusal(sinusoidal, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(sinusoidal, error, locals(), {"start": "parameter"}) from None
     if status:
         raise _failure(status, "sinusoidal")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3338,14 +4697,195 @@ def sinusoidal_bwd(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_sinusoidal_bwd(g._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
-    except _WRONG as error:
-        raise _refusal(sinusoidal_bwd, error, locals()) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(sinusoidal_bwd, error, locals(), {"start": "parameter"}) from None
     if status:
         raise _failure(status, "sinusoidal_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
+
+
+def selective_scan_diag(
+    A: Buffer, B: Buffer, x: Buffer, h0: Buffer, seq_len: int, state: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Linear recurrence over time, one for each channel, with constant coefficients.
+
+    out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, h0 (state), x and out (seq_len, state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+
+    Signature: A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_selective_scan_diag(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state),
+                                        slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = A._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(selective_scan_diag, error, locals()) from None
+    if status:
+        raise _failure(status, "selective_scan_diag")
+    _give(slot)
+    return out
+
+
+def selective_scan_diag_bwd(
+    A: Buffer,
+    B: Buffer,
+    x: Buffer,
+    h0: Buffer,
+    y: Buffer,
+    g: Buffer,
+    seq_len: int,
+    state: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of selective_scan_diag.
+
+    gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
+
+    Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
+
+    Signature: A[state], B[state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len, state] -> gA?[state],
+        gB?[state], gx?[seq_len, state], gh0?[state]
+
+    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+    places, given, undo = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
+    try:
+        status = _c_selective_scan_diag_bwd(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle,
+                                            _index(seq_len), _index(state), *places)
+        if not status:
+            return _results(places, given, A._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(selective_scan_diag_bwd, error, locals()) from None
+    raise _failure(status, "selective_scan_diag_bwd", {"out": "y"})
+
+
+def selective_scan_diag_var(
+    A: Buffer, B: Buffer, x: Buffer, h0: Buffer, seq_len: int, state: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Linear recurrence over time, one for each channel, with coefficients of their own at every step.
+
+    out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, x and out (seq_len, state), h0 (state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+
+    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        status = _c_selective_scan_diag_var(A._handle, B._handle, x._handle, h0._handle, _index(seq_len),
+                                            _index(state), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = A._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(selective_scan_diag_var, error, locals()) from None
+    if status:
+        raise _failure(status, "selective_scan_diag_var")
+    _give(slot)
+    return out
+
+
+def selective_scan_diag_var_bwd(
+    A: Buffer,
+    B: Buffer,
+    x: Buffer,
+    h0: Buffer,
+    y: Buffer,
+    g: Buffer,
+    seq_len: int,
+    state: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of selective_scan_diag_var.
+
+    gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
+
+    seq_len = 0 gives zeros for gh0.
+
+    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len,
+        state] -> gA?[seq_len, state], gB?[seq_len, state], gx?[seq_len, state], gh0?[state]
+
+    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+    places, given, undo = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
+    try:
+        status = _c_selective_scan_diag_var_bwd(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle,
+                                                _index(seq_len), _index(state), *places)
+        if not status:
+            return _results(places, given, A._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(selective_scan_diag_var_bwd, error, locals()) from None
+    raise _failure(status, "selective_scan_diag_var_bwd", {"out": "y"})
 
 
 def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -3371,12 +4911,19 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_rfft1d_packed(x._handle, _index(batch), _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(rfft1d_packed, error, locals()) from None
     if status:
         raise _failure(status, "rfft1d_packed")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3400,12 +4947,19 @@ def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = Non
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_rfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(rfft1d_packed_bwd, error, locals()) from None
     if status:
         raise _failure(status, "rfft1d_packed_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -3431,12 +4985,19 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_irfft1d_packed(spec._handle, _index(batch), _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = spec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(irfft1d_packed, error, locals()) from None
     if status:
         raise _failure(status, "irfft1d_packed")
-    if out is None:
-        out = Buffer(slot[0], spec._device)
     _give(slot)
     return out
 
@@ -3459,12 +5020,19 @@ def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = No
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_irfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(irfft1d_packed_bwd, error, locals()) from None
     if status:
         raise _failure(status, "irfft1d_packed_bwd")
-    if out is None:
-        out = Buffer(slot[0], g._device)
     _give(slot)
     return out
 
@@ -3496,12 +5064,19 @@ def spectral_conv1d_rfft(
         slot[0] = _NULL if out is None else out._handle
         status = _c_spectral_conv1d_rfft(x._handle, wRe._handle, wIm._handle, _index(grid), _index(width),
                                          _index(modes), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(spectral_conv1d_rfft, error, locals()) from None
     if status:
         raise _failure(status, "spectral_conv1d_rfft")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3536,15 +5111,18 @@ def spectral_conv1d_rfft_bwd(
     Source: torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential
         Equations, 2021
     """
-    places, given = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
+    places, given, undo = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
     try:
         status = _c_spectral_conv1d_rfft_bwd(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
                                              _index(width), _index(modes), *places)
-    except _WRONG as error:
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(spectral_conv1d_rfft_bwd, error, locals()) from None
-    if status:
-        raise _failure(status, "spectral_conv1d_rfft_bwd")
-    return _results(places, given, x._device)
+    raise _failure(status, "spectral_conv1d_rfft_bwd")
 
 
 def spectral_conv1d_rfft_bwd_x(
@@ -3573,12 +5151,19 @@ def spectral_conv1d_rfft_bwd_x(
         slot[0] = _NULL if out is None else out._handle
         status = _c_spectral_conv1d_rfft_bwd_x(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
                                                _index(width), _index(modes), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(spectral_conv1d_rfft_bwd_x, error, locals()) from None
     if status:
         raise _failure(status, "spectral_conv1d_rfft_bwd_x")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3609,12 +5194,19 @@ def spectral_conv1d_rfft_bwd_wre(
         slot[0] = _NULL if out is None else out._handle
         status = _c_spectral_conv1d_rfft_bwd_wre(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
                                                  _index(width), _index(modes), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(spectral_conv1d_rfft_bwd_wre, error, locals()) from None
     if status:
         raise _failure(status, "spectral_conv1d_rfft_bwd_wre")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3645,12 +5237,19 @@ def spectral_conv1d_rfft_bwd_wim(
         slot[0] = _NULL if out is None else out._handle
         status = _c_spectral_conv1d_rfft_bwd_wim(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
                                                  _index(width), _index(modes), slot)
-    except _WRONG as error:
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
         raise _refusal(spectral_conv1d_rfft_bwd_wim, error, locals()) from None
     if status:
         raise _failure(status, "spectral_conv1d_rfft_bwd_wim")
-    if out is None:
-        out = Buffer(slot[0], x._device)
     _give(slot)
     return out
 
@@ -3675,12 +5274,19 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_rand_uniform(device._handle, _index(n), _index(key), slot)
-    except _WRONG as error:
-        raise _refusal(rand_uniform, error, locals(), ('key',)) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rand_uniform, error, locals(), {"key": "wide"}) from None
     if status:
         raise _failure(status, "rand_uniform")
-    if out is None:
-        out = Buffer(slot[0], device)
     _give(slot)
     return out
 
@@ -3705,12 +5311,19 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_bernoulli_mask(device._handle, _index(n), _index(key), keep, slot)
-    except _WRONG as error:
-        raise _refusal(bernoulli_mask, error, locals(), ('key',)) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(bernoulli_mask, error, locals(), {"key": "wide"}) from None
     if status:
         raise _failure(status, "bernoulli_mask")
-    if out is None:
-        out = Buffer(slot[0], device)
     _give(slot)
     return out
 
@@ -3739,11 +5352,18 @@ def rand_normal(
     try:
         slot[0] = _NULL if out is None else out._handle
         status = _c_rand_normal(device._handle, _index(n), _index(key), mean, std, slot)
-    except _WRONG as error:
-        raise _refusal(rand_normal, error, locals(), ('key',)) from None
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rand_normal, error, locals(), {"key": "wide"}) from None
     if status:
         raise _failure(status, "rand_normal")
-    if out is None:
-        out = Buffer(slot[0], device)
     _give(slot)
     return out

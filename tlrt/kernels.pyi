@@ -11,6 +11,10 @@ __all__ = [
     "abs",
     "abs_bwd",
     "add",
+    "avg_pool",
+    "avg_pool2d",
+    "avg_pool2d_bwd",
+    "avg_pool_bwd",
     "axpy",
     "batchnorm_channel_first",
     "batchnorm_channel_first_bwd",
@@ -57,6 +61,10 @@ __all__ = [
     "matmul_bwd",
     "max",
     "max_bwd",
+    "max_pool",
+    "max_pool2d",
+    "max_pool2d_bwd",
+    "max_pool_bwd",
     "min",
     "min_bwd",
     "mse_loss",
@@ -88,6 +96,10 @@ __all__ = [
     "scatter_add",
     "scatter_add_row",
     "scatter_add_rows",
+    "selective_scan_diag",
+    "selective_scan_diag_bwd",
+    "selective_scan_diag_var",
+    "selective_scan_diag_var_bwd",
     "share",
     "sigmoid",
     "sigmoid_bwd",
@@ -97,6 +109,10 @@ __all__ = [
     "sinusoidal_bwd",
     "slice1d",
     "slice1d_bwd",
+    "smooth_max_pool",
+    "smooth_max_pool2d",
+    "smooth_max_pool2d_bwd",
+    "smooth_max_pool_bwd",
     "softmax",
     "softmax_bwd",
     "softplus",
@@ -1466,6 +1482,403 @@ def cross_entropy_bwd(
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
 
+def max_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Maximum over windows.
+
+    out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
+    empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+
+def max_pool_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of max_pool.
+
+    gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
+
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
+
+    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
+        *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+
+def max_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Maximum over 2-D windows: max_pool with two spatial axes.
+
+    out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+
+def max_pool2d_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of max_pool2d.
+
+    As max_pool_bwd.
+
+    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+
+def avg_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Average over windows; padded cells count in the divisor.
+
+    out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: native/src/formula/count.h
+    """
+
+def avg_pool_bwd(
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of avg_pool.
+
+    gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division.
+
+    Signature: g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+
+    Source: native/src/formula/count.h
+    """
+
+def avg_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
+
+    out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as avg_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: native/src/formula/count.h
+    """
+
+def avg_pool2d_bwd(
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of avg_pool2d.
+
+    As avg_pool_bwd.
+
+    Signature: g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w,
+        padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w).
+
+    Source: native/src/formula/count.h
+    """
+
+def smooth_max_pool(
+    x: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
+
+    out[c, o] = p + ln(Σ_j e^(β(v_j - p)))/β with v_j = x[c, o·stride - padding + j], 0 where padded, and p the largest v_j
+    for β > 0, the smallest for β < 0; no division by the window's size. The sum runs over the cells in row-major order, then
+    over the padded ones as one product.
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
+    channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
+    padding > kernel // 2, or β zero or not finite as a float32.
+
+    Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
+        ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+
+def smooth_max_pool_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of smooth_max_pool.
+
+    gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
+
+    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
+
+    Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
+        *spatial]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
+        ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
+        (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
+        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
+        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
+        ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+
+def smooth_max_pool2d(
+    x: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
+
+    out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
+    0 where padded, and p the extreme of the v_ab
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as smooth_max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
+    not finite as a float32.
+
+    Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
+        pool_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+
+def smooth_max_pool2d_bwd(
+    x: Buffer,
+    g: Buffer,
+    channels: int,
+    in_h: int,
+    in_w: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    beta: float,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of smooth_max_pool2d.
+
+    As smooth_max_pool_bwd.
+
+    Signature: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+        kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
+        ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
+        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
+        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
+        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
+        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+
+    Source: native/src/formula/explog.h
+    """
+
 def flash_attention(
     Q: Buffer,
     K: Buffer,
@@ -1720,6 +2133,106 @@ def sinusoidal_bwd(
     Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 < base < 1e38 (base).
 
     Source: Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5
+    """
+
+def selective_scan_diag(
+    A: Buffer, B: Buffer, x: Buffer, h0: Buffer, seq_len: int, state: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Linear recurrence over time, one for each channel, with constant coefficients.
+
+    out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, h0 (state), x and out (seq_len, state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+
+    Signature: A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+
+def selective_scan_diag_bwd(
+    A: Buffer,
+    B: Buffer,
+    x: Buffer,
+    h0: Buffer,
+    y: Buffer,
+    g: Buffer,
+    seq_len: int,
+    state: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of selective_scan_diag.
+
+    gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
+
+    Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
+
+    Signature: A[state], B[state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len, state] -> gA?[state],
+        gB?[state], gx?[seq_len, state], gh0?[state]
+
+    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+
+def selective_scan_diag_var(
+    A: Buffer, B: Buffer, x: Buffer, h0: Buffer, seq_len: int, state: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Linear recurrence over time, one for each channel, with coefficients of their own at every step.
+
+    out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, x and out (seq_len, state), h0 (state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+
+    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
+    """
+
+def selective_scan_diag_var_bwd(
+    A: Buffer,
+    B: Buffer,
+    x: Buffer,
+    h0: Buffer,
+    y: Buffer,
+    g: Buffer,
+    seq_len: int,
+    state: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of selective_scan_diag_var.
+
+    gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
+
+    seq_len = 0 gives zeros for gh0.
+
+    Signature: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state], y[seq_len, state], g[seq_len,
+        state] -> gA?[seq_len, state], gB?[seq_len, state], gx?[seq_len, state], gh0?[state]
+
+    Returns (gA, gB, gx, gh0). `want` says which to compute, all by default; the others are None. `out` may hold a
+    buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)
     """
 
 def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:

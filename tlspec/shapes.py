@@ -6,9 +6,23 @@ points call. Lists are outermost-first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-__all__ = ["FUNCTIONS", "all_below", "axis_map_ok", "drop", "given", "rank", "swap"]
+__all__ = [
+    "FUNCTIONS",
+    "all_below",
+    "axis_map_ok",
+    "drop",
+    "given",
+    "pool_ok",
+    "pool_out",
+    "pool_padding_ok",
+    "pool_positive",
+    "pool_size",
+    "rank",
+    "swap",
+]
 
 
 def rank(dims: Sequence[int]) -> int:
@@ -50,6 +64,38 @@ def given(array: object) -> bool:
     return array is not None
 
 
+def pool_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """Windows of `kernel` cells that start `stride` apart on an axis of `size` cells with `padding` more on either side:
+    (size + 2*padding - kernel) // stride + 1; 0 where none fits, the axis is empty or the stride is 0."""
+    if size == 0 or stride == 0 or size + 2 * padding < kernel:
+        return 0
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def pool_out(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[int]:
+    """:func:`pool_size` axis by axis; unchanged where the lists differ in length."""
+    if not len(spatial) == len(kernel) == len(stride) == len(padding):
+        return list(spatial)
+    return [pool_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=True)]
+
+
+def pool_positive(dims: Sequence[int]) -> bool:
+    """Whether no entry is 0."""
+    return all(d > 0 for d in dims)
+
+
+def pool_padding_ok(kernel: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether 2*padding <= kernel on every axis, so that every window that fits meets a cell of the axis."""
+    return len(kernel) == len(padding) and all(2 * p <= k for k, p in zip(kernel, padding, strict=True))
+
+
+def pool_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether every axis has at least one window and a window has fewer than 2^32 cells, padded ones included."""
+    if not 1 <= len(spatial) == len(kernel) == len(stride) == len(padding):
+        return False
+    return pool_positive(pool_out(spatial, kernel, stride, padding)) and math.prod(int(k) for k in kernel) < 2**32
+
+
 #: what expressions of the grammar may call
 FUNCTIONS = {
     "rank": rank,
@@ -58,4 +104,9 @@ FUNCTIONS = {
     "axis_map_ok": axis_map_ok,
     "all_below": all_below,
     "given": given,
+    "pool_size": pool_size,
+    "pool_out": pool_out,
+    "pool_positive": pool_positive,
+    "pool_padding_ok": pool_padding_ok,
+    "pool_ok": pool_ok,
 }

@@ -915,6 +915,183 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                        torchlean_buffer **glogits);
 
+/* ---- pool ------------------------------------------------------------------------------------------------------------ */
+
+/* Maximum over windows.
+ *
+ * out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
+ *
+ * Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+ *
+ * Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
+ * empty result.
+ *
+ * Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+ * padding > kernel // 2.
+ *
+ * Shapes: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)] */
+TL_API int32_t torchlean_cuda_buffer_max_pool(torchlean_buffer *x, uint32_t channels, const uint32_t *spatial,
+                                              uint32_t spatial_rank, const uint32_t *kernel, uint32_t kernel_rank,
+                                              const uint32_t *stride, uint32_t stride_rank, const uint32_t *padding,
+                                              uint32_t padding_rank, torchlean_buffer **out);
+
+/* Vector-Jacobian product of max_pool.
+ *
+ * gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
+ *
+ * +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
+ *
+ * Shapes: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial] */
+TL_API int32_t torchlean_cuda_buffer_max_pool_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
+                                                  const uint32_t *spatial, uint32_t spatial_rank,
+                                                  const uint32_t *kernel, uint32_t kernel_rank, const uint32_t *stride,
+                                                  uint32_t stride_rank, const uint32_t *padding, uint32_t padding_rank,
+                                                  torchlean_buffer **gx);
+
+/* Maximum over 2-D windows: max_pool with two spatial axes.
+ *
+ * out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
+ *
+ * Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+ *
+ * Special values: as max_pool.
+ *
+ * Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+ *
+ * Shapes: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] */
+TL_API int32_t torchlean_cuda_buffer_max_pool2d(torchlean_buffer *x, uint32_t channels, uint32_t in_h, uint32_t in_w,
+                                                uint32_t kernel_h, uint32_t kernel_w, uint32_t stride_h,
+                                                uint32_t stride_w, uint32_t padding_h, uint32_t padding_w,
+                                                torchlean_buffer **out);
+
+/* Vector-Jacobian product of max_pool2d.
+ *
+ * As max_pool_bwd.
+ *
+ * Shapes: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w] */
+TL_API int32_t torchlean_cuda_buffer_max_pool2d_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
+                                                    uint32_t in_h, uint32_t in_w, uint32_t kernel_h, uint32_t kernel_w,
+                                                    uint32_t stride_h, uint32_t stride_w, uint32_t padding_h,
+                                                    uint32_t padding_w, torchlean_buffer **gx);
+
+/* Average over windows; padded cells count in the divisor.
+ *
+ * out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
+ *
+ * Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+ *
+ * Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
+ *
+ * Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+ * padding > kernel // 2.
+ *
+ * Shapes: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)] */
+TL_API int32_t torchlean_cuda_buffer_avg_pool(torchlean_buffer *x, uint32_t channels, const uint32_t *spatial,
+                                              uint32_t spatial_rank, const uint32_t *kernel, uint32_t kernel_rank,
+                                              const uint32_t *stride, uint32_t stride_rank, const uint32_t *padding,
+                                              uint32_t padding_rank, torchlean_buffer **out);
+
+/* Vector-Jacobian product of avg_pool.
+ *
+ * gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division.
+ *
+ * Shapes: g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial] */
+TL_API int32_t torchlean_cuda_buffer_avg_pool_bwd(torchlean_buffer *g, uint32_t channels, const uint32_t *spatial,
+                                                  uint32_t spatial_rank, const uint32_t *kernel, uint32_t kernel_rank,
+                                                  const uint32_t *stride, uint32_t stride_rank,
+                                                  const uint32_t *padding, uint32_t padding_rank,
+                                                  torchlean_buffer **gx);
+
+/* Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
+ *
+ * out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
+ *
+ * Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+ *
+ * Special values: as avg_pool.
+ *
+ * Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+ *
+ * Shapes: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] */
+TL_API int32_t torchlean_cuda_buffer_avg_pool2d(torchlean_buffer *x, uint32_t channels, uint32_t in_h, uint32_t in_w,
+                                                uint32_t kernel_h, uint32_t kernel_w, uint32_t stride_h,
+                                                uint32_t stride_w, uint32_t padding_h, uint32_t padding_w,
+                                                torchlean_buffer **out);
+
+/* Vector-Jacobian product of avg_pool2d.
+ *
+ * As avg_pool_bwd.
+ *
+ * Shapes: g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w] */
+TL_API int32_t torchlean_cuda_buffer_avg_pool2d_bwd(torchlean_buffer *g, uint32_t channels, uint32_t in_h,
+                                                    uint32_t in_w, uint32_t kernel_h, uint32_t kernel_w,
+                                                    uint32_t stride_h, uint32_t stride_w, uint32_t padding_h,
+                                                    uint32_t padding_w, torchlean_buffer **gx);
+
+/* Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
+ *
+ * out[c, o] = p + ln(Σ_j e^(β(v_j - p)))/β with v_j = x[c, o·stride - padding + j], 0 where padded, and p the largest v_j
+ * for β > 0, the smallest for β < 0; no division by the window's size. The sum runs over the cells in row-major order, then
+ * over the padded ones as one product.
+ *
+ * Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+ *
+ * Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
+ * channels = 0 gives an empty result.
+ *
+ * Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
+ * padding > kernel // 2, or β zero or not finite as a float32.
+ *
+ * Shapes: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)] */
+TL_API int32_t torchlean_cuda_buffer_smooth_max_pool(torchlean_buffer *x, uint32_t channels, const uint32_t *spatial,
+                                                     uint32_t spatial_rank, const uint32_t *kernel,
+                                                     uint32_t kernel_rank, const uint32_t *stride,
+                                                     uint32_t stride_rank, const uint32_t *padding,
+                                                     uint32_t padding_rank, double beta, torchlean_buffer **out);
+
+/* Vector-Jacobian product of smooth_max_pool.
+ *
+ * gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
+ *
+ * Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
+ *
+ * Shapes: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels, *spatial] */
+TL_API int32_t torchlean_cuda_buffer_smooth_max_pool_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
+                                                         const uint32_t *spatial, uint32_t spatial_rank,
+                                                         const uint32_t *kernel, uint32_t kernel_rank,
+                                                         const uint32_t *stride, uint32_t stride_rank,
+                                                         const uint32_t *padding, uint32_t padding_rank, double beta,
+                                                         torchlean_buffer **gx);
+
+/* Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
+ *
+ * out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
+ * 0 where padded, and p the extreme of the v_ab
+ *
+ * Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+ *
+ * Special values: as smooth_max_pool.
+ *
+ * Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
+ * not finite as a float32.
+ *
+ * Shapes: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] */
+TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d(torchlean_buffer *x, uint32_t channels, uint32_t in_h,
+                                                       uint32_t in_w, uint32_t kernel_h, uint32_t kernel_w,
+                                                       uint32_t stride_h, uint32_t stride_w, uint32_t padding_h,
+                                                       uint32_t padding_w, double beta, torchlean_buffer **out);
+
+/* Vector-Jacobian product of smooth_max_pool2d.
+ *
+ * As smooth_max_pool_bwd.
+ *
+ * Shapes: x[channels, in_h, in_w], g[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)] -> gx[channels, in_h, in_w] */
+TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
+                                                           uint32_t in_h, uint32_t in_w, uint32_t kernel_h,
+                                                           uint32_t kernel_w, uint32_t stride_h, uint32_t stride_w,
+                                                           uint32_t padding_h, uint32_t padding_w, double beta,
+                                                           torchlean_buffer **gx);
+
 /* ---- attention ------------------------------------------------------------------------------------------------------- */
 
 /* Scaled dot-product attention over split heads, without an n x n array.
@@ -1040,6 +1217,71 @@ TL_API int32_t torchlean_cuda_buffer_sinusoidal(torchlean_buffer *x, uint32_t ba
  * Shapes: g[batch, n, d] -> gx[batch, n, d] */
 TL_API int32_t torchlean_cuda_buffer_sinusoidal_bwd(torchlean_buffer *g, uint32_t batch, uint32_t n, uint32_t d,
                                                     double base, uint32_t start, torchlean_buffer **gx);
+
+/* ---- scan ------------------------------------------------------------------------------------------------------------ */
+
+/* Linear recurrence over time, one for each channel, with constant coefficients.
+ *
+ * out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
+ *
+ * Shapes: A, B, h0 (state), x and out (seq_len, state).
+ *
+ * Special values: IEEE 754. seq_len = 0 gives an empty result.
+ *
+ * Errors: none beyond lengths.
+ *
+ * Shapes: A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state] */
+TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_fwd(torchlean_buffer *A, torchlean_buffer *B,
+                                                             torchlean_buffer *x, torchlean_buffer *h0,
+                                                             uint32_t seq_len, uint32_t state, torchlean_buffer **out);
+
+/* Vector-Jacobian product of selective_scan_diag.
+ *
+ * gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
+ *
+ * Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: A[state], B[state], x[seq_len, state], h0[state], out[seq_len, state], g[seq_len, state] -> gA?[state], gB?[state], gx?[seq_len, state], gh0?[state] */
+TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_bwd(torchlean_buffer *A, torchlean_buffer *B,
+                                                             torchlean_buffer *x, torchlean_buffer *h0,
+                                                             torchlean_buffer *out, torchlean_buffer *g,
+                                                             uint32_t seq_len, uint32_t state, torchlean_buffer **gA,
+                                                             torchlean_buffer **gB, torchlean_buffer **gx,
+                                                             torchlean_buffer **gh0);
+
+/* Linear recurrence over time, one for each channel, with coefficients of their own at every step.
+ *
+ * out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
+ *
+ * Shapes: A, B, x and out (seq_len, state), h0 (state).
+ *
+ * Special values: IEEE 754. seq_len = 0 gives an empty result.
+ *
+ * Errors: none beyond lengths.
+ *
+ * Shapes: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state] */
+TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_var_fwd(torchlean_buffer *A, torchlean_buffer *B,
+                                                                 torchlean_buffer *x, torchlean_buffer *h0,
+                                                                 uint32_t seq_len, uint32_t state,
+                                                                 torchlean_buffer **out);
+
+/* Vector-Jacobian product of selective_scan_diag_var.
+ *
+ * gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
+ *
+ * seq_len = 0 gives zeros for gh0.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state], out[seq_len, state], g[seq_len, state] -> gA?[seq_len, state], gB?[seq_len, state], gx?[seq_len, state], gh0?[state] */
+TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_var_bwd(torchlean_buffer *A, torchlean_buffer *B,
+                                                                 torchlean_buffer *x, torchlean_buffer *h0,
+                                                                 torchlean_buffer *out, torchlean_buffer *g,
+                                                                 uint32_t seq_len, uint32_t state,
+                                                                 torchlean_buffer **gA, torchlean_buffer **gB,
+                                                                 torchlean_buffer **gx, torchlean_buffer **gh0);
 
 /* ---- spectral -------------------------------------------------------------------------------------------------------- */
 

@@ -29,7 +29,7 @@ def outputs(case: Case, inputs: dict[str, Any]) -> list[np.ndarray]:
 
 
 def smooth(case: Case, signed: bool) -> dict[str, Any]:
-    """Inputs of magnitude 0.5 to 1.5, away from the kinks at 0."""
+    """Inputs of distinct magnitudes from 0.5 to 1.5: away from the kinks at 0 and from ties by more than a step."""
     rng = generator("smooth", case.op.name, case.seed)
     out: dict[str, Any] = {}
     for a in case.op.signature.inputs:
@@ -38,7 +38,7 @@ def smooth(case: Case, signed: bool) -> dict[str, Any]:
             out[a.name] = x if x is None else x.astype(np.int64)
         else:
             sign = np.where(rng.random(x.shape) < 0.5, -1.0, 1.0) if signed else 1.0
-            out[a.name] = sign * (0.5 + rng.random(x.shape))
+            out[a.name] = sign * (0.5 + (rng.permutation(x.size).reshape(x.shape) + 0.5) / max(x.size, 1))
     return out
 
 

@@ -17,6 +17,8 @@ Write f = min(h, λ√h) for the row tree's factor.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, tree_height
@@ -197,7 +199,7 @@ def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
     return torch.ops.aten.native_layer_norm_backward(g, x, (cols,), _saved["mu"], _saved["istd"], gamma, gamma, mask)
 
 
-_saved: dict = {}
+_saved: dict[str, Any] = {}
 
 
 # ---- batchnorm_channel_first ------------------------------------------------------------------------------------------

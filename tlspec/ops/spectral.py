@@ -13,6 +13,8 @@ prime p up to 127 p + 4, and Bluestein's convolution three transforms over at mo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tlspec import laws
@@ -127,10 +129,12 @@ def rfft1d_packed(x):
     return _packed(_rfft(x, 1))
 
 
-@rfft1d_packed.vjp(
-    "g -> gx", bound=custom(lambda g, n: _inverse_tolerance(rfft1d_packed_vjp(g, n), n), "R(h)·u·√2·max|gx|")
-)
-def rfft1d_packed_vjp(g, n):
+def _rfft_vjp_tolerance(g: Any, n: int) -> Any:
+    return _inverse_tolerance(rfft1d_packed_vjp(g, n), n)
+
+
+@rfft1d_packed.vjp("g -> gx", bound=custom(_rfft_vjp_tolerance, "R(h)·u·√2·max|gx|"))
+def rfft1d_packed_vjp(g: Any, n: int) -> Any:
     """gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
     the bins that the half spectrum stands for twice halved."""
     S = _scaled(_complex(g[..., 0], g[..., 1]), n / _weights(n, n // 2 + 1))

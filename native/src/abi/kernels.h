@@ -95,12 +95,28 @@
 #define tl_cpu_mse_loss_bwd TL_V(tl_cpu_mse_loss_bwd)
 #define tl_cpu_cross_entropy TL_V(tl_cpu_cross_entropy)
 #define tl_cpu_cross_entropy_bwd TL_V(tl_cpu_cross_entropy_bwd)
+#define tl_cpu_max_pool TL_V(tl_cpu_max_pool)
+#define tl_cpu_max_pool_bwd TL_V(tl_cpu_max_pool_bwd)
+#define tl_cpu_max_pool2d TL_V(tl_cpu_max_pool2d)
+#define tl_cpu_max_pool2d_bwd TL_V(tl_cpu_max_pool2d_bwd)
+#define tl_cpu_avg_pool TL_V(tl_cpu_avg_pool)
+#define tl_cpu_avg_pool_bwd TL_V(tl_cpu_avg_pool_bwd)
+#define tl_cpu_avg_pool2d TL_V(tl_cpu_avg_pool2d)
+#define tl_cpu_avg_pool2d_bwd TL_V(tl_cpu_avg_pool2d_bwd)
+#define tl_cpu_smooth_max_pool TL_V(tl_cpu_smooth_max_pool)
+#define tl_cpu_smooth_max_pool_bwd TL_V(tl_cpu_smooth_max_pool_bwd)
+#define tl_cpu_smooth_max_pool2d TL_V(tl_cpu_smooth_max_pool2d)
+#define tl_cpu_smooth_max_pool2d_bwd TL_V(tl_cpu_smooth_max_pool2d_bwd)
 #define tl_cpu_flash_attention TL_V(tl_cpu_flash_attention)
 #define tl_cpu_flash_attention_bwd TL_V(tl_cpu_flash_attention_bwd)
 #define tl_cpu_rotary TL_V(tl_cpu_rotary)
 #define tl_cpu_rotary_bwd TL_V(tl_cpu_rotary_bwd)
 #define tl_cpu_sinusoidal TL_V(tl_cpu_sinusoidal)
 #define tl_cpu_sinusoidal_bwd TL_V(tl_cpu_sinusoidal_bwd)
+#define tl_cpu_selective_scan_diag TL_V(tl_cpu_selective_scan_diag)
+#define tl_cpu_selective_scan_diag_bwd TL_V(tl_cpu_selective_scan_diag_bwd)
+#define tl_cpu_selective_scan_diag_var TL_V(tl_cpu_selective_scan_diag_var)
+#define tl_cpu_selective_scan_diag_var_bwd TL_V(tl_cpu_selective_scan_diag_var_bwd)
 #define tl_cpu_rfft1d_packed TL_V(tl_cpu_rfft1d_packed)
 #define tl_cpu_rfft1d_packed_bwd TL_V(tl_cpu_rfft1d_packed_bwd)
 #define tl_cpu_irfft1d_packed TL_V(tl_cpu_irfft1d_packed)
@@ -361,6 +377,72 @@ int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uin
 int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
                                   int64_t rows, int64_t cols, float *glogits);
 
+/* pool */
+int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                        const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cuda_max_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                         const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cpu_max_pool_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, const tl_dims *spatial,
+                            const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+int32_t tl_cuda_max_pool_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, const tl_dims *spatial,
+                             const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+int32_t tl_cpu_max_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                          int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                          int64_t padding_w, float *out);
+int32_t tl_cuda_max_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                           int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                           int64_t padding_w, float *out);
+int32_t tl_cpu_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                              int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                              int64_t padding_h, int64_t padding_w, float *gx);
+int32_t tl_cuda_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                               int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                               int64_t padding_h, int64_t padding_w, float *gx);
+int32_t tl_cpu_avg_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                        const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cuda_avg_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                         const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cpu_avg_pool_bwd(tl_context *ctx, const float *g, int64_t channels, const tl_dims *spatial,
+                            const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+int32_t tl_cuda_avg_pool_bwd(tl_context *ctx, const float *g, int64_t channels, const tl_dims *spatial,
+                             const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+int32_t tl_cpu_avg_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                          int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                          int64_t padding_w, float *out);
+int32_t tl_cuda_avg_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                           int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                           int64_t padding_w, float *out);
+int32_t tl_cpu_avg_pool2d_bwd(tl_context *ctx, const float *g, int64_t channels, int64_t in_h, int64_t in_w,
+                              int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                              int64_t padding_h, int64_t padding_w, float *gx);
+int32_t tl_cuda_avg_pool2d_bwd(tl_context *ctx, const float *g, int64_t channels, int64_t in_h, int64_t in_w,
+                               int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                               int64_t padding_h, int64_t padding_w, float *gx);
+int32_t tl_cpu_smooth_max_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                               const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float beta,
+                               float *out);
+int32_t tl_cuda_smooth_max_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                                const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float beta,
+                                float *out);
+int32_t tl_cpu_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels,
+                                   const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                   const tl_dims *padding, float beta, float *gx);
+int32_t tl_cuda_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels,
+                                    const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                    const tl_dims *padding, float beta, float *gx);
+int32_t tl_cpu_smooth_max_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                                 int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                 int64_t padding_h, int64_t padding_w, float beta, float *out);
+int32_t tl_cuda_smooth_max_pool2d(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                                  int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                  int64_t padding_h, int64_t padding_w, float beta, float *out);
+int32_t tl_cpu_smooth_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                                     int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
+                                     int64_t stride_w, int64_t padding_h, int64_t padding_w, float beta, float *gx);
+int32_t tl_cuda_smooth_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                                      int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
+                                      int64_t stride_w, int64_t padding_h, int64_t padding_w, float beta, float *gx);
+
 /* attention */
 int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
                                int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out);
@@ -388,6 +470,28 @@ int32_t tl_cpu_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, in
                               int64_t start, float *gx);
 int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
                                int64_t start, float *gx);
+
+/* scan */
+int32_t tl_cpu_selective_scan_diag(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                   int64_t seq_len, int64_t state, float *out);
+int32_t tl_cuda_selective_scan_diag(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                    int64_t seq_len, int64_t state, float *out);
+int32_t tl_cpu_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, const float *out, const float *g, int64_t seq_len,
+                                       int64_t state, float *gA, float *gB, float *gx, float *gh0);
+int32_t tl_cuda_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                        const float *h0, const float *out, const float *g, int64_t seq_len,
+                                        int64_t state, float *gA, float *gB, float *gx, float *gh0);
+int32_t tl_cpu_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, int64_t seq_len, int64_t state, float *out);
+int32_t tl_cuda_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x,
+                                        const float *h0, int64_t seq_len, int64_t state, float *out);
+int32_t tl_cpu_selective_scan_diag_var_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                           const float *h0, const float *out, const float *g, int64_t seq_len,
+                                           int64_t state, float *gA, float *gB, float *gx, float *gh0);
+int32_t tl_cuda_selective_scan_diag_var_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                            const float *h0, const float *out, const float *g, int64_t seq_len,
+                                            int64_t state, float *gA, float *gB, float *gx, float *gh0);
 
 /* spectral */
 int32_t tl_cpu_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
@@ -533,6 +637,38 @@ struct tl_cpu_kernels {
                              float *out);
     int32_t (*cross_entropy_bwd)(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
                                  int64_t rows, int64_t cols, float *glogits);
+    int32_t (*max_pool)(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                        const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+    int32_t (*max_pool_bwd)(tl_context *ctx, const float *x, const float *g, int64_t channels, const tl_dims *spatial,
+                            const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+    int32_t (*max_pool2d)(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                          int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                          int64_t padding_w, float *out);
+    int32_t (*max_pool2d_bwd)(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                              int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                              int64_t padding_h, int64_t padding_w, float *gx);
+    int32_t (*avg_pool)(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                        const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+    int32_t (*avg_pool_bwd)(tl_context *ctx, const float *g, int64_t channels, const tl_dims *spatial,
+                            const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx);
+    int32_t (*avg_pool2d)(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                          int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                          int64_t padding_w, float *out);
+    int32_t (*avg_pool2d_bwd)(tl_context *ctx, const float *g, int64_t channels, int64_t in_h, int64_t in_w,
+                              int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                              int64_t padding_h, int64_t padding_w, float *gx);
+    int32_t (*smooth_max_pool)(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
+                               const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float beta,
+                               float *out);
+    int32_t (*smooth_max_pool_bwd)(tl_context *ctx, const float *x, const float *g, int64_t channels,
+                                   const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                   const tl_dims *padding, float beta, float *gx);
+    int32_t (*smooth_max_pool2d)(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
+                                 int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                 int64_t padding_h, int64_t padding_w, float beta, float *out);
+    int32_t (*smooth_max_pool2d_bwd)(tl_context *ctx, const float *x, const float *g, int64_t channels, int64_t in_h,
+                                     int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
+                                     int64_t stride_w, int64_t padding_h, int64_t padding_w, float beta, float *gx);
     int32_t (*flash_attention)(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
                                int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out);
     int32_t (*flash_attention_bwd)(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
@@ -546,6 +682,16 @@ struct tl_cpu_kernels {
                           int64_t start, float *out);
     int32_t (*sinusoidal_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
                               int64_t start, float *gx);
+    int32_t (*selective_scan_diag)(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                   int64_t seq_len, int64_t state, float *out);
+    int32_t (*selective_scan_diag_bwd)(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, const float *out, const float *g, int64_t seq_len,
+                                       int64_t state, float *gA, float *gB, float *gx, float *gh0);
+    int32_t (*selective_scan_diag_var)(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, int64_t seq_len, int64_t state, float *out);
+    int32_t (*selective_scan_diag_var_bwd)(tl_context *ctx, const float *A, const float *B, const float *x,
+                                           const float *h0, const float *out, const float *g, int64_t seq_len,
+                                           int64_t state, float *gA, float *gB, float *gx, float *gh0);
     int32_t (*rfft1d_packed)(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec);
     int32_t (*rfft1d_packed_bwd)(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx);
     int32_t (*irfft1d_packed)(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x);

@@ -62,4 +62,55 @@ static inline int tl_all_below(const uint32_t *values, uint64_t n, uint64_t boun
     return n == 0 || greatest < bound;
 }
 
+static inline uint64_t tl_pool_size(const uint32_t size, const uint32_t kernel, const uint32_t stride,
+                                    const uint32_t padding)
+{
+    const uint64_t padded = size + 2 * (uint64_t)padding;
+    return size == 0 || stride == 0 || padded < kernel ? 0 : (padded - kernel) / stride + 1;
+}
+
+static inline int same_rank(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                            const tl_dims *padding)
+{
+    return spatial->rank == kernel->rank && spatial->rank == stride->rank && spatial->rank == padding->rank;
+}
+
+static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                  const tl_dims *padding)
+{
+    tl_dims out = *spatial;
+    if (!same_rank(spatial, kernel, stride, padding))
+        return out;
+    for (int32_t i = 0; i < out.rank; i++)
+        out.d[i] = (int64_t)tl_pool_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i],
+                                         (uint32_t)padding->d[i]);
+    return out;
+}
+
+static inline int tl_pool_positive(const tl_dims *dims)
+{
+    for (int32_t i = 0; i < dims->rank; i++)
+        if (dims->d[i] == 0)
+            return 0;
+    return 1;
+}
+
+static inline int tl_pool_padding_ok(const tl_dims *kernel, const tl_dims *padding)
+{
+    if (kernel->rank != padding->rank)
+        return 0;
+    for (int32_t i = 0; i < kernel->rank; i++)
+        if (2 * padding->d[i] > kernel->d[i])
+            return 0;
+    return 1;
+}
+
+static inline int tl_pool_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                             const tl_dims *padding)
+{
+    const tl_dims out = tl_pool_out(spatial, kernel, stride, padding);
+    return spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding) && tl_pool_positive(&out) &&
+           tl_dims_product(kernel) < UINT64_C(1) << 32;
+}
+
 #endif

@@ -15,92 +15,6 @@ namespace {
 
 constexpr int THREADS = 256, UNROLL = 4;
 
-/* ---- plans ------------------------------------------------------------------------------------------------------- */
-
-constexpr int CACHED_PLANS = 24;
-
-struct Plans {
-    struct Entry {
-        tl_fft_shape shape;
-        cufftHandle handle;
-        size_t work;
-        uint64_t stamp; /* 0: free */
-    } entries[CACHED_PLANS];
-    uint64_t now;
-};
-
-void close_plans(void *object)
-{
-    Plans *plans = (Plans *)object;
-    for (Plans::Entry &e : plans->entries)
-        if (e.stamp)
-            cufftDestroy(e.handle);
-    free(plans);
-}
-
-bool same(const tl_fft_shape &a, const tl_fft_shape &b)
-{
-    return a.n == b.n && a.batch == b.batch && a.real_stride == b.real_stride && a.real_dist == b.real_dist &&
-           a.inverse == b.inverse;
-}
-
-cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *handle, size_t *work)
-{
-    cufftResult result = cufftCreate(handle);
-    if (result != CUFFT_SUCCESS)
-        return result;
-    long long n = s.n, bins = s.n / 2 + 1;
-    result = cufftSetAutoAllocation(*handle, 0);
-    if (result == CUFFT_SUCCESS && s.inverse)
-        result = cufftMakePlanMany64(*handle, 1, &n, &bins, 1, bins, &n, s.real_stride, s.real_dist, CUFFT_C2R, s.batch,
-                                     work);
-    else if (result == CUFFT_SUCCESS)
-        result = cufftMakePlanMany64(*handle, 1, &n, &n, s.real_stride, s.real_dist, &bins, 1, bins, CUFFT_R2C, s.batch,
-                                     work);
-    if (result == CUFFT_SUCCESS)
-        result = cufftSetStream(*handle, stream);
-    if (result != CUFFT_SUCCESS)
-        cufftDestroy(*handle);
-    return result;
-}
-
-/* The plan of a shape; the one unused longest gives way. */
-int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out)
-{
-    Plans *plans = (Plans *)tl_cuda_attached(ctx, TL_ATTACH_FFT);
-    if (!plans) {
-        plans = (Plans *)calloc(1, sizeof *plans);
-        if (!plans)
-            return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
-        tl_cuda_attach(ctx, TL_ATTACH_FFT, plans, close_plans);
-    }
-    Plans::Entry *place = plans->entries;
-    for (Plans::Entry &e : plans->entries) {
-        if (e.stamp && same(e.shape, shape)) {
-            e.stamp = ++plans->now;
-            *out = &e;
-            return TORCHLEAN_OK;
-        }
-        if (e.stamp < place->stamp)
-            place = &e;
-    }
-    if (place->stamp) {
-        cufftDestroy(place->handle);
-        place->stamp = 0;
-    }
-    cufftResult result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
-    if (result == CUFFT_ALLOC_FAILED) {
-        cudaGetLastError();
-        TL_TRY(tl_pool_collect(ctx));
-        result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
-    }
-    TL_CUFFT_TRY(ctx, result);
-    place->shape = shape;
-    place->stamp = ++plans->now;
-    *out = place;
-    return TORCHLEAN_OK;
-}
-
 /* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
 
 __device__ __forceinline__ bool not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
@@ -253,21 +167,6 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
 }
 
 } /* namespace */
-
-int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum)
-{
-    Plans::Entry *plan;
-    TL_TRY(find_plan(ctx, shape, &plan));
-    void *work;
-    TL_TRY(tl_pool_alloc(ctx, plan->work, &work));
-    cufftResult result = cufftSetWorkArea(plan->handle, work);
-    if (result == CUFFT_SUCCESS)
-        result = shape.inverse ? cufftExecC2R(plan->handle, (cufftComplex *)spectrum, real)
-                               : cufftExecR2C(plan->handle, real, (cufftComplex *)spectrum);
-    tl_pool_free(ctx, work);
-    TL_CUFFT_TRY(ctx, result);
-    return TORCHLEAN_OK;
-}
 
 extern "C" int32_t tl_cuda_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
 {

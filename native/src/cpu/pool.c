@@ -1,0 +1,510 @@
+/* Pooling on the CPU.
+ *
+ * Forward: the unit is a block of a row of outputs. Its accumulators, one per output, lie in L1; every row of cells the
+ * block's windows meet passes over them once, in row-major order, so a loop runs over neighbouring outputs and
+ * vectorises for the strides 1 and 2, while each sum keeps the order of its window's cells.
+ *
+ * Gradients: a task owns a contiguous range of cells (rows of the first spatial axis of one channel, or whole
+ * channels), visits the windows that meet it in row-major order, computes what it needs of a window anew, and adds only
+ * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows. */
+#include <string.h>
+
+#include "../abi/kernels.h"
+#include "../formula/count.h"
+#include "../formula/pool.h"
+
+enum {
+    BLOCK = 1024, /* outputs of a unit: accumulators of 4 KiB each */
+    TASK = 65536, /* cells read (forward) or owned (gradients) that make a task */
+};
+
+#define INLINE static inline __attribute__((always_inline))
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : 0; }
+
+/* The spatial axes; a single one is preceded by an axis of one cell, so there is always a leading axis. `step` is the
+ * distance of neighbours on an axis. */
+typedef struct pool_shape {
+    int32_t lead; /* leading axes; axis `lead` is the last */
+    int64_t channels, plane, windows, kernel;
+    int64_t n[9], k[9], s[9], p[9], o[9], step[9];
+} pool_shape;
+
+static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                       const tl_dims *padding)
+{
+    pool_shape v = {.channels = channels, .plane = 1, .windows = 1, .kernel = 1};
+    const int32_t more = spatial->rank == 1;
+    v.lead = spatial->rank + more - 1;
+    if (more)
+        v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1;
+    for (int32_t i = 0; i < spatial->rank; i++) {
+        v.n[i + more] = spatial->d[i];
+        v.k[i + more] = kernel->d[i];
+        v.s[i + more] = stride->d[i];
+        v.p[i + more] = padding->d[i];
+        v.o[i + more] = (spatial->d[i] + 2 * padding->d[i] - kernel->d[i]) / stride->d[i] + 1;
+    }
+    for (int32_t i = v.lead; i >= 0; i--) {
+        v.step[i] = v.plane;
+        v.plane *= v.n[i];
+        v.windows *= v.o[i];
+        v.kernel *= v.k[i];
+    }
+    return v;
+}
+
+/* A block of neighbouring windows: outputs [from, to) of the row of outputs `at` on the leading axes. The rows of cells
+ * that their windows meet are those with leading coordinates in [low, high). */
+typedef struct pool_row {
+    int64_t low[8], high[8], rows;
+    int64_t from, to, in_from, in_to; /* windows in [in_from, in_to) have no padded cell on the last axis */
+} pool_row;
+
+static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, int64_t to)
+{
+    pool_row r = {.rows = 1, .from = from, .to = to};
+    const int32_t l = v->lead;
+    for (int32_t i = 0; i < l; i++) {
+        const int64_t start = at[i] * v->s[i] - v->p[i];
+        r.low[i] = most(start, 0);
+        r.high[i] = least(start + v->k[i], v->n[i]);
+        r.rows *= r.high[i] - r.low[i];
+    }
+    const int64_t room = v->n[l] + v->p[l] - v->k[l];
+    r.in_from = least(most(ceil_div(v->p[l], v->s[l]), from), to);
+    r.in_to = room < 0 ? r.in_from : most(least(room / v->s[l] + 1, to), r.in_from);
+    return r;
+}
+
+/* The next coordinates in row-major order between low and high; 0 after the last. */
+static inline int next(int64_t *c, const int64_t *low, const int64_t *high, int32_t axes)
+{
+    for (int32_t i = axes - 1; i >= 0; i--) {
+        if (++c[i] < high[i])
+            return 1;
+        c[i] = low[i];
+    }
+    return 0;
+}
+
+static inline int64_t offset(const pool_shape *v, const int64_t *c)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < v->lead; i++)
+        sum += c[i] * v->step[i];
+    return sum;
+}
+
+/* Padded cells of window o. */
+static inline int64_t padded(const pool_shape *v, const pool_row *r, int64_t o)
+{
+    const int64_t start = o * v->s[v->lead] - v->p[v->lead];
+    const int64_t cells = least(start + v->k[v->lead], v->n[v->lead]) - most(start, 0);
+    return v->kernel - r->rows * cells;
+}
+
+/* ---- one row of cells passes over a block ------------------------------------------------------------------------ */
+
+/* Accumulators of a block: a and, for some passes, the extremes p or the winners' cells. */
+typedef struct pool_block {
+    float a[BLOCK], p[BLOCK];
+    uint32_t cell[BLOCK];
+} pool_block;
+
+/* Defines NAME(row, base, v, r, b, beta): for every output of the block and every cell x of its window in `row`, which
+ * begins at cell `base` of the plane, in order: CELL, over a (the accumulator), p, x, w (the winner) and here (x's
+ * cell). Windows inside the row go `kernel` cells at a time where that is a small constant, else cell by cell. */
+#define TL_PASS(NAME, CELL)                                                                                            \
+    INLINE void NAME##_inside(const float *restrict row, uint32_t base, int64_t n, int64_t kernel, int64_t stride,     \
+                              float *restrict aa, const float *restrict pp, uint32_t *restrict ww, float beta)         \
+    {                                                                                                                  \
+        (void)pp, (void)ww, (void)beta, (void)base;                                                                    \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)                                                           \
+        {                                                                                                              \
+            float a = aa[i], p = pp[i];                                                                                \
+            uint32_t w = ww[i];                                                                                        \
+            _Pragma("GCC unroll 4") for (int64_t j = 0; j < kernel; j++)                                               \
+            {                                                                                                          \
+                const float x = row[i * stride + j];                                                                   \
+                const uint32_t here = base + (uint32_t)(i * stride + j);                                               \
+                CELL                                                                                                   \
+                (void)here;                                                                                            \
+            }                                                                                                          \
+            aa[i] = a;                                                                                                 \
+            ww[i] = w;                                                                                                 \
+            (void)p;                                                                                                   \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void NAME(const float *row, int64_t base, const pool_shape *v, const pool_row *r, pool_block *b,            \
+                     float beta)                                                                                       \
+    {                                                                                                                  \
+        const int32_t l = v->lead;                                                                                     \
+        const int64_t s = v->s[l], k = v->k[l], n = r->in_to - r->in_from, at = r->in_from - r->from;                  \
+        const int64_t shift = r->in_from * s - v->p[l];                                                                \
+        const float *first = row + (n > 0 ? shift : 0);                                                                \
+        const uint32_t cell = (uint32_t)(base + shift);                                                                \
+        float *aa = b->a + at;                                                                                         \
+        const float *pp = b->p + at;                                                                                   \
+        uint32_t *ww = b->cell + at;                                                                                   \
+        if (s == 1 && k == 2)                                                                                          \
+            NAME##_inside(first, cell, n, 2, 1, aa, pp, ww, beta);                                                     \
+        else if (s == 1 && k == 3)                                                                                     \
+            NAME##_inside(first, cell, n, 3, 1, aa, pp, ww, beta);                                                     \
+        else if (s == 2 && k == 2)                                                                                     \
+            NAME##_inside(first, cell, n, 2, 2, aa, pp, ww, beta);                                                     \
+        else if (s == 2 && k == 3)                                                                                     \
+            NAME##_inside(first, cell, n, 3, 2, aa, pp, ww, beta);                                                     \
+        else if (s == 1)                                                                                               \
+            for (int64_t j = 0; n > 0 && j < k; j++)                                                                   \
+                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, 1, aa, pp, ww, beta);                               \
+        else if (s == 2)                                                                                               \
+            for (int64_t j = 0; n > 0 && j < k; j++)                                                                   \
+                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, 2, aa, pp, ww, beta);                               \
+        else if (n >= k)                                                                                               \
+            for (int64_t j = 0; j < k; j++)                                                                            \
+                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, s, aa, pp, ww, beta);                               \
+        else                                                                                                           \
+            NAME##_inside(first, cell, n, k, s, aa, pp, ww, beta);                                                     \
+        for (int64_t o = r->from; o < r->to; o++) {                                                                    \
+            if (o == r->in_from && n > 0)                                                                              \
+                o = r->in_to;                                                                                          \
+            if (o >= r->to)                                                                                            \
+                break;                                                                                                 \
+            const int64_t start = o * s - v->p[l], low = most(start, 0), high = least(start + k, v->n[l]);             \
+            NAME##_inside(row + low, (uint32_t)(base + low), 1, high - low, 1, b->a + (o - r->from),                   \
+                          b->p + (o - r->from), b->cell + (o - r->from), beta);                                        \
+        }                                                                                                              \
+    }
+
+TL_PASS(pass_sum, a += x;)
+TL_PASS(pass_max, a = tl_max(a, x);)
+TL_PASS(pass_min, a = tl_min(a, x);)
+TL_PASS(pass_weight, a += tl_pool_weight(x, p, beta);)
+TL_PASS(pass_winner, const int32_t take = tl_pool_takes(x, a); a = take ? x : a; w = take ? here : w;)
+
+typedef void (*pool_pass)(const float *, int64_t, const pool_shape *, const pool_row *, pool_block *, float);
+
+/* All rows of cells of the block, in order. */
+static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const pool_row *r, pool_block *b,
+                     float beta)
+{
+    int64_t c[8];
+    memcpy(c, r->low, sizeof c);
+    do {
+        const int64_t base = offset(v, c);
+        pass(x + base, base, v, r, b, beta);
+    } while (next(c, r->low, r->high, v->lead));
+}
+
+static void start_at(pool_block *b, const pool_row *r, float value)
+{
+    for (int64_t i = 0; i < r->to - r->from; i++)
+        b->a[i] = value;
+}
+
+/* The extremes p, then the sums of weights a. `sum` runs over cells only; the padded ones come last. */
+static void weigh(const float *x, const pool_shape *v, const pool_row *r, pool_block *b, float beta)
+{
+    float pads[BLOCK];
+    const int64_t n = r->to - r->from;
+    const float none = beta > 0.0f ? -TL_INF : TL_INF;
+    for (int64_t i = 0; i < n; i++) {
+        pads[i] = (float)padded(v, r, r->from + i);
+        b->a[i] = pads[i] > 0.0f ? 0.0f : none;
+    }
+    all_rows(beta > 0.0f ? pass_max : pass_min, x, v, r, b, beta);
+    memcpy(b->p, b->a, (size_t)n * sizeof(float));
+    start_at(b, r, 0.0f);
+    all_rows(pass_weight, x, v, r, b, beta);
+    for (int64_t i = 0; i < n; i++)
+        b->a[i] = tl_pool_total(b->a[i], pads[i], b->p[i], beta);
+}
+
+/* The cell that wins each window; the first of the window until another takes the lead. */
+static void find_winners(const float *x, const pool_shape *v, const pool_row *r, pool_block *b)
+{
+    const int64_t corner = offset(v, r->low), s = v->s[v->lead], p = v->p[v->lead];
+    for (int64_t i = 0; i < r->to - r->from; i++) {
+        b->a[i] = -TL_INF;
+        b->cell[i] = (uint32_t)(corner + most((r->from + i) * s - p, 0));
+    }
+    all_rows(pass_winner, x, v, r, b, 0.0f);
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+enum pool_kind { POOL_MAX, POOL_MEAN, POOL_SMOOTH };
+
+typedef struct pool_call {
+    pool_shape v;
+    enum pool_kind kind;
+    float beta;
+    const float *x, *g;
+    float *out;
+    int64_t blocks, units, group; /* blocks of a row of outputs; units in all and per task */
+    int64_t span, spans; /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
+} pool_call;
+
+static void forward_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const pool_call *f = arg;
+    const pool_shape *v = &f->v;
+    pool_block b;
+    memset(b.p, 0, sizeof b.p);
+    memset(b.cell, 0, sizeof b.cell);
+    const int64_t last = least((task + 1) * f->group, f->units), width = v->o[v->lead];
+    for (int64_t u = task * f->group; u < last; u++) {
+        int64_t at[8], rest = u / f->blocks;
+        const int64_t row = rest, from = u % f->blocks * BLOCK;
+        for (int32_t i = v->lead - 1; i >= 0; i--) {
+            at[i] = rest % v->o[i];
+            rest /= v->o[i];
+        }
+        const pool_row r = find_row(v, at, from, least(from + BLOCK, width));
+        const float *x = f->x + rest * v->plane;
+        float *out = f->out + row * width + from;
+        const int64_t n = r.to - r.from;
+        if (f->kind == POOL_MAX) {
+            start_at(&b, &r, -TL_INF);
+            all_rows(pass_max, x, v, &r, &b, 0.0f);
+            memcpy(out, b.a, (size_t)n * sizeof(float));
+        } else if (f->kind == POOL_MEAN) {
+            start_at(&b, &r, 0.0f);
+            all_rows(pass_sum, x, v, &r, &b, 0.0f);
+            for (int64_t i = 0; i < n; i++)
+                out[i] = tl_per_count(b.a[i], v->kernel);
+        } else {
+            weigh(x, v, &r, &b, f->beta);
+            for (int64_t i = 0; i < n; i++)
+                out[i] = tl_pool_smooth(b.a[i], b.p[i], f->beta);
+        }
+    }
+}
+
+static int32_t forward(pool_call f)
+{
+    const pool_shape *v = &f.v;
+    const int64_t width = v->o[v->lead];
+    f.blocks = ceil_div(width, BLOCK);
+    f.units = v->channels * (v->windows / width) * f.blocks;
+    int64_t cells = least(width, BLOCK);
+    for (int32_t i = 0; i <= v->lead; i++)
+        cells *= least(v->k[i], v->n[i]);
+    f.group = most(1, TASK / cells);
+    tl_parallel(ceil_div(f.units, f.group), forward_task, &f);
+    return TORCHLEAN_OK;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
+
+/* gx[first + i·stride] += add[i], i = 0..n-1. */
+INLINE void add_strided(float *restrict gx, const float *restrict add, int64_t n, int64_t stride)
+{
+    if (stride == 1)
+        for (int64_t i = 0; i < n; i++)
+            gx[i] += add[i];
+    else
+        for (int64_t i = 0; i < n; i++)
+            gx[i * stride] += add[i];
+}
+
+/* Adds each window's share to its cells in [low, high) of one row. The j-th cells of the block's windows are distinct,
+ * and j goes down, so that the windows that share a cell add to it from the first to the last. */
+static void spread_row(const pool_call *f, const pool_row *r, const pool_block *b, const float *x, float *gx,
+                       int64_t low, int64_t high)
+{
+    const pool_shape *v = &f->v;
+    const int64_t s = v->s[v->lead], p = v->p[v->lead];
+    /* no window of the block reaches j that lie wholly left of low or right of high */
+    const int64_t top = least(v->k[v->lead] - 1, high - 1 + p - r->from * s);
+    const int64_t bottom = most(0, low + p - (r->to - 1) * s);
+    for (int64_t j = top; j >= bottom; j--) {
+        const int64_t from = most(r->from, ceil_div(low + p - j, s)), room = high - 1 + p - j;
+        const int64_t to = room < 0 ? from : least(r->to, room / s + 1), n = to - from, at = from - r->from;
+        if (n <= 0)
+            continue;
+        const int64_t cell = from * s + j - p;
+        if (f->kind == POOL_MEAN) {
+            add_strided(gx + cell, b->a + at, n, s);
+            continue;
+        }
+        float share[BLOCK];
+        const float *restrict xx = x + cell;
+        if (s == 1)
+            for (int64_t i = 0; i < n; i++)
+                share[i] = tl_pool_weight(xx[i], b->p[at + i], f->beta) * b->a[at + i];
+        else
+            for (int64_t i = 0; i < n; i++)
+                share[i] = tl_pool_weight(xx[i * s], b->p[at + i], f->beta) * b->a[at + i];
+        add_strided(gx + cell, share, n, s);
+    }
+}
+
+/* The windows of one block of a row of outputs, for the owner of cells [own, end) of the plane x, gx. */
+static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t to, const float *x, const float *g,
+                   float *gx, int64_t own, int64_t end, pool_block *b)
+{
+    const pool_shape *v = &f->v;
+    const pool_row r = find_row(v, at, from, to);
+    const int64_t n = to - from;
+    if (f->kind == POOL_MAX) {
+        find_winners(x, v, &r, b);
+        for (int64_t i = 0; i < n; i++)
+            if (b->cell[i] >= own && b->cell[i] < end)
+                gx[b->cell[i]] += tl_pool_prize(b->a[i], g[i]);
+        return;
+    }
+    if (f->kind == POOL_MEAN) {
+        memcpy(b->a, g, (size_t)n * sizeof(float));
+    } else {
+        weigh(x, v, &r, b, f->beta);
+        for (int64_t i = 0; i < n; i++)
+            b->a[i] = g[i] / b->a[i];
+    }
+    int64_t c[8];
+    memcpy(c, r.low, sizeof c);
+    do {
+        const int64_t base = offset(v, c), low = most(own - base, 0), high = least(end - base, v->n[v->lead]);
+        if (low < high)
+            spread_row(f, &r, b, x ? x + base : NULL, gx + base, low, high);
+    } while (next(c, r.low, r.high, v->lead));
+}
+
+/* Windows of an axis that meet its cells [low, high): [*from, *to). */
+static void meeting(const pool_shape *v, int32_t axis, int64_t low, int64_t high, int64_t *from, int64_t *to)
+{
+    *from = ceil_div(low + v->p[axis] - v->k[axis] + 1, v->s[axis]);
+    *to = least((high - 1 + v->p[axis]) / v->s[axis] + 1, v->o[axis]);
+}
+
+static void gradient_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const pool_call *f = arg;
+    const pool_shape *v = &f->v;
+    const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0; /* a single axis is cut itself */
+    const int64_t last = least((task + 1) * f->group, f->units);
+    pool_block b;
+    memset(b.p, 0, sizeof b.p);
+    memset(b.cell, 0, sizeof b.cell);
+    for (int64_t u = task * f->group; u < last; u++) {
+        const int64_t channel = u / f->spans, low = u % f->spans * f->span, high = least(low + f->span, v->n[cut]);
+        const int64_t own = low * v->step[cut], end = high * v->step[cut];
+        const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
+        float *gx = f->out + channel * v->plane;
+        memset(gx + own, 0, (size_t)(end - own) * sizeof(float));
+        int64_t first[9] = {0}, past[9], at[8];
+        memcpy(past, v->o, sizeof past);
+        meeting(v, cut, low, high, &first[cut], &past[cut]);
+        if (first[cut] < past[cut]) {
+            memcpy(at, first, sizeof at);
+            do {
+                int64_t row = 0;
+                for (int32_t i = 0; i < v->lead; i++)
+                    row = row * v->o[i] + at[i];
+                for (int64_t from = first[v->lead]; from < past[v->lead]; from += BLOCK)
+                    spread(f, at, from, least(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx, own,
+                           end, &b);
+            } while (next(at, first, past, v->lead));
+        }
+        if (f->kind == POOL_MEAN)
+            for (int64_t i = own; i < end; i++)
+                gx[i] = tl_per_count(gx[i], v->kernel);
+    }
+}
+
+static int32_t gradient(pool_call f)
+{
+    const pool_shape *v = &f.v;
+    const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0;
+    /* Windows across the end of a span are computed by both its neighbours: eight kernels long, they are few. */
+    f.span = most(ceil_div(TASK, v->step[cut]), 8 * least(v->k[cut], v->n[cut]));
+    f.spans = ceil_div(v->n[cut], f.span);
+    f.units = v->channels * f.spans;
+    f.group = most(1, TASK / v->plane);
+    tl_parallel(ceil_div(f.units, f.group), gradient_task, &f);
+    return TORCHLEAN_OK;
+}
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+#define ND \
+    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
+#define VIEW view(channels, spatial, kernel, stride, padding)
+
+int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, ND, float *out)
+{
+    (void)ctx;
+    return forward((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
+}
+
+int32_t tl_cpu_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
+{
+    (void)ctx;
+    return gradient((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
+}
+
+int32_t tl_cpu_avg_pool(tl_context *ctx, const float *x, ND, float *out)
+{
+    (void)ctx;
+    return forward((pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
+}
+
+int32_t tl_cpu_avg_pool_bwd(tl_context *ctx, const float *g, ND, float *gx)
+{
+    (void)ctx;
+    return gradient((pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
+}
+
+int32_t tl_cpu_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta, float *out)
+{
+    (void)ctx;
+    return forward((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
+}
+
+int32_t tl_cpu_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
+{
+    (void)ctx;
+    return gradient((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
+}
+
+#define FLAT \
+    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, \
+        int64_t stride_w, int64_t padding_h, int64_t padding_w
+#define LISTS                                                                                          \
+    channels, &(tl_dims){2, {in_h, in_w}}, &(tl_dims){2, {kernel_h, kernel_w}},                        \
+        &(tl_dims){2, {stride_h, stride_w}}, &(tl_dims){2, {padding_h, padding_w}}
+
+int32_t tl_cpu_max_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
+{
+    return tl_cpu_max_pool(ctx, x, LISTS, out);
+}
+
+int32_t tl_cpu_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float *gx)
+{
+    return tl_cpu_max_pool_bwd(ctx, x, g, LISTS, gx);
+}
+
+int32_t tl_cpu_avg_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
+{
+    return tl_cpu_avg_pool(ctx, x, LISTS, out);
+}
+
+int32_t tl_cpu_avg_pool2d_bwd(tl_context *ctx, const float *g, FLAT, float *gx)
+{
+    return tl_cpu_avg_pool_bwd(ctx, g, LISTS, gx);
+}
+
+int32_t tl_cpu_smooth_max_pool2d(tl_context *ctx, const float *x, FLAT, float beta, float *out)
+{
+    return tl_cpu_smooth_max_pool(ctx, x, LISTS, beta, out);
+}
+
+int32_t tl_cpu_smooth_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float beta, float *gx)
+{
+    return tl_cpu_smooth_max_pool_bwd(ctx, x, g, LISTS, beta, gx);
+}

@@ -1,0 +1,381 @@
+/* Diagonal scans on the CPU, in the chunked order of formula/scan_chunks.h.
+ *
+ * A task owns a block of neighbouring channels and walks through time. Per channel it keeps h, the chunk's own state s
+ * and its product P, all in L1, and reads every input once: s and P run beside h, so a chunk need not be read twice.
+ * Where channels are too few to occupy the threads and chunks are many, the work is cut by chunks as well: one pass for
+ * the chunks' maps, one step per chunk for the carries, one pass for the results. Both do the same arithmetic. */
+#include <string.h>
+
+#include "../abi/kernels.h"
+#include "../formula/scan_chunks.h"
+#include "sum_tree.h"
+
+enum {
+    WIDTH = 1024, /* channels of a block at most: a page of each row; the state is 3 rows of 4 KiB */
+    NARROW = 16,  /* and at least: a line of the cache */
+    ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
+};
+
+static const float zeros[WIDTH];
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* A scan forward or, with g, in reverse. Coefficients and the inputs beside them have a row per step, or one row (then
+ * every = 0) for all steps. */
+typedef struct scan_call {
+    const float *A, *B, *x, *h0, *out, *g;
+    int64_t every; /* elements from one step's A and B to the next: state or 0 */
+    int64_t T, D;
+    float *h;                    /* forward: the result */
+    float *gA, *gB, *gx, *gh0;   /* reverse; any may be NULL */
+    float *sums_A, *sums_B;      /* reverse with constant coefficients: a row per chunk */
+    float *carries, *maps_P, *maps_s; /* a row per chunk, where chunks are tasks */
+    int64_t chunks, block, blocks;
+} scan_call;
+
+typedef struct scan_state {
+    _Alignas(64) float h[WIDTH], s[WIDTH], P[WIDTH];
+    float q[ROWS][WIDTH]; /* reverse: the h of the steps just taken */
+} scan_state;
+
+/* Time of step k. */
+static inline int64_t time_of(const scan_call *f, int64_t k) { return f->g ? f->T - 1 - k : k; }
+
+/* The coefficients of step k from channel j0; 0 for the first step of a reverse scan. */
+static inline const float *coefficient(const scan_call *f, int64_t k, int64_t j0)
+{
+    if (!f->g)
+        return f->A + k * f->every + j0;
+    return k == 0 ? zeros : f->A + (f->T - k) * f->every + j0;
+}
+
+/* The rows of m steps: coefficients, terms (b = B·x, or x alone where B is not used) and where the h go. */
+typedef struct scan_rows {
+    const float *a[ROWS], *B[ROWS], *x[ROWS];
+    float *q[ROWS];
+} scan_rows;
+
+/* What runs of a chunk's own map. */
+enum scan_own { OWN_NONE, OWN_STATE, OWN_MAP };
+
+/* m steps of n channels: h (`main`), what `own` says of the chunk's own map, or both. */
+static inline __attribute__((always_inline)) void advance(const scan_rows *rows, scan_state *v, int64_t n, int m,
+                                                          int scaled, int main, int own)
+{
+    const scan_rows r = *rows;
+    float *restrict h = v->h, *restrict s = v->s, *restrict P = v->P;
+    _Pragma("GCC ivdep") for (int64_t j = 0; j < n; j++)
+    {
+        float hj = h[j], sj = s[j], Pj = P[j];
+        _Pragma("GCC unroll 4") for (int u = 0; u < m; u++)
+        {
+            const float c = r.a[u][j], b = scaled ? r.B[u][j] * r.x[u][j] : r.x[u][j];
+            if (main) {
+                hj = fmaf(c, hj, b);
+                r.q[u][j] = hj;
+            }
+            if (own)
+                sj = fmaf(c, sj, b);
+            if (own == OWN_MAP)
+                Pj = Pj * c;
+        }
+        if (main)
+            h[j] = hj;
+        if (own)
+            s[j] = sj;
+        if (own == OWN_MAP)
+            P[j] = Pj;
+    }
+}
+
+/* Steps k to k + m - 1 of the channels from j0; m is 1 or ROWS. */
+static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t k, int64_t m, int64_t j0, int64_t n,
+                       int main, int own)
+{
+    for (int64_t u = 0; u < m; u++) {
+        const int64_t t = time_of(f, k + u), at = t * f->D + j0;
+        r->a[u] = coefficient(f, k + u, j0);
+        r->B[u] = f->g ? NULL : f->B + t * f->every + j0;
+        r->x[u] = (f->g ? f->g : f->x) + at;
+        r->q[u] = f->g ? v->q[u] : f->h + at;
+    }
+#define TAKE(steps, scaled)                                  \
+    do {                                                     \
+        if (!main)                                           \
+            advance(r, v, n, steps, scaled, 0, OWN_MAP);     \
+        else if (own == OWN_MAP)                             \
+            advance(r, v, n, steps, scaled, 1, OWN_MAP);     \
+        else if (own == OWN_STATE)                           \
+            advance(r, v, n, steps, scaled, 1, OWN_STATE);   \
+        else                                                 \
+            advance(r, v, n, steps, scaled, 1, OWN_NONE);    \
+    } while (0)
+    if (m == ROWS && f->g)
+        TAKE(ROWS, 0);
+    else if (m == ROWS)
+        TAKE(ROWS, 1);
+    else if (f->g)
+        TAKE(1, 0);
+    else
+        TAKE(1, 1);
+#undef TAKE
+}
+
+/* a[j] = b[j]·c[j] */
+static void product(float *restrict a, const float *restrict b, const float *restrict c, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        a[j] = b[j] * c[j];
+}
+
+static void accumulate(float *restrict chain, const float *restrict b, const float *restrict c, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        chain[j] = fmaf(b[j], c[j], chain[j]);
+}
+
+/* The chains of a chunk's sums: gA's, then gB's. */
+typedef struct scan_chains {
+    float A[TL_COLUMN_CHAINS][WIDTH], B[TL_COLUMN_CHAINS][WIDTH];
+} scan_chains;
+
+/* The gradients that step k of a reverse scan gives, its h in q. */
+static void emit(const scan_call *f, const float *q, scan_chains *c, int64_t k, int64_t j0, int64_t n)
+{
+    const int64_t t = time_of(f, k), at = t * f->D + j0;
+    const float *before = t ? f->out + at - f->D : f->h0 + j0;
+    if (f->every == 0) {
+        if (f->gA)
+            accumulate(c->A[k % TL_COLUMN_CHAINS], q, before, n);
+        if (f->gB)
+            accumulate(c->B[k % TL_COLUMN_CHAINS], q, f->x + at, n);
+    } else {
+        if (f->gA)
+            product(f->gA + at, q, before, n);
+        if (f->gB)
+            product(f->gB + at, q, f->x + at, n);
+    }
+    if (f->gx)
+        product(f->gx + at, q, f->B + t * f->every + j0, n);
+    if (f->gh0 && t == 0)
+        product(f->gh0 + j0, q, f->A + j0, n);
+}
+
+static void close_chains(float (*chains)[WIDTH], float *sums, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        sums[j] = (chains[0][j] + chains[1][j]) + (chains[2][j] + chains[3][j]);
+}
+
+/* The steps of one chunk from the h in v; `own` says what runs of its map. */
+static void run_chunk(const scan_call *f, scan_state *v, scan_chains *c, int64_t chunk, int64_t j0, int64_t n, int own)
+{
+    const int64_t first = chunk * TL_SCAN_CHUNK, last = least(first + TL_SCAN_CHUNK, f->T);
+    const int sums = f->g && f->every == 0;
+    if (sums)
+        memset(c, 0, sizeof *c);
+    scan_rows r;
+    for (int64_t k = first, m; k < last; k += m) {
+        m = k + ROWS <= last ? ROWS : 1;
+        take_steps(f, v, &r, k, m, j0, n, 1, own);
+        for (int64_t u = 0; f->g && u < m; u++)
+            emit(f, r.q[u], c, k + u, j0, n);
+    }
+    if (sums && f->gA)
+        close_chains(c->A, f->sums_A + chunk * f->D + j0, n);
+    if (sums && f->gB)
+        close_chains(c->B, f->sums_B + chunk * f->D + j0, n);
+}
+
+/* The identity map, or with own = OWN_STATE one that keeps its product. */
+static void identity_map(scan_state *v, int64_t n, int own)
+{
+    for (int64_t j = 0; j < n; j++)
+        v->s[j] = 0.0f;
+    if (own == OWN_MAP)
+        for (int64_t j = 0; j < n; j++)
+            v->P[j] = 1.0f;
+}
+
+static void start(const scan_call *f, float *h, int64_t j0, int64_t n)
+{
+    if (f->g)
+        memset(h, 0, (size_t)n * sizeof(float));
+    else
+        memcpy(h, f->h0 + j0, (size_t)n * sizeof(float));
+}
+
+/* ---- tasks are blocks of channels -------------------------------------------------------------------------------- */
+
+static void walk_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const scan_call *f = arg;
+    const int64_t j0 = task * f->block, n = least(f->block, f->D - j0);
+    scan_state v;
+    scan_chains c;
+    float carry[WIDTH];
+    start(f, v.h, j0, n);
+    for (int64_t chunk = 0; chunk < f->chunks; chunk++) {
+        memcpy(carry, v.h, (size_t)n * sizeof(float));
+        /* Constant coefficients have one product; a reverse scan's first chunk, which begins with a 0, has another. */
+        const int fresh = f->every || chunk <= (f->g ? 1 : 0);
+        const int own = chunk + 1 == f->chunks ? OWN_NONE : fresh ? OWN_MAP : OWN_STATE;
+        identity_map(&v, n, own);
+        run_chunk(f, &v, &c, chunk, j0, n, own);
+        if (chunk + 1 < f->chunks)
+            for (int64_t j = 0; j < n; j++)
+                v.h[j] = tl_scan_carry(v.P[j], v.s[j], carry[j], v.h[j]);
+    }
+}
+
+/* ---- tasks are blocks of channels of one chunk ------------------------------------------------------------------- */
+
+static void map_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const scan_call *f = arg;
+    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = least(f->block, f->D - j0);
+    scan_state v;
+    identity_map(&v, n, OWN_MAP);
+    scan_rows r;
+    for (int64_t k = chunk * TL_SCAN_CHUNK; k < (chunk + 1) * TL_SCAN_CHUNK; k += ROWS)
+        take_steps(f, &v, &r, k, ROWS, j0, n, 0, OWN_MAP);
+    memcpy(f->maps_P + chunk * f->D + j0, v.P, (size_t)n * sizeof(float));
+    memcpy(f->maps_s + chunk * f->D + j0, v.s, (size_t)n * sizeof(float));
+}
+
+/* The h at the end of one chunk of one channel; no result is written. */
+static float end_of(const scan_call *f, int64_t chunk, int64_t j, float h)
+{
+    for (int64_t k = chunk * TL_SCAN_CHUNK; k < (chunk + 1) * TL_SCAN_CHUNK; k++) {
+        const int64_t t = time_of(f, k), at = t * f->D + j;
+        h = fmaf(*coefficient(f, k, j), h, f->g ? f->g[at] : f->B[t * f->every + j] * f->x[at]);
+    }
+    return h;
+}
+
+/* The carries of all chunks, for a block of channels. A map that is not finite sends one channel through its chunk. */
+static void carry_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const scan_call *f = arg;
+    const int64_t j0 = task * f->block, n = least(f->block, f->D - j0);
+    start(f, f->carries + j0, j0, n);
+    for (int64_t chunk = 0; chunk + 1 < f->chunks; chunk++) {
+        const float *P = f->maps_P + chunk * f->D + j0, *s = f->maps_s + chunk * f->D + j0;
+        const float *from = f->carries + chunk * f->D + j0;
+        float *to = f->carries + (chunk + 1) * f->D + j0;
+        for (int64_t j = 0; j < n; j++) {
+            if (!tl_scan_finite(P[j], s[j], from[j])) {
+                to[j] = end_of(f, chunk, j0 + j, from[j]);
+            } else {
+                to[j] = fmaf(P[j], from[j], s[j]);
+            }
+        }
+    }
+}
+
+static void chunk_task(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const scan_call *f = arg;
+    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = least(f->block, f->D - j0);
+    scan_state v;
+    scan_chains c;
+    memcpy(v.h, f->carries + chunk * f->D + j0, (size_t)n * sizeof(float));
+    run_chunk(f, &v, &c, chunk, j0, n, OWN_NONE);
+}
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+/* f.chunks is set. */
+static int32_t scan(tl_context *ctx, scan_call f)
+{
+    /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
+    f.block = least(WIDTH, ceil_div(ceil_div(f.D, 2), NARROW) * NARROW);
+    f.blocks = ceil_div(f.D, f.block);
+    if (f.blocks > 1 || f.chunks < 16) {
+        tl_parallel(f.blocks, walk_task, &f);
+        return TORCHLEAN_OK;
+    }
+    const size_t row = (size_t)f.D * sizeof(float);
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(3 * f.chunks) * row, &scratch);
+    if (status)
+        return status;
+    f.carries = scratch;
+    f.maps_P = f.carries + f.chunks * f.D;
+    f.maps_s = f.maps_P + f.chunks * f.D;
+    tl_parallel((f.chunks - 1) * f.blocks, map_task, &f);
+    tl_parallel(f.blocks, carry_task, &f);
+    tl_parallel(f.chunks * f.blocks, chunk_task, &f);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
+static int32_t forward(tl_context *ctx, scan_call f)
+{
+    f.chunks = ceil_div(f.T, TL_SCAN_CHUNK);
+    return scan(ctx, f);
+}
+
+static int32_t reverse(tl_context *ctx, scan_call f)
+{
+    const size_t row = (size_t)f.D * sizeof(float);
+    f.chunks = ceil_div(f.T, TL_SCAN_CHUNK);
+    if (f.T == 0) { /* those of per-step coefficients are empty */
+        if (f.gA && f.every == 0)
+            memset(f.gA, 0, row);
+        if (f.gB && f.every == 0)
+            memset(f.gB, 0, row);
+        if (f.gh0)
+            memset(f.gh0, 0, row);
+        return TORCHLEAN_OK;
+    }
+    if (f.every || (!f.gA && !f.gB))
+        return scan(ctx, f);
+    void *sums;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(2 * f.chunks) * row, &sums);
+    if (status)
+        return status;
+    f.sums_A = sums;
+    f.sums_B = f.sums_A + f.chunks * f.D;
+    status = scan(ctx, f);
+    if (!status && f.gA)
+        status = tl_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA);
+    if (!status && f.gB)
+        status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB);
+    tl_pool_free(ctx, sums);
+    return status;
+}
+
+int32_t tl_cpu_selective_scan_diag(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                   int64_t seq_len, int64_t state, float *out)
+{
+    return forward(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .T = seq_len, .D = state, .h = out});
+}
+
+int32_t tl_cpu_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, const float *out, const float *g, int64_t seq_len,
+                                       int64_t state, float *gA, float *gB, float *gx, float *gh0)
+{
+    return reverse(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .T = seq_len, .D = state,
+                                    .gA = gA, .gB = gB, .gx = gx, .gh0 = gh0});
+}
+
+int32_t tl_cpu_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x,
+                                       const float *h0, int64_t seq_len, int64_t state, float *out)
+{
+    return forward(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .every = state, .T = seq_len, .D = state,
+                                    .h = out});
+}
+
+int32_t tl_cpu_selective_scan_diag_var_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
+                                           const float *h0, const float *out, const float *g, int64_t seq_len,
+                                           int64_t state, float *gA, float *gB, float *gx, float *gh0)
+{
+    return reverse(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .every = state, .T = seq_len,
+                                    .D = state, .gA = gA, .gB = gB, .gx = gx, .gh0 = gh0});
+}

@@ -1,0 +1,39 @@
+/* The scalar pieces of pooling. A window's sums run over its cells in row-major order; a cell's gradients over the
+ * windows that meet it, in row-major order too. */
+#ifndef TL_FORMULA_POOL_H
+#define TL_FORMULA_POOL_H
+
+#include "exact.h"
+#include "explog.h"
+
+/* Whether v takes the lead from the best cell so far: it is larger, or it is the first NaN. Zeros of both signs tie. */
+TL_HD int32_t tl_pool_takes(float v, float best)
+{
+    return (best == best) & !(v <= best);
+}
+
+/* What a winner receives of its window's g. */
+TL_HD float tl_pool_prize(float v, float g)
+{
+    return v != v ? TL_NAN : g;
+}
+
+/* e^(beta (v - p)), p the extreme of v's window; 1 for v = p, infinite or not. */
+TL_HD float tl_pool_weight(float v, float p, float beta)
+{
+    return tl_exp(v == p ? 0.0f : beta * (v - p));
+}
+
+/* The window's sum of weights: `sum` over its cells, and `padded` cells of value 0. */
+TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
+{
+    float all = fmaf(padded, tl_pool_weight(0.0f, p, beta), sum);
+    return padded > 0.0f ? all : sum;
+}
+
+TL_HD float tl_pool_smooth(float total, float p, float beta)
+{
+    return p + tl_log(total) / beta;
+}
+
+#endif

@@ -1,0 +1,512 @@
+"""Pooling: maximum, average and smooth maximum over windows of 1 to 8 spatial axes, channels first.
+
+On an axis of n cells with padding p, window o covers the cells o·stride - p + j, j = 0..kernel-1; those outside 0..n-1
+are padded. A leading batch axis folds into ``channels``. The limit padding <= ⌊kernel/2⌋ gives every window at least one
+cell of its own. The 2-D rows take scalars and compute what the N-D rows do, bit for bit.
+
+Orders: a window's cells row-major; the windows that meet a cell row-major as well. Both are the same on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tlspec.bounds import LAMBDA, TINY, U, custom, exact, spacing, tree
+from tlspec.laws import adjoint, equation, homogeneous, linear
+from tlspec.registry import check, op
+
+# ---- windows ----------------------------------------------------------------------------------------------------------
+
+
+def _windows(x, kernel, stride, padding, fill):
+    """The windows of x[channels, *spatial] as [channels, *out, cells], padded cells holding `fill`."""
+    rank = len(kernel)
+    wide = np.pad(x, [(0, 0), *((p, p) for p in padding)], constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(wide, tuple(kernel), axis=tuple(range(1, rank + 1)))
+    view = view[(slice(None), *(slice(None, None, s) for s in stride))]
+    return view.reshape(*view.shape[: rank + 1], math.prod(kernel))
+
+
+def _cells(channels, spatial, kernel, stride, padding):
+    """The flat index of every window's cells in x, -1 where padded."""
+    index = np.arange(channels * math.prod(spatial), dtype=np.int64).reshape(channels, *spatial)
+    return _windows(index, kernel, stride, padding, -1)
+
+
+def _gather(cells, shares, channels, spatial):
+    """Adds every window's shares (same shape as `cells`) to the cells they belong to."""
+    out = np.zeros(channels * math.prod(spatial))
+    inside = cells >= 0
+    np.add.at(out, cells[inside], shares[inside])
+    return out.reshape(channels, *spatial)
+
+
+def _cover(kernel: Sequence[int], stride: Sequence[int]) -> int:
+    """The most windows that meet a cell."""
+    return math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
+
+
+def _factor(h):
+    """min(h, λ√h)."""
+    return np.minimum(h, LAMBDA * np.sqrt(h))
+
+
+# ---- drawn shapes -----------------------------------------------------------------------------------------------------
+
+
+def _draw(d, rank=None):
+    """Windows of 1 to 7 cells an axis, strides that overlap, touch and leave gaps, sizes from the smallest that fits."""
+    rank = d.rank(1, 8) if rank is None else rank
+    sizes = [1, 2, 2, 3, 3, 4, 5, 7] if rank <= 3 else [1, 2, 2, 3]
+    kernel = [d.choice(sizes) for _ in range(rank)]
+    stride = [d.choice([1, 1, 2, 2, 3, k]) for k in kernel]
+    padding = [d.choice([0, k // 2, d.integer(0, k // 2)]) for k in kernel]
+    while math.prod(kernel) > 400:
+        kernel[kernel.index(max(kernel))] = 1
+        padding = [min(p, k // 2) for p, k in zip(padding, kernel, strict=True)]
+    # large cases are held back by the reference, which holds every window's cells
+    room = max(d.budget // (4 if d.budget < 2**20 else max(4, math.prod(kernel))), 8)
+    spatial = []
+    for axis in d.rng.permutation(rank):
+        low = max(1, kernel[axis] - 2 * padding[axis])
+        cap = max(low, int(room ** d.rng.uniform(0.2, 0.8)))
+        n = int(low * (cap / low) ** d.rng.random()) + d.integer(0, 3)
+        spatial.append((int(axis), n))
+        room = max(1, room // n)
+    channels = 0 if d.empty else d.integer(1, max(1, min(room, 40)))
+    return {
+        "channels": channels, "spatial": [n for _, n in sorted(spatial)],
+        "kernel": kernel, "stride": stride, "padding": padding,
+    }  # fmt: skip
+
+
+def _smooth_draw(d, rank=None):
+    beta = d.choice([1.0, -1.0, 2.5, -0.125, 20.0, d.real(0.05, 8), d.real(-8, -0.05), 1e-3, -300.0])
+    return {**_draw(d, rank), "beta": beta}
+
+
+def _flat(values):
+    """The 2-D rows' arguments from the N-D rows'."""
+    out = {"channels": values["channels"]}
+    names = {"spatial": "in_{}", "kernel": "kernel_{}", "stride": "stride_{}", "padding": "padding_{}"}
+    for key, name in names.items():
+        for axis, value in zip("hw", values[key], strict=True):
+            out[name.format(axis)] = value
+    return {**out, **{k: v for k, v in values.items() if k == "beta"}}
+
+
+def _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    return {"kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w], "padding": [padding_h, padding_w]}
+
+
+def _same_as(name):
+    """The law that ties a 2-D row to the N-D one."""
+
+    def state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta=None):
+        values = {
+            "channels": channels, "spatial": [in_h, in_w],
+            **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w),
+        }  # fmt: skip
+        if beta is not None:
+            values["beta"] = beta
+        yield f().array, f({"x": x}, values=values, op=name).array
+
+    def plain(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+        return state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+
+    return equation(f"{name}2d = {name}", state if name.startswith("smooth") else plain)
+
+
+# ---- checks and benchmarks --------------------------------------------------------------------------------------------
+
+_CHECKS = [
+    check("kernel", "rank(kernel) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
+    check("stride", "rank(stride) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
+    check("padding", "rank(padding) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
+    check("kernel", "pool_positive(kernel)", say="every entry >= 1"),
+    check("stride", "pool_positive(stride)", say="every entry >= 1"),
+    check("padding", "pool_padding_ok(kernel, padding)", say="padding <= kernel // 2 on every axis"),
+    check(
+        "spatial",
+        "pool_ok(spatial, kernel, stride, padding)",
+        "SHAPE",
+        say="an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window",
+    ),
+]
+_CHECKS_2D = [
+    check("kernel_h", "kernel_h >= 1"),
+    check("kernel_w", "kernel_w >= 1"),
+    check("stride_h", "stride_h >= 1"),
+    check("stride_w", "stride_w >= 1"),
+    check("padding_h", "2 * padding_h <= kernel_h", say="padding_h <= kernel_h // 2"),
+    check("padding_w", "2 * padding_w <= kernel_w", say="padding_w <= kernel_w // 2"),
+    check("in_h", "pool_size(in_h, kernel_h, stride_h, padding_h) >= 1", "SHAPE",
+          say="1 <= in_h and kernel_h <= in_h + 2*padding_h"),
+    check("in_w", "pool_size(in_w, kernel_w, stride_w, padding_w) >= 1 and kernel_h * kernel_w < 4294967296", "SHAPE",
+          say="1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window"),
+]  # fmt: skip
+#: beta is already rounded to float32 where the check is made; the limit lies between the largest float32 and infinity
+_BETA = [check("beta", "-3.41e38 < beta < 3.41e38 and beta != 0.0", say="beta finite and not 0 as a float32")]
+
+_TEXT = (
+    "x[channels, *spatial]; kernel: dims, stride: dims, padding: dims{}"
+    " -> out[channels, *pool_out(spatial, kernel, stride, padding)]"
+)
+_TEXT_2D = (
+    "x[channels, in_h, in_w]; kernel_h: u32, kernel_w: u32, stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32{}"
+    " -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)]"
+)
+
+_SHAPES = (
+    (256, [512, 512], [2, 2], [2, 2], [0, 0]),
+    (256, [512, 512], [3, 3], [2, 2], [1, 1]),
+    (256, [512, 512], [3, 3], [1, 1], [1, 1]),
+    (64, [32, 64, 64], [2, 2, 2], [2, 2, 2], [0, 0, 0]),
+)
+
+
+def _bench(flat=False, **extra):
+    rows = [
+        {"channels": c, "spatial": n, "kernel": k, "stride": s, "padding": p, **extra}
+        for c, n, k, s, p in _SHAPES
+    ]  # fmt: skip
+    return [_flat(r) for r in rows if len(r["spatial"]) == 2][:2] if flat else rows
+
+
+def _torch(kind):
+    def run(torch, x, kernel, stride, padding, channels=None, spatial=None):
+        pool = getattr(torch.nn.functional, f"{kind}_pool{len(kernel)}d")
+        return pool(x[None], tuple(kernel), tuple(stride), tuple(padding))[0]
+
+    return run
+
+
+def _torch_2d(kind):
+    def run(torch, x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+        pool = getattr(torch.nn.functional, f"{kind}_pool2d")
+        return pool(x[None], (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w))[0]
+
+    return run
+
+
+# ---- maximum ----------------------------------------------------------------------------------------------------------
+
+
+def _maximum(x, kernel, stride, padding):
+    """IEEE 754-2019 maximum of every window: NaN wins, +0 is above -0."""
+    w = _windows(x, kernel, stride, padding, -np.inf)
+    top = w.max(axis=-1)
+    plus = ((w == 0) & ~np.signbit(w)).any(axis=-1)
+    return np.where(top == 0, np.where(plus, 0.0, -0.0), top)
+
+
+def _winner(x, kernel, stride, padding):
+    """The cell that takes every window's gradient, and whether it is NaN."""
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    w = _windows(x, kernel, stride, padding, -np.inf)
+    top = w.max(axis=-1, keepdims=True)
+    first = np.argmax((cells >= 0) & ((w == top) | np.isnan(w)), axis=-1)[..., None]
+    return np.take_along_axis(cells, first, -1), np.isnan(top)
+
+
+def _max_vjp(x, g, kernel, stride, padding):
+    cells, nan = _winner(x, kernel, stride, padding)
+    return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
+
+
+@op(
+    _TEXT.format(""),
+    bound=exact(),
+    checks=_CHECKS,
+    draw=_draw,
+    laws=[homogeneous("x")],
+    bench=_bench(),
+    torch=_torch("max"),
+    source="IEEE 754-2019, 9.6 (maximum)",
+)
+def max_pool(x, kernel, stride, padding):
+    """Maximum over windows.
+
+    out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
+    empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+    """
+    return _maximum(x, kernel, stride, padding)
+
+
+@max_pool.vjp(
+    "x, g -> gx",
+    bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1,
+               lambda x, g, kernel, stride, padding: _max_vjp(x, np.abs(g), kernel, stride, padding)),
+)  # fmt: skip
+def max_pool_vjp(x, g, kernel, stride, padding):
+    """gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
+
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
+    """
+    return _max_vjp(x, g, kernel, stride, padding)
+
+
+@op(
+    _TEXT_2D.format(""),
+    bound=exact(),
+    checks=_CHECKS_2D,
+    draw=lambda d: _flat(_draw(d, 2)),
+    laws=[homogeneous("x"), _same_as("max_pool")],
+    bench=_bench(flat=True),
+    torch=_torch_2d("max"),
+    source="IEEE 754-2019, 9.6 (maximum)",
+)
+def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    """Maximum over 2-D windows: max_pool with two spatial axes.
+
+    out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+    """
+    return _maximum(x, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+
+
+@max_pool2d.vjp(
+    "x, g -> gx",
+    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w]) - 1,
+               lambda x, g, **v: _max_vjp(x, np.abs(g), **_lists(**_only(v)))),
+)  # fmt: skip
+def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    """As max_pool_bwd."""
+    return _max_vjp(x, g, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+
+
+def _only(values):
+    """The window's six scalars of a 2-D call."""
+    return {k: v for k, v in values.items() if k.startswith(("kernel_", "stride_", "padding_"))}
+
+
+# ---- average ----------------------------------------------------------------------------------------------------------
+
+
+def _mean(x, kernel, stride, padding):
+    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
+
+
+def _mean_vjp(g, channels, spatial, kernel, stride, padding):
+    cells = _cells(channels, spatial, kernel, stride, padding)
+    return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
+
+
+@op(
+    _TEXT.format(""),
+    bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
+    checks=_CHECKS,
+    draw=_draw,
+    laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    bench=_bench(),
+    torch=_torch("avg"),
+    source="native/src/formula/count.h",
+)
+def avg_pool(x, kernel, stride, padding):
+    """Average over windows; padded cells count in the divisor.
+
+    out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    padding > kernel // 2.
+    """
+    return _mean(x, kernel, stride, padding)
+
+
+@avg_pool.vjp("g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride)))
+def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
+    """gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division."""
+    return _mean_vjp(g, channels, spatial, kernel, stride, padding)
+
+
+@op(
+    _TEXT_2D.format(""),
+    bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)),
+    checks=_CHECKS_2D,
+    draw=lambda d: _flat(_draw(d, 2)),
+    laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
+    bench=_bench(flat=True),
+    torch=_torch_2d("avg"),
+    source="native/src/formula/count.h",
+)
+def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
+
+    out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as avg_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+    """
+    return _mean(x, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+
+
+@avg_pool2d.vjp(
+    "g -> gx",
+    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w])),
+)
+def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    """As avg_pool_bwd."""
+    lists = _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return _mean_vjp(g, channels, [in_h, in_w], **lists)
+
+
+# ---- smooth maximum ---------------------------------------------------------------------------------------------------
+
+
+def _softmax(x, beta, kernel, stride, padding):
+    """Every window's extreme p, its exponents a = β(v - p) (0 where v = p, infinities included), e^a and Σ e^a; padded
+    cells hold 0."""
+    w = _windows(x, kernel, stride, padding, 0.0)
+    p = (w.max if beta > 0 else w.min)(axis=-1, keepdims=True)
+    a = np.where(w == p, 0.0, beta * (w - p))
+    e = np.exp(a)
+    e = np.where(e < TINY / 2, 0.0, e)  # as in float32: such a weight takes nothing, NaN from an infinite g
+    return p[..., 0], a, e, e.sum(axis=-1)
+
+
+def _smooth(x, beta, kernel, stride, padding):
+    p, _, _, total = _softmax(x, beta, kernel, stride, padding)
+    return p + np.log(total) / beta
+
+
+def _total_error(a, e, total):
+    """The relative error of the float32 Σ e^a: an exponent β(v - p) carries two roundings, so the term 2u|a| and the
+    3u (one and a half ulp) of tl_exp, subnormal terms half of TINY more; positive terms are summed one after another;
+    the padded cells' term takes two roundings more."""
+    h = max(e.shape[-1] - 1, 0) + 2
+    own = (e * (2 * U * np.where(e > 0, np.abs(a), 0.0) + 3 * U) + 2 * TINY).sum(axis=-1)
+    return own / total + _factor(h) * U
+
+
+def _smooth_bound(x, beta, kernel, stride, padding):
+    """out = p + ln(S)/β: the relative error of S goes into ln S as it is, tl_log adds one and a half ulp, the quotient u,
+    the sum half an ulp of out. An exponent that underflows counts with TINY/|β| in units of the result."""
+    p, a, e, total = _softmax(x, beta, kernel, stride, padding)
+    log = np.log(total)
+    error = _total_error(a, e, total) + 1.5 * spacing(log)
+    return error / abs(beta) + U * np.abs(log / beta) + spacing(p + log / beta) / 2 + 2 * TINY * (1 + 1 / abs(beta))
+
+
+def _smooth_vjp(x, g, beta, kernel, stride, padding):
+    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
+
+
+def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
+    """A share e^a·(g/S) carries the errors of e^a (2u|a| + 3u), of S, of the quotient and of the product; the shares are
+    summed in window order. Gradual underflow: TINY·|g| for e^a, TINY for quotient and product each."""
+    _, a, e, total = _softmax(x, beta, kernel, stride, padding)
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    g = np.abs(g)[..., None]
+    cover = _cover(kernel, stride)
+    relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + _factor(cover - 1))
+    relative = relative + _total_error(a, e, total)[..., None]
+    error = e * (g / total[..., None]) * relative + 2 * TINY * (g + 1)
+    exact_sum = _smooth_vjp(x, g[..., 0], beta, kernel, stride, padding)
+    return _gather(cells, error, x.shape[0], x.shape[1:]) + spacing(exact_sum) / 2
+
+
+_SMOOTH_LAW = equation(
+    "f(x + 1) = f(x) + 1",
+    lambda f, x, padding: [(f({"x": x + 1}), _plus_one(f()))] if not any(padding) else [],
+    exact=False,
+)
+
+
+def _plus_one(value):
+    import dataclasses
+
+    return dataclasses.replace(value, array=value.array.astype(np.float64) + 1)
+
+
+@op(
+    _TEXT.format(", beta: float"),
+    bound=custom(_smooth_bound, "ln of the window's sum"),
+    checks=[*_CHECKS, *_BETA],
+    draw=_smooth_draw,
+    laws=[_SMOOTH_LAW],
+    bench=_bench(beta=4.0),
+    source="native/src/formula/explog.h",
+)
+def smooth_max_pool(x, kernel, stride, padding, beta):
+    """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
+
+    out[c, o] = p + ln(Σ_j e^(β(v_j - p)))/β with v_j = x[c, o·stride - padding + j], 0 where padded, and p the largest v_j
+    for β > 0, the smallest for β < 0; no division by the window's size. The sum runs over the cells in row-major order, then
+    over the padded ones as one product.
+
+    Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
+
+    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
+    channels = 0 gives an empty result.
+
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
+    padding > kernel // 2, or β zero or not finite as a float32.
+    """
+    return _smooth(x, beta, kernel, stride, padding)
+
+
+@smooth_max_pool.vjp("x, g -> gx", bound=custom(_smooth_vjp_bound, "softmax weights"))
+def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
+    """gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
+
+    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
+    """
+    return _smooth_vjp(x, g, beta, kernel, stride, padding)
+
+
+@op(
+    _TEXT_2D.format(", beta: float"),
+    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **_lists(**_only(v))), "ln of the window's sum"),
+    checks=[*_CHECKS_2D, *_BETA],
+    draw=lambda d: _flat(_smooth_draw(d, 2)),
+    laws=[_same_as("smooth_max_pool")],
+    bench=_bench(flat=True, beta=4.0),
+    source="native/src/formula/explog.h",
+)
+def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
+    """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
+
+    out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
+    0 where padded, and p the extreme of the v_ab
+
+    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
+
+    Special values: as smooth_max_pool.
+
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
+    not finite as a float32.
+    """
+    return _smooth(x, beta, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+
+
+@smooth_max_pool2d.vjp(
+    "x, g -> gx",
+    bound=custom(lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **_lists(**_only(v))), "softmax weights"),
+)
+def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
+    """As smooth_max_pool_bwd."""
+    return _smooth_vjp(x, g, beta, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))

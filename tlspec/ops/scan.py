@@ -1,0 +1,283 @@
+"""Diagonal selective scans: h_t = A⊙h_(t-1) + B⊙x_t for constant and for token-dependent coefficients.
+
+Time is cut into chunks of 128 steps whose affine maps compose by (a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2); the order of all
+operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom
+from tlspec.laws import Value, adjoint, equation, homogeneous, linear
+from tlspec.registry import op
+
+#: steps of a chunk
+CHUNK = COLUMN_CHUNK
+#: magnitudes from here on are infinite in float32
+HUGE = 2.0**128
+
+
+# ---- the recurrence and its error ---------------------------------------------------------------------------------------
+
+
+def _scan(a, b, h):
+    """All h_k = a_k·h_(k-1) + b_k from h. What rounds to 0 in float32 is 0, so that an infinity times it is NaN."""
+    out = np.empty(b.shape)
+    for k in range(len(b)):
+        h = a[k] * h + b[k]
+        h = out[k] = np.where(np.abs(h) <= TINY / 2, 0.0, h)
+    return out
+
+
+def _reverse(A, g):
+    """The coefficients and terms of the gradient's scan: the steps from the last to the first, a_k = A_(t+1)."""
+    a = np.zeros(g.shape)
+    a[1:] = A[:0:-1]
+    return a, g[::-1]
+
+
+class _Errors:
+    """The float32 error of a scan, in the chunked order, to first order.
+
+    Step k rounds twice: the product b_k (unless it is given) by u|b_k| and the fused multiply-add by u·r_k, with r_k the
+    larger of |h_k| and of the chunk's own state |s_k|, whose chain brings the error into the next chunk. A rounding at step
+    j reaches step k times a_(j+1)···a_k, so the worst case obeys E_k = |a_k|·E_(k-1) + u(r_k + |b_k|) and the variance of
+    independent roundings V_k = a_k²·V_(k-1) + u²(r_k² + b_k²); with k - j steps between them that is at most λ√k·u times
+    Σ_j |a···a||b_j|. A chunk's carry P·H + s adds one rounding, and the error of its product P, the same in every chunk of
+    a constant coefficient, is taken with its sign: it adds up in C. Gradual underflow adds TINY per rounding (F).
+    """
+
+    def __init__(self, a, b, h0, given):
+        self.values = np.empty(b.shape)
+        self.tolerance = np.empty(b.shape)
+        #: the rounding of each step, carry included, and the part of the error that is not independent
+        self.rounding = np.empty(b.shape)
+        self.common = np.empty(b.shape)
+        zero, one = np.zeros(b.shape[1:]), np.ones(b.shape[1:])
+        h, carry, state, product = h0, h0, zero, one
+        worst = variance = common = floor = zero
+        p_worst = p_variance = p_floor = zero
+        for k in range(len(b)):
+            extra = zero
+            if k and k % CHUNK == 0:
+                fits = (np.abs(product) < HUGE) & (np.abs(state) < HUGE)
+                error = np.minimum(p_worst, LAMBDA * np.sqrt(p_variance)) + p_floor
+                common = common + np.where(fits, error * np.abs(carry), 0.0)
+                extra = np.abs(h)
+                carry, state, product = h, zero, one
+                p_worst = p_variance = p_floor = zero
+            scale = np.abs(a[k])
+            h, state, product = a[k] * h + b[k], a[k] * state + b[k], a[k] * product
+            r = np.fmax(np.abs(h), np.where(np.abs(state) < HUGE, np.abs(state), 0.0))
+            term = 0.0 if given else np.abs(b[k])
+            worst = scale * (worst + U * extra) + U * (r + term)
+            variance = scale**2 * (variance + (U * extra) ** 2) + U**2 * (r**2 + term**2)
+            common = scale * common
+            floor = scale * floor + 2 * TINY
+            p_worst = scale * p_worst + U * np.abs(product)
+            p_variance = scale**2 * p_variance + (U * product) ** 2
+            p_floor = scale * p_floor + TINY
+            self.values[k] = h
+            self.rounding[k] = U * np.sqrt(r**2 + term**2 + (scale * extra) ** 2)
+            self.common[k] = common + floor
+            self.tolerance[k] = np.minimum(worst, LAMBDA * np.sqrt(variance)) + self.common[k]
+
+
+def _before(out, h0):
+    """h_(t-1) for every t."""
+    return np.concatenate([h0[None], out])[: len(out)]
+
+
+def _sum_error(errors, a, weight):
+    """The error of Σ_k q_k·w_k by the column tree, q the scan of `errors`: a rounding of q at step j reaches the sum with
+    the weight W_j = Σ_(k≥j) |a_(j+1)···a_k||w_k|, the tree adds its own height."""
+    weight = np.abs(weight)
+    total = reach = np.zeros(weight.shape[1:])
+    linear_part = reach
+    for k in range(len(weight) - 1, -1, -1):
+        reach = weight[k] + (np.abs(a[k + 1]) * reach if k + 1 < len(weight) else 0.0)
+        total = total + (errors.rounding[k] * reach) ** 2
+        linear_part = linear_part + errors.rounding[k] * reach
+    common = (errors.common * weight).sum(axis=0)
+    height = column_height(len(weight)) + 1
+    terms = (np.abs(errors.values) * weight).sum(axis=0)
+    own = min(height, LAMBDA * np.sqrt(height)) * (U * terms + TINY)
+    return np.minimum(np.sqrt(2) * linear_part, LAMBDA * np.sqrt(total)) + common + own
+
+
+def _constant(A, x):
+    return np.broadcast_to(A, x.shape)
+
+
+def _draw(d):
+    """Time steps about the chunks' ends. Long scans get coefficients below 1 in magnitude, multiples of 2^-8, which neither
+    blow up nor spoil the laws' exact products; short ones get those of the data class."""
+    steps = [n for n in (1, 2, 3, 5, 17, 31, 127, 128, 129, 255, 256, 257, 384, 509, 1025, 1500) if 6 * n <= d.budget]
+    T = d.choice(steps)
+    D = max(1, int((d.budget // (6 * T)) ** d.rng.random()))
+    if d.empty:
+        T, D = d.choice([(0, D), (T, 0), (0, 0)])
+    return {"seq_len": T, "state": D}
+
+
+def _stable(d, shape):
+    bits = d.rng.integers(-255, 256, size=shape) if d.rng.random() < 0.5 else d.rng.integers(192, 256, size=shape)
+    return (bits / 256).astype(np.float32)
+
+
+def _draw_constant(d):
+    v = _draw(d)
+    return v if v["seq_len"] <= 31 else {**v, "A": _stable(d, (v["state"],))}
+
+
+def _draw_variable(d):
+    v = _draw(d)
+    return v if v["seq_len"] <= 31 else {**v, "A": _stable(d, (v["seq_len"], v["state"]))}
+
+
+_DATA = ("normal", "uniform", "integers", "special", "structured")
+_LENGTHS = [
+    {"seq_len": 8192, "state": 16384}, {"seq_len": 2048, "state": 2048},
+    *({"seq_len": 10**k, "state": 64} for k in (3, 4, 5, 6)),
+]  # fmt: skip
+
+
+# ---- constant coefficients ------------------------------------------------------------------------------------------------
+
+
+def _constant_bound(A, B, x, h0):
+    return _Errors(_constant(A, x), B * x, h0, False).tolerance
+
+
+def _constant_vjp_bound(A, B, x, h0, out, g):
+    """From the error of the reverse scan q: products add u, sums over time :func:`_sum_error`."""
+    a, b = _reverse(_constant(A, x), g)
+    e = _Errors(a, b, np.zeros(A.shape), True)
+    tq = e.tolerance[::-1]
+    gA = _sum_error(e, a, _before(out, h0)[::-1])
+    gB = _sum_error(e, a, x[::-1])
+    gx = np.abs(B) * tq + U * np.abs(B * e.values[::-1]) + TINY
+    q0, t0 = (e.values[-1], tq[0]) if len(x) else (np.zeros(A.shape), np.zeros(A.shape))
+    return gA, gB, gx, np.abs(A) * t0 + U * np.abs(A * q0) + TINY
+
+
+def _same_as_variable(f, A, B, x, h0, seq_len, state):
+    wide = {"A": np.tile(A, (seq_len, 1)), "B": np.tile(B, (seq_len, 1)), "x": x, "h0": h0}
+    yield f().array, f(wide, values={"seq_len": seq_len, "state": state}, op="selective_scan_diag_var").array
+
+
+@op(
+    "A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]",
+    order="seq_len, state",
+    bound=custom(_constant_bound, "λ·std of the chunked recurrence"),
+    draw=_draw_constant,
+    data=_DATA,
+    laws=[
+        linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
+        equation("f(A, B, x, h0) = selective_scan_diag_var of A, B repeated", _same_as_variable),
+    ],
+    bench=_LENGTHS,
+    source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)",
+    fwd=True,
+)  # fmt: skip
+def selective_scan_diag(A, B, x, h0):
+    """Linear recurrence over time, one for each channel, with constant coefficients.
+
+    out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, h0 (state), x and out (seq_len, state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+    """
+    return _scan(_constant(A, x), B * x, h0)
+
+
+@selective_scan_diag.vjp(
+    "A, B, x, h0, out, g -> gA, gB, gx, gh0", bound=custom(_constant_vjp_bound, "λ·std of the chunked recurrence")
+)
+def selective_scan_diag_vjp(A, B, x, h0, out, g):
+    """gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
+
+    Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
+    """
+    q = _scan(*_reverse(_constant(A, x), g), np.zeros(A.shape))[::-1]
+    gh0 = A * q[0] if len(x) else np.zeros(A.shape)
+    return (q * _before(out, h0)).sum(axis=0), (q * x).sum(axis=0), q * B, gh0
+
+
+# ---- token-dependent coefficients -------------------------------------------------------------------------------------------
+
+
+def _variable_bound(A, B, x, h0):
+    return _Errors(A, B * x, h0, False).tolerance
+
+
+def _variable_vjp_bound(A, B, x, h0, out, g):
+    """From the error of the reverse scan q: every gradient is q times an input."""
+    a, b = _reverse(A, g)
+    e = _Errors(a, b, np.zeros(h0.shape), True)
+    q, tq = e.values[::-1], e.tolerance[::-1]
+    gradient = lambda w: np.abs(w) * tq + U * np.abs(w * q) + TINY
+    if not len(x):
+        return gradient(A), gradient(B), gradient(x), np.zeros(h0.shape)
+    return gradient(_before(out, h0)), gradient(x), gradient(B), np.abs(A[0]) * tq[0] + U * np.abs(A[0] * q[0]) + TINY
+
+
+def _composed(f, A, B, x, h0, seq_len, state):
+    """Pairs of steps as single steps: on the laws' grid the products below are exact in float32."""
+    if seq_len < 2:
+        return
+    b = (B.astype(np.float64) * x)[: seq_len // 2 * 2]
+    a = A.astype(np.float64)[: seq_len // 2 * 2]
+    pairs = {
+        "A": (a[1::2] * a[::2]).astype(np.float32),
+        "B": np.ones_like(b[::2], np.float32),
+        "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32),
+        "h0": h0,
+    }
+    every = f()
+    second = Value(every.array[1::2], every.tolerance[1::2])
+    yield second, f(pairs, values={"seq_len": seq_len // 2, "state": state})
+
+
+@op(
+    "A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]",
+    bound=custom(_variable_bound, "λ·std of the chunked recurrence"),
+    draw=_draw_variable,
+    data=_DATA,
+    laws=[
+        linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
+        equation("(a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2)", _composed, exact=False),
+    ],
+    bench=_LENGTHS,
+    source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)",
+    fwd=True,
+)  # fmt: skip
+def selective_scan_diag_var(A, B, x, h0):
+    """Linear recurrence over time, one for each channel, with coefficients of their own at every step.
+
+    out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
+
+    Shapes: A, B, x and out (seq_len, state), h0 (state).
+
+    Special values: IEEE 754. seq_len = 0 gives an empty result.
+
+    Errors: none beyond lengths.
+    """
+    return _scan(A, B * x, h0)
+
+
+@selective_scan_diag_var.vjp(
+    "A, B, x, h0, out, g -> gA, gB, gx, gh0", bound=custom(_variable_vjp_bound, "λ·std of the chunked recurrence")
+)
+def selective_scan_diag_var_vjp(A, B, x, h0, out, g):
+    """gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
+
+    seq_len = 0 gives zeros for gh0.
+    """
+    q = _scan(*_reverse(A, g), np.zeros(h0.shape))[::-1]
+    gh0 = A[0] * q[0] if len(x) else np.zeros(h0.shape)
+    return q * _before(out, h0), q * x, q * B, gh0
