@@ -5,6 +5,7 @@
 #   make cuda                               build the CUDA library (nvcc, and cuBLAS and cuFFT from CUDA_HOME or PyPI)
 #   make check                              formatting, lint, types, generated files, sanitizers of the C core
 #   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
+#   make exhaustive [OPS=name STRIDE=1]     scalar formulas against float64 on every (STRIDE-th) float32 input
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
 #   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.json
 #   make abi                                regenerate what the registry's rows determine
@@ -29,7 +30,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda check sanitize bench gpu abi fmt clean
+.PHONY: help verify test lib cuda check sanitize exhaustive bench gpu abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -64,11 +65,22 @@ gpu:
 	$(PY) -m bench.gpu $(GPU)
 
 check: $(ENV_DEV) $(ENV_TEST) lib
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
-	.venv/bin/mypy
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
 	$(PY) -m tlspec.abi --check
 	$(MAKE) --no-print-directory -C native check
+
+# Worst distance from the correctly rounded result, misrounded inputs, special values; then equal bits across SIMD variants.
+STRIDE ?= 1
+FORMULA_FLAGS := -Inative/src -std=gnu11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror -pthread
+exhaustive:
+	@mkdir -p native/build/formula
+	@$(CC) $(FORMULA_FLAGS) -march=x86-64 -o native/build/formula/base tests/formula/exhaustive.c -lquadmath -lm
+	@$(CC) $(FORMULA_FLAGS) -mavx2 -mfma -mbmi2 -o native/build/formula/avx2 tests/formula/exhaustive.c -lquadmath -lm
+	@best=base; grep -q avx2 /proc/cpuinfo && best=avx2; native/build/formula/$$best $(or $(OPS),all) $(STRIDE) && \
+	for v in base $$best; do native/build/formula/$$v sums 60013 > native/build/formula/$$v.sums; done && \
+	cmp native/build/formula/base.sums native/build/formula/$$best.sums && echo "same bits in variants base and $$best"
 
 # Leak checking is the C tests' part (make check): the interpreter's own allocations never end.
 sanitize: $(ENV_TEST)

@@ -27,6 +27,14 @@ __all__ = [
     "clamp",
     "clamp_bwd",
     "concat1d",
+    "conv",
+    "conv2d",
+    "conv2d_bwd",
+    "conv_bwd",
+    "conv_transpose",
+    "conv_transpose2d",
+    "conv_transpose2d_bwd",
+    "conv_transpose_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
     "dgemm",
@@ -1480,6 +1488,321 @@ def cross_entropy_bwd(
         and more; IndexOutOfRangeError unless every label below cols (labels).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    """
+
+def conv(
+    x: Buffer,
+    w: Buffer,
+    b: Buffer,
+    batch: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
+
+    out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding] + b[o], x being 0 outside its ends
+
+    Shapes: x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
+    one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
+
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+    everywhere; batch = 0 or out_channels = 0 an empty result.
+
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
+
+    Signature: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels] -> out[batch,
+        out_channels, *conv_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
+        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
+        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
+        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
+        axis (padding); ShapeError unless every output size, floor((in + 2*padding - kernel)/stride) + 1, from 1 to
+        2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv1d, conv2d, conv3d
+    """
+
+def conv_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv.
+
+    gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
+    ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
+    over an image and the column tree over the batch.
+
+    Signature: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], g[batch, out_channels,
+        *conv_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial], gw?[out_channels,
+        in_channels, *kernel], gb?[out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
+        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
+        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
+        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
+        axis (padding); ShapeError unless every output size, floor((in + 2*padding - kernel)/stride) + 1, from 1 to
+        2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv1d, conv2d, conv3d
+    """
+
+def conv_transpose(
+    x: Buffer,
+    w: Buffer,
+    b: Buffer,
+    batch: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
+
+    out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] + b[o] over the k that divide, x being 0 outside
+
+    Shapes: x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
+    one entry per spatial axis; out (batch, out_channels, *(spatial - 1)·stride + kernel - 2·padding).
+
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+    everywhere; batch = 0 or out_channels = 0 an empty result.
+
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
+    not positive.
+
+    Signature: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels] -> out[batch,
+        out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
+        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
+        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
+        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
+        axis (padding); ShapeError unless every output size, (in - 1)*stride + kernel - 2*padding, from 1 to 2^32 -
+        1 (spatial).
+
+    Source: torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
+    """
+
+def conv_transpose_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv_transpose.
+
+    gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
+    g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
+    batch. g is 0 outside its ends.
+
+    Signature: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], g[batch, out_channels,
+        *conv_transpose_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial],
+        gw?[in_channels, out_channels, *kernel], gb?[out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless 1 to 8 spatial axes, every size of x
+        at least 1 (spatial); ShapeError unless one kernel size per spatial axis (kernel); ShapeError unless every
+        kernel size to be at least 1 (kernel); ArgumentError unless one stride per spatial axis (stride);
+        ArgumentError unless every stride to be at least 1 (stride); ArgumentError unless one padding per spatial
+        axis (padding); ShapeError unless every output size, (in - 1)*stride + kernel - 2*padding, from 1 to 2^32 -
+        1 (spatial).
+
+    Source: torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
+    """
+
+def conv2d(
+    x: Buffer,
+    w: Buffer,
+    b: Buffer,
+    batch: int,
+    in_channels: int,
+    in_h: int,
+    in_w: int,
+    out_channels: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Convolution of images; conv with two spatial axes.
+
+    out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
+
+    Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
+    (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
+
+    Special values and errors: those of conv.
+
+    Signature: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels]
+        -> out[batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w,
+        stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
+        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
+        strides to be at least 1 (stride_h); ShapeError unless an output size, floor((in + 2*padding -
+        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, floor((in + 2*padding -
+        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_w).
+
+    Source: torch.nn.functional.conv2d
+    """
+
+def conv2d_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    in_channels: int,
+    in_h: int,
+    in_w: int,
+    out_channels: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv2d.
+
+    The VJP of conv with two spatial axes.
+
+    Signature: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], g[batch,
+        out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w,
+        padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[out_channels, in_channels, kernel_h, kernel_w],
+        gb?[out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
+        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
+        strides to be at least 1 (stride_h); ShapeError unless an output size, floor((in + 2*padding -
+        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, floor((in + 2*padding -
+        kernel)/stride) + 1, from 1 to 2^32 - 1 (in_w).
+
+    Source: torch.nn.functional.conv2d
+    """
+
+def conv_transpose2d(
+    x: Buffer,
+    w: Buffer,
+    b: Buffer,
+    batch: int,
+    in_channels: int,
+    in_h: int,
+    in_w: int,
+    out_channels: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Transposed convolution of images; conv_transpose with two spatial axes.
+
+    out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
+
+    Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
+    (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
+
+    Special values and errors: those of conv_transpose.
+
+    Signature: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels]
+        -> out[batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h),
+        conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
+        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
+        strides to be at least 1 (stride_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding,
+        from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding, from 1 to
+        2^32 - 1 (in_w).
+
+    Source: torch.nn.functional.conv_transpose2d
+    """
+
+def conv_transpose2d_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    in_channels: int,
+    in_h: int,
+    in_w: int,
+    out_channels: int,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    padding_h: int,
+    padding_w: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv_transpose2d.
+
+    The VJP of conv_transpose with two spatial axes.
+
+    Signature: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], g[batch,
+        out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w,
+        stride_w, padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[in_channels, out_channels, kernel_h,
+        kernel_w], gb?[out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless both spatial sizes of x to be at
+        least 1 (in_h); ShapeError unless both kernel sizes to be at least 1 (kernel_h); ArgumentError unless both
+        strides to be at least 1 (stride_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding,
+        from 1 to 2^32 - 1 (in_h); ShapeError unless an output size, (in - 1)*stride + kernel - 2*padding, from 1 to
+        2^32 - 1 (in_w).
+
+    Source: torch.nn.functional.conv_transpose2d
     """
 
 def max_pool(

@@ -13,13 +13,19 @@ __all__ = [
     "FUNCTIONS",
     "all_below",
     "axis_map_ok",
+    "conv_ok",
+    "conv_out",
+    "conv_size",
+    "conv_transpose_ok",
+    "conv_transpose_out",
+    "conv_transpose_size",
     "drop",
     "given",
     "pool_ok",
     "pool_out",
     "pool_padding_ok",
-    "pool_positive",
     "pool_size",
+    "positive",
     "rank",
     "swap",
 ]
@@ -79,11 +85,6 @@ def pool_out(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int
     return [pool_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=True)]
 
 
-def pool_positive(dims: Sequence[int]) -> bool:
-    """Whether no entry is 0."""
-    return all(d > 0 for d in dims)
-
-
 def pool_padding_ok(kernel: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether 2*padding <= kernel on every axis, so that every window that fits meets a cell of the axis."""
     return len(kernel) == len(padding) and all(2 * p <= k for k, p in zip(kernel, padding, strict=True))
@@ -93,7 +94,58 @@ def pool_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int]
     """Whether every axis has at least one window and a window has fewer than 2^32 cells, padded ones included."""
     if not 1 <= len(spatial) == len(kernel) == len(stride) == len(padding):
         return False
-    return pool_positive(pool_out(spatial, kernel, stride, padding)) and math.prod(int(k) for k in kernel) < 2**32
+    return positive(pool_out(spatial, kernel, stride, padding)) and math.prod(int(k) for k in kernel) < 2**32
+
+
+def positive(dims: Sequence[int]) -> bool:
+    """Whether every entry is at least 1."""
+    return all(d >= 1 for d in dims)
+
+
+#: sizes of 2^32 and more are reported as this, which no buffer can have
+TOO_LARGE = 2**32
+
+
+def conv_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """Outputs of a convolution along one axis: ⌊(size + 2·padding - kernel) / stride⌋ + 1; 0 where the kernel does not fit
+    or an argument that must be positive is 0, at most 2^32."""
+    if size == 0 or kernel == 0 or stride == 0 or size + 2 * padding < kernel:
+        return 0
+    return min((size + 2 * padding - kernel) // stride + 1, TOO_LARGE)
+
+
+def conv_transpose_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """Outputs of a transposed convolution along one axis: (size - 1)·stride + kernel - 2·padding; 0 where that is not
+    positive or an argument that must be is 0, at most 2^32."""
+    if size == 0 or kernel == 0 or stride == 0 or (size - 1) * stride + kernel <= 2 * padding:
+        return 0
+    return min((size - 1) * stride + kernel - 2 * padding, TOO_LARGE)
+
+
+def conv_out(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[int]:
+    """:func:`conv_size` per axis, for as many axes as all four lists have."""
+    return [conv_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=False)]
+
+
+def conv_transpose_out(
+    spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> list[int]:
+    """:func:`conv_transpose_size` per axis, for as many axes as all four lists have."""
+    return [conv_transpose_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=False)]
+
+
+def conv_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether the lists are a convolution's: equal ranks from 1 to 8, every output size from 1 to 2^32 - 1."""
+    same = 1 <= len(spatial) <= 8 and len(spatial) == len(kernel) == len(stride) == len(padding)
+    return same and all(1 <= n < TOO_LARGE for n in conv_out(spatial, kernel, stride, padding))
+
+
+def conv_transpose_ok(
+    spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> bool:
+    """The same for a transposed convolution."""
+    same = 1 <= len(spatial) <= 8 and len(spatial) == len(kernel) == len(stride) == len(padding)
+    return same and all(1 <= n < TOO_LARGE for n in conv_transpose_out(spatial, kernel, stride, padding))
 
 
 #: what expressions of the grammar may call
@@ -104,9 +156,15 @@ FUNCTIONS = {
     "axis_map_ok": axis_map_ok,
     "all_below": all_below,
     "given": given,
+    "positive": positive,
+    "conv_size": conv_size,
+    "conv_transpose_size": conv_transpose_size,
+    "conv_out": conv_out,
+    "conv_transpose_out": conv_transpose_out,
+    "conv_ok": conv_ok,
+    "conv_transpose_ok": conv_transpose_ok,
     "pool_size": pool_size,
     "pool_out": pool_out,
-    "pool_positive": pool_positive,
     "pool_padding_ok": pool_padding_ok,
     "pool_ok": pool_ok,
 }

@@ -915,6 +915,144 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                        torchlean_buffer **glogits);
 
+/* ---- conv ------------------------------------------------------------------------------------------------------------ */
+
+/* Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
+ *
+ * out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding] + b[o], x being 0 outside its ends
+ *
+ * Shapes: x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
+ * one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
+ *
+ * Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+ * everywhere; batch = 0 or out_channels = 0 an empty result.
+ *
+ * Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
+ *
+ * Shapes: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels] -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)] */
+TL_API int32_t torchlean_cuda_buffer_conv(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                          uint32_t batch, uint32_t in_channels, const uint32_t *spatial,
+                                          uint32_t spatial_rank, uint32_t out_channels, const uint32_t *kernel,
+                                          uint32_t kernel_rank, const uint32_t *stride, uint32_t stride_rank,
+                                          const uint32_t *padding, uint32_t padding_rank, torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv.
+ *
+ * gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
+ * ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
+ * over an image and the column tree over the batch.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], g[batch, out_channels, *conv_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial], gw?[out_channels, in_channels, *kernel], gb?[out_channels] */
+TL_API int32_t torchlean_cuda_buffer_conv_bwd(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *g,
+                                              uint32_t batch, uint32_t in_channels, const uint32_t *spatial,
+                                              uint32_t spatial_rank, uint32_t out_channels, const uint32_t *kernel,
+                                              uint32_t kernel_rank, const uint32_t *stride, uint32_t stride_rank,
+                                              const uint32_t *padding, uint32_t padding_rank, torchlean_buffer **gx,
+                                              torchlean_buffer **gw, torchlean_buffer **gb);
+
+/* Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
+ *
+ * out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] + b[o] over the k that divide, x being 0 outside
+ *
+ * Shapes: x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
+ * one entry per spatial axis; out (batch, out_channels, *(spatial - 1)·stride + kernel - 2·padding).
+ *
+ * Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+ * everywhere; batch = 0 or out_channels = 0 an empty result.
+ *
+ * Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
+ * not positive.
+ *
+ * Shapes: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels] -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)] */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                                    uint32_t batch, uint32_t in_channels, const uint32_t *spatial,
+                                                    uint32_t spatial_rank, uint32_t out_channels,
+                                                    const uint32_t *kernel, uint32_t kernel_rank,
+                                                    const uint32_t *stride, uint32_t stride_rank,
+                                                    const uint32_t *padding, uint32_t padding_rank,
+                                                    torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv_transpose.
+ *
+ * gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
+ * g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
+ * batch. g is 0 outside its ends.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], g[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)] -> gx?[batch, in_channels, *spatial], gw?[in_channels, out_channels, *kernel], gb?[out_channels] */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose_bwd(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *g,
+                                                        uint32_t batch, uint32_t in_channels, const uint32_t *spatial,
+                                                        uint32_t spatial_rank, uint32_t out_channels,
+                                                        const uint32_t *kernel, uint32_t kernel_rank,
+                                                        const uint32_t *stride, uint32_t stride_rank,
+                                                        const uint32_t *padding, uint32_t padding_rank,
+                                                        torchlean_buffer **gx, torchlean_buffer **gw,
+                                                        torchlean_buffer **gb);
+
+/* Convolution of images; conv with two spatial axes.
+ *
+ * out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
+ *
+ * Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
+ * (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
+ *
+ * Special values and errors: those of conv.
+ *
+ * Shapes: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels] -> out[batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)] */
+TL_API int32_t torchlean_cuda_buffer_conv2d(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                            uint32_t batch, uint32_t in_channels, uint32_t in_h, uint32_t in_w,
+                                            uint32_t out_channels, uint32_t kernel_h, uint32_t kernel_w,
+                                            uint32_t stride_h, uint32_t stride_w, uint32_t padding_h,
+                                            uint32_t padding_w, torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv2d.
+ *
+ * The VJP of conv with two spatial axes.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], g[batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[out_channels, in_channels, kernel_h, kernel_w], gb?[out_channels] */
+TL_API int32_t torchlean_cuda_buffer_conv2d_bwd(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *g,
+                                                uint32_t batch, uint32_t in_channels, uint32_t in_h, uint32_t in_w,
+                                                uint32_t out_channels, uint32_t kernel_h, uint32_t kernel_w,
+                                                uint32_t stride_h, uint32_t stride_w, uint32_t padding_h,
+                                                uint32_t padding_w, torchlean_buffer **gx, torchlean_buffer **gw,
+                                                torchlean_buffer **gb);
+
+/* Transposed convolution of images; conv_transpose with two spatial axes.
+ *
+ * out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
+ *
+ * Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
+ * (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
+ *
+ * Special values and errors: those of conv_transpose.
+ *
+ * Shapes: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels] -> out[batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)] */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose2d(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                                      uint32_t batch, uint32_t in_channels, uint32_t in_h,
+                                                      uint32_t in_w, uint32_t out_channels, uint32_t kernel_h,
+                                                      uint32_t kernel_w, uint32_t stride_h, uint32_t stride_w,
+                                                      uint32_t padding_h, uint32_t padding_w, torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv_transpose2d.
+ *
+ * The VJP of conv_transpose with two spatial axes.
+ *
+ * A gradient whose output pointer is NULL (in Python: not in `want`) is not computed.
+ *
+ * Shapes: x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], g[batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)] -> gx?[batch, in_channels, in_h, in_w], gw?[in_channels, out_channels, kernel_h, kernel_w], gb?[out_channels] */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose2d_bwd(torchlean_buffer *x, torchlean_buffer *w,
+                                                          torchlean_buffer *g, uint32_t batch, uint32_t in_channels,
+                                                          uint32_t in_h, uint32_t in_w, uint32_t out_channels,
+                                                          uint32_t kernel_h, uint32_t kernel_w, uint32_t stride_h,
+                                                          uint32_t stride_w, uint32_t padding_h, uint32_t padding_w,
+                                                          torchlean_buffer **gx, torchlean_buffer **gw,
+                                                          torchlean_buffer **gb);
+
 /* ---- pool ------------------------------------------------------------------------------------------------------------ */
 
 /* Maximum over windows.

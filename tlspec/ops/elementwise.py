@@ -370,7 +370,7 @@ def safe_log(x, eps):
     ),
 )
 def safe_log_vjp(x, g, eps):
-    """gx = g · σ(x) / (softplus(x) + eps)."""
+    """gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps."""
     return g * _safe_log_tail(x, eps)
 
 

@@ -126,8 +126,8 @@ _CHECKS = [
     check("kernel", "rank(kernel) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
     check("stride", "rank(stride) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
     check("padding", "rank(padding) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("kernel", "pool_positive(kernel)", say="every entry >= 1"),
-    check("stride", "pool_positive(stride)", say="every entry >= 1"),
+    check("kernel", "positive(kernel)", say="every entry >= 1"),
+    check("stride", "positive(stride)", say="every entry >= 1"),
     check("padding", "pool_padding_ok(kernel, padding)", say="padding <= kernel // 2 on every axis"),
     check(
         "spatial",

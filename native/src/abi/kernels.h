@@ -95,6 +95,14 @@
 #define tl_cpu_mse_loss_bwd TL_V(tl_cpu_mse_loss_bwd)
 #define tl_cpu_cross_entropy TL_V(tl_cpu_cross_entropy)
 #define tl_cpu_cross_entropy_bwd TL_V(tl_cpu_cross_entropy_bwd)
+#define tl_cpu_conv TL_V(tl_cpu_conv)
+#define tl_cpu_conv_bwd TL_V(tl_cpu_conv_bwd)
+#define tl_cpu_conv_transpose TL_V(tl_cpu_conv_transpose)
+#define tl_cpu_conv_transpose_bwd TL_V(tl_cpu_conv_transpose_bwd)
+#define tl_cpu_conv2d TL_V(tl_cpu_conv2d)
+#define tl_cpu_conv2d_bwd TL_V(tl_cpu_conv2d_bwd)
+#define tl_cpu_conv_transpose2d TL_V(tl_cpu_conv_transpose2d)
+#define tl_cpu_conv_transpose2d_bwd TL_V(tl_cpu_conv_transpose2d_bwd)
 #define tl_cpu_max_pool TL_V(tl_cpu_max_pool)
 #define tl_cpu_max_pool_bwd TL_V(tl_cpu_max_pool_bwd)
 #define tl_cpu_max_pool2d TL_V(tl_cpu_max_pool2d)
@@ -377,6 +385,66 @@ int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uin
 int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
                                   int64_t rows, int64_t cols, float *glogits);
 
+/* conv */
+int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                    int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                    const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                     int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                     const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                        int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                        const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb);
+int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                         int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                         const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb);
+int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                              int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                              const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                               int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                               const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
+int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                  int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                  const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
+                                  float *gw, float *gb);
+int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                   int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                   const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
+                                   float *gw, float *gb);
+int32_t tl_cpu_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                      int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                      int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                      float *out);
+int32_t tl_cuda_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                       int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                       int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                       float *out);
+int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                          int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                          int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                          float *gx, float *gw, float *gb);
+int32_t tl_cuda_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                           int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                           int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                           float *gx, float *gw, float *gb);
+int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                int64_t padding_h, int64_t padding_w, float *out);
+int32_t tl_cuda_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                 int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                 int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                 int64_t padding_h, int64_t padding_w, float *out);
+int32_t tl_cpu_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                    int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                    int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                    int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb);
+int32_t tl_cuda_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                     int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                     int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                     int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb);
+
 /* pool */
 int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
                         const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
@@ -637,6 +705,35 @@ struct tl_cpu_kernels {
                              float *out);
     int32_t (*cross_entropy_bwd)(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
                                  int64_t rows, int64_t cols, float *glogits);
+    int32_t (*conv)(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                    int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                    const tl_dims *stride, const tl_dims *padding, float *out);
+    int32_t (*conv_bwd)(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                        int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                        const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb);
+    int32_t (*conv_transpose)(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                              int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                              const tl_dims *stride, const tl_dims *padding, float *out);
+    int32_t (*conv_transpose_bwd)(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                  int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                  const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
+                                  float *gw, float *gb);
+    int32_t (*conv2d)(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                      int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                      int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                      float *out);
+    int32_t (*conv2d_bwd)(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                          int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                          int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                          float *gx, float *gw, float *gb);
+    int32_t (*conv_transpose2d)(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                int64_t padding_h, int64_t padding_w, float *out);
+    int32_t (*conv_transpose2d_bwd)(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                    int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                    int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                    int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb);
     int32_t (*max_pool)(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
                         const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
     int32_t (*max_pool_bwd)(tl_context *ctx, const float *x, const float *g, int64_t channels, const tl_dims *spatial,

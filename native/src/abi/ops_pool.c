@@ -22,8 +22,8 @@ TL_API int32_t torchlean_cuda_buffer_max_pool(torchlean_buffer *x, uint32_t chan
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
@@ -58,8 +58,8 @@ TL_API int32_t torchlean_cuda_buffer_max_pool_bwd(torchlean_buffer *x, torchlean
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
@@ -195,8 +195,8 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool(torchlean_buffer *x, uint32_t chan
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
@@ -231,8 +231,8 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool_bwd(torchlean_buffer *g, uint32_t 
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
@@ -367,8 +367,8 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool(torchlean_buffer *x, uint32
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
@@ -407,8 +407,8 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool_bwd(torchlean_buffer *x, to
                "expected one entry per spatial axis");
     tl_require(&call, tl_rank(&padding_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "padding",
                "expected one entry per spatial axis");
-    tl_require(&call, tl_pool_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
-    tl_require(&call, tl_pool_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
     tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
                "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",

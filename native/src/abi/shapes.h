@@ -87,10 +87,10 @@ static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel,
     return out;
 }
 
-static inline int tl_pool_positive(const tl_dims *dims)
+static inline int tl_positive(const tl_dims *dims)
 {
     for (int32_t i = 0; i < dims->rank; i++)
-        if (dims->d[i] == 0)
+        if (dims->d[i] < 1)
             return 0;
     return 1;
 }
@@ -109,8 +109,70 @@ static inline int tl_pool_ok(const tl_dims *spatial, const tl_dims *kernel, cons
                              const tl_dims *padding)
 {
     const tl_dims out = tl_pool_out(spatial, kernel, stride, padding);
-    return spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding) && tl_pool_positive(&out) &&
+    return spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding) && tl_positive(&out) &&
            tl_dims_product(kernel) < UINT64_C(1) << 32;
+}
+
+/* Arguments are below 2^32, so n + 2p stays below 2^34 and (n - 1)s + k below 2^64. Sizes of 2^32 and more come out as
+ * 2^32, which no buffer can have. */
+static inline uint64_t tl_conv_size(const uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding)
+{
+    const uint64_t limit = UINT64_C(1) << 32, padded = (uint64_t)size + 2 * (uint64_t)padding;
+    if (size == 0 || kernel == 0 || stride == 0 || padded < kernel)
+        return 0;
+    const uint64_t n = (padded - kernel) / stride + 1;
+    return n < limit ? n : limit;
+}
+
+static inline uint64_t tl_conv_transpose_size(const uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding)
+{
+    const uint64_t limit = UINT64_C(1) << 32, cut = 2 * (uint64_t)padding;
+    if (size == 0 || kernel == 0 || stride == 0)
+        return 0;
+    const uint64_t full = (uint64_t)(size - 1) * stride + kernel;
+    return full <= cut ? 0 : full - cut < limit ? full - cut : limit;
+}
+
+static inline tl_dims tl_conv_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                  const tl_dims *padding)
+{
+    tl_dims out = {0};
+    for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < padding->rank; i++)
+        out.d[out.rank++] = (int64_t)tl_conv_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i],
+                                                  (uint32_t)stride->d[i], (uint32_t)padding->d[i]);
+    return out;
+}
+
+static inline tl_dims tl_conv_transpose_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                            const tl_dims *padding)
+{
+    tl_dims out = {0};
+    for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < padding->rank; i++)
+        out.d[out.rank++] = (int64_t)tl_conv_transpose_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i],
+                                                            (uint32_t)stride->d[i], (uint32_t)padding->d[i]);
+    return out;
+}
+
+static inline int tl_conv_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                             const tl_dims *padding)
+{
+    const tl_dims out = tl_conv_out(spatial, kernel, stride, padding);
+    int ok = spatial->rank >= 1 && spatial->rank == kernel->rank && spatial->rank == stride->rank &&
+             spatial->rank == padding->rank;
+    for (int32_t i = 0; i < out.rank; i++)
+        ok = ok && out.d[i] >= 1 && out.d[i] < INT64_C(1) << 32;
+    return ok;
+}
+
+static inline int tl_conv_transpose_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                       const tl_dims *padding)
+{
+    const tl_dims out = tl_conv_transpose_out(spatial, kernel, stride, padding);
+    int ok = spatial->rank >= 1 && spatial->rank == kernel->rank && spatial->rank == stride->rank &&
+             spatial->rank == padding->rank;
+    for (int32_t i = 0; i < out.rank; i++)
+        ok = ok && out.d[i] >= 1 && out.d[i] < INT64_C(1) << 32;
+    return ok;
 }
 
 #endif

@@ -252,6 +252,20 @@ INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y)
 #define LANES LANES_F32
 #define TK TK_F32
 #include "gemm_kernel.h"
+
+_Static_assert(TL_GEMM_MR == MR && TL_GEMM_LANES == LANES_F32, "gemm.h tells the sizes of panels and strips");
+
+void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
+                       int64_t ldc, int add)
+{
+    kernels_f32[rows][vectors - 1](kc, a, b, ldb, c, ldc, add);
+}
+
+void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step)
+{
+    pack_f32(dst, width, w, kc, src, lane, step);
+}
+
 #undef REAL
 #undef FN
 #undef LANES

@@ -33,4 +33,29 @@ typedef struct tl_gemm_args {
 int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
 int32_t tl_gemm_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);
 
+/* ---- the parts, for products whose factors are no strided arrays (convolution) -------------------------------------
+ * A panel is up to TL_GEMM_MR rows of A, packed step by step; a strip up to TL_GEMM_NR columns of B. */
+#if defined(__AVX512F__)
+#define TL_GEMM_MR 14
+#define TL_GEMM_LANES 16
+#elif defined(__AVX2__) && defined(__FMA__)
+#define TL_GEMM_MR 6
+#define TL_GEMM_LANES 8
+#else
+#define TL_GEMM_MR 4
+#define TL_GEMM_LANES 4
+#endif
+#define TL_GEMM_NR (2 * TL_GEMM_LANES)
+
+#define tl_gemm_panel_f32 TL_V(tl_gemm_panel_f32)
+#define tl_gemm_pack_f32 TL_V(tl_gemm_pack_f32)
+
+/* C[rows, vectors·LANES] = a·b, or += with add, over kc <= TL_GEMM_KC steps: the sum s_b above. a has `rows` elements
+ * per step, b has rows of vectors·LANES elements (vectors 1 or 2), ldb apart; rows of C are ldc apart. */
+void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
+                       int64_t ldc, int add);
+/* dst[k*width + l] = src[l*lane + k*step] for l < w <= width <= TL_GEMM_NR and k < kc, 0 for the other l. May write
+ * LANES - 1 elements past the end. */
+void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step);
+
 #endif

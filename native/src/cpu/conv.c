@@ -1,0 +1,194 @@
+/* Convolutions on the CPU: which product of conv.h each result is.
+ *
+ *                     conv                                conv_transpose
+ *   forward           correlate x with w (o, c)           spread x with w (c, o)
+ *   gradient of x     spread g with w (o, c)              correlate g with w (c, o)
+ *   gradient of w     g (rows) times gathered x           x (rows) times gathered g
+ *
+ * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
+#include "../abi/kernels.h"
+#include "../abi/shapes.h"
+#include "conv.h"
+#include "sum_tree.h"
+
+#include <string.h>
+
+/* A plain fill of (batch, channels, size): bias[channel], or 0 without a bias. */
+static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size, const float *bias)
+{
+    for (int64_t i = 0; i < batch * channels; i++) {
+        const float b = bias ? bias[i % channels] : 0.0f;
+        for (int64_t j = 0; j < size; j++)
+            out[i * size + j] = b;
+    }
+}
+
+/* small (batch, rows, *out) from large (batch, channels, *in), w (rows, channels, *kernel). */
+static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
+                         const float *large, const float *w, const float *bias, float *small)
+{
+    if (batch == 0 || rows == 0)
+        return TORCHLEAN_OK;
+    if (channels == 0) {
+        fill_bias(small, batch, rows, s->out_size, bias);
+        return TORCHLEAN_OK;
+    }
+    const tl_conv_gather gather = tl_conv_correlate(s);
+    const conv_view v = tl_conv_view(&gather, batch, channels, rows, large);
+    return tl_conv_product(ctx, &v, w, channels * s->taps, s->taps, bias, small);
+}
+
+/* large (batch, rows, *in) from small (batch, channels, *out), w (channels, rows, *kernel), phase by phase. */
+static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
+                      const float *small, const float *w, const float *bias, float *large)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (batch == 0 || rows == 0)
+        return TORCHLEAN_OK;
+    if (channels == 0 || tl_conv_has_gaps(s))
+        fill_bias(large, batch, rows, s->in_size, bias);
+    if (channels == 0)
+        return TORCHLEAN_OK;
+    for (int64_t phase = 0, phases = tl_conv_phases(s); phase < phases && !status; phase++) {
+        const tl_conv_gather gather = tl_conv_spread(s, phase);
+        const conv_view v = tl_conv_view(&gather, batch, channels, rows, small);
+        status = tl_conv_product(ctx, &v, w, s->taps, rows * s->taps, bias, large);
+    }
+    return status;
+}
+
+/* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). */
+static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
+                       const float *large, const float *small, float *gw)
+{
+    if (rows == 0 || channels == 0)
+        return TORCHLEAN_OK;
+    if (batch == 0) {
+        memset(gw, 0, sizeof(float) * (size_t)(rows * channels * s->taps));
+        return TORCHLEAN_OK;
+    }
+    const tl_conv_gather gather = tl_conv_correlate(s);
+    const conv_view v = tl_conv_view(&gather, batch, channels, rows, large);
+    return tl_conv_weights(ctx, &v, small, gw);
+}
+
+/* gb[o] = sum over n and j of g[n,o,j]. */
+static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channels, int64_t size, float *gb)
+{
+    if (channels == 0)
+        return TORCHLEAN_OK;
+    if (batch == 1)
+        return tl_row_sums(ctx, g, channels, size, 0, gb);
+    void *images;
+    int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(batch * channels), &images);
+    if (status)
+        return status;
+    if (batch > 0)
+        status = tl_row_sums(ctx, g, batch * channels, size, 0, images);
+    if (!status)
+        status = tl_column_sums(ctx, images, 1, batch, channels, 0, gb);
+    tl_pool_free(ctx, images);
+    return status;
+}
+
+static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
+                              const tl_dims *padding)
+{
+    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
+}
+
+static tl_dims two(int64_t h, int64_t w)
+{
+    return (tl_dims){2, {h, w}};
+}
+
+int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch, int64_t in_channels,
+                    const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                    const tl_dims *padding, float *out)
+{
+    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
+    return correlate(ctx, &s, batch, in_channels, out_channels, x, w, b, out);
+}
+
+int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                        int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                        const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb)
+{
+    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
+    int32_t status = TORCHLEAN_OK;
+    if (gx)
+        status = spread(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
+    if (gw && !status)
+        status = weights(ctx, &s, batch, in_channels, out_channels, x, g, gw);
+    if (gb && !status)
+        status = bias_sums(ctx, g, batch, out_channels, s.out_size, gb);
+    return status;
+}
+
+int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                              int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                              const tl_dims *stride, const tl_dims *padding, float *out)
+{
+    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
+    return spread(ctx, &s, batch, in_channels, out_channels, x, w, b, out);
+}
+
+int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                  int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                  const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
+                                  float *gw, float *gb)
+{
+    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
+    int32_t status = TORCHLEAN_OK;
+    if (gx)
+        status = correlate(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
+    if (gw && !status)
+        status = weights(ctx, &s, batch, out_channels, in_channels, g, x, gw);
+    if (gb && !status)
+        status = bias_sums(ctx, g, batch, out_channels, s.in_size, gb);
+    return status;
+}
+
+int32_t tl_cpu_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                      int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                      int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                      float *out)
+{
+    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
+    const tl_dims p = two(padding_h, padding_w);
+    return tl_cpu_conv(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+}
+
+int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                          int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                          int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                          float *gx, float *gw, float *gb)
+{
+    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
+    const tl_dims p = two(padding_h, padding_w);
+    return tl_cpu_conv_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+}
+
+int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                int64_t padding_h, int64_t padding_w, float *out)
+{
+    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
+    const tl_dims p = two(padding_h, padding_w);
+    return tl_cpu_conv_transpose(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+}
+
+int32_t tl_cpu_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                    int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
+                                    int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
+                                    int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb)
+{
+    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
+    const tl_dims p = two(padding_h, padding_w);
+    return tl_cpu_conv_transpose_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+}

@@ -1,0 +1,41 @@
+/* The products that convolutions consist of, on the CPU. */
+#ifndef TL_CPU_CONV_H
+#define TL_CPU_CONV_H
+
+#include "../abi/internal.h"
+#include "../formula/conv_geometry.h"
+
+/* A gather with its arrays: source (batch, channels, *gather.source), target (batch, rows, *gather.target). */
+typedef struct conv_view {
+    tl_conv_gather gather;
+    int64_t batch, channels, rows;
+    int64_t source_stride[TL_CONV_RANK], target_stride[TL_CONV_RANK];
+    const float *source;
+} conv_view;
+
+static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch, int64_t channels, int64_t rows,
+                                     const float *source)
+{
+    conv_view v = {.gather = *gather, .batch = batch, .channels = channels, .rows = rows, .source = source};
+    int64_t from = 1, to = 1;
+    for (int32_t d = gather->rank - 1; d >= 0; d--) {
+        v.source_stride[d] = from;
+        v.target_stride[d] = to;
+        from *= gather->source[d];
+        to *= gather->target[d];
+    }
+    return v;
+}
+
+#define tl_conv_product TL_V(tl_conv_product)
+#define tl_conv_weights TL_V(tl_conv_weights)
+
+/* target[n, row, i] = sum over channels c and taps t of w[row*row_stride + c*channel_stride + kernel index of t] times
+ * the gathered source, plus bias[row] (NULL: none), for the gather's positions. channels, rows and batch >= 1. */
+int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int64_t row_stride, int64_t channel_stride,
+                        const float *bias, float *target);
+/* gw[row, c, t] = sum over n and positions j of g[n, row, j] times the gathered source; the gather is a correlation.
+ * channels, rows and batch >= 1. */
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw);
+
+#endif

@@ -1,0 +1,213 @@
+/* Gathers the right factor of a convolution's product (formula/conv_geometry.h): some rows k (channel and tap) of a
+ * strip of at most TL_GEMM_NR neighbouring positions.
+ *
+ * Positions are numbered through the whole batch. A strip is split into runs along the last axis; a run is contiguous
+ * in the source where the step is 1. Which lanes of a run lie inside the source depends on the tap alone, so it is worked
+ * out once per tap and used for every channel: a row is then one or two masked loads and a store per vector. With
+ * other steps, or many short runs, a row is gathered lane by lane. */
+#ifndef TL_CPU_CONV_GATHER_H
+#define TL_CPU_CONV_GATHER_H
+
+#include "../formula/conv_geometry.h"
+#include "conv.h"
+#include "gemm.h"
+
+#include <string.h>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
+enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, PIECES = 4 };
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+#define INLINE static inline __attribute__((always_inline, unused))
+
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; gather_lanes: p[index[l]], 0 where
+ * the index is ABSENT. */
+#define ABSENT INT64_MIN
+#if defined(__AVX512F__)
+typedef __m512 lane_vector;
+typedef __mmask16 lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
+INLINE lane_vector read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE lane_vector join_lanes(lane_vector x, lane_vector y) { return _mm512_or_ps(x, y); }
+INLINE lane_vector read_all(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void write_all(float *p, lane_vector v) { _mm512_storeu_ps(p, v); }
+INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
+{
+    const __m512i absent = _mm512_set1_epi64(ABSENT);
+    for (int half = 0; half < 2; half++) {
+        const __m512i at = _mm512_loadu_si512(index + 8 * half);
+        const __mmask8 present = _mm512_cmpneq_epi64_mask(at, absent);
+        _mm256_storeu_ps(to + 8 * half, _mm512_mask_i64gather_ps(_mm256_setzero_ps(), present, at, p, 4));
+    }
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+typedef __m256 lane_vector;
+typedef __m256i lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
+                               _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
+}
+INLINE lane_vector read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
+INLINE lane_vector join_lanes(lane_vector x, lane_vector y) { return _mm256_or_ps(x, y); }
+INLINE lane_vector read_all(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void write_all(float *p, lane_vector v) { _mm256_storeu_ps(p, v); }
+#else
+typedef float lane_vector __attribute__((vector_size(16)));
+typedef struct {
+    int64_t a, b;
+} lane_mask;
+INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask){a, b}; }
+INLINE lane_vector read_lanes(const float *p, lane_mask m)
+{
+    lane_vector v = {0};
+    for (int64_t l = m.a; l < m.b; l++)
+        v[l] = p[l];
+    return v;
+}
+INLINE lane_vector join_lanes(lane_vector x, lane_vector y)
+{
+    typedef int32_t bits __attribute__((vector_size(16)));
+    return (lane_vector)((bits)x | (bits)y);
+}
+INLINE lane_vector read_all(const float *p) { lane_vector v; memcpy(&v, p, sizeof v); return v; }
+INLINE void write_all(float *p, lane_vector v) { memcpy(p, &v, sizeof v); }
+#endif
+#if !defined(__AVX512F__)
+INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
+{
+    for (int l = 0; l < LANES; l++)
+        to[l] = index[l] == ABSENT ? 0.0f : p[index[l]];
+}
+#endif
+
+/* Lanes first .. first + length - 1 of a strip: consecutive positions of one line of one image. `at` and `source` are
+ * the coordinates and the index that the first lane reads with tap 0, `target` the index it belongs to (channel 0). */
+typedef struct {
+    int64_t first, length, source, target, at[TL_CONV_RANK];
+} conv_run;
+
+typedef struct {
+    int64_t width, image; /* image: of all lanes, -1 where they are of several */
+    int32_t runs;
+    conv_run run[NR];
+} conv_strip;
+
+/* The strip of positions q .. q + width - 1 of the batch. */
+static void open_strip(const conv_view *v, int64_t q, int64_t width, conv_strip *strip)
+{
+    const tl_conv_gather *g = &v->gather;
+    const int32_t last = g->rank - 1;
+    int64_t image = q / g->positions, at[TL_CONV_RANK], rest = q % g->positions;
+    for (int32_t d = last; d >= 0; d--) {
+        at[d] = rest % g->count[d];
+        rest /= g->count[d];
+    }
+    strip->width = width;
+    strip->runs = 0;
+    strip->image = q % g->positions + width <= g->positions ? image : -1;
+    for (int64_t l = 0; l < width;) {
+        conv_run *run = &strip->run[strip->runs++];
+        run->first = l;
+        run->length = MIN(width - l, g->count[last] - at[last]);
+        run->source = image * v->channels * g->source_size;
+        run->target = image * v->rows * g->target_size;
+        for (int32_t d = 0; d <= last; d++) {
+            run->at[d] = at[d] * g->step[d] + g->base[d];
+            run->source += run->at[d] * v->source_stride[d];
+            run->target += (at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
+        }
+        l += run->length;
+        at[last] += run->length;
+        for (int32_t d = last; d >= 0 && at[d] == g->count[d]; d--) {
+            at[d] = 0;
+            if (d > 0)
+                at[d - 1]++;
+            else
+                image++;
+        }
+    }
+}
+
+/* The lanes of a run that tap coordinates `tap` find inside the source: *a <= lane < *b. */
+INLINE int inside(const tl_conv_gather *g, const conv_run *run, const int64_t *tap, int64_t *a, int64_t *b)
+{
+    const int32_t last = g->rank - 1;
+    for (int32_t d = 0; d < last; d++) {
+        const int64_t c = run->at[d] + tap[d] * g->tap_step[d];
+        if (c < 0 || c >= g->source[d])
+            return 0;
+    }
+    const int64_t c = run->at[last] + tap[last] * g->tap_step[last], step = g->step[last], n = g->source[last];
+    int64_t low = c < 0 ? (step == 1 ? -c : CEIL_DIV(-c, step)) : 0;
+    int64_t high = c >= n ? 0 : step == 1 ? n - c : (n - c - 1) / step + 1;
+    *a = run->first + MIN(low, run->length);
+    *b = run->first + MIN(high, run->length);
+    return *a < *b;
+}
+
+/* to[i*ld + l] = row k0 + i at lane l, for i < rows; lanes from the strip's width up to `vectors` vectors are 0. */
+static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vectors, int64_t k0, int64_t rows,
+                        float *to, int64_t ld)
+{
+    const tl_conv_gather *g = &v->gather;
+    const int32_t last = g->rank - 1;
+    const int64_t taps = g->taps_size, step = g->step[last];
+    int64_t tap[TL_CONV_RANK], rest = k0 % taps;
+    for (int32_t d = last; d >= 0; d--) {
+        tap[d] = rest % g->taps[d];
+        rest /= g->taps[d];
+    }
+    for (int64_t i = 0; i < MIN(taps, rows); i++) {
+        const float *plane = v->source + (k0 + i) / taps * g->source_size;
+        int64_t offset = 0, index[NR], pieces[2] = {0, 0}, start[2][NR];
+        lane_mask mask[2][NR];
+        int lane_by_lane = step != 1;
+        for (int32_t d = 0; d <= last; d++)
+            offset += tap[d] * g->tap_step[d] * v->source_stride[d];
+        for (int l = 0; l < NR; l++)
+            index[l] = ABSENT;
+        for (int32_t r = 0; r < strip->runs; r++) {
+            const conv_run *run = &strip->run[r];
+            int64_t a, b;
+            if (!inside(g, run, tap, &a, &b))
+                continue;
+            const int64_t origin = run->source + offset - run->first * step;
+            if (step == 1) {
+                for (int64_t u = a / LANES; u <= (b - 1) / LANES; u++) {
+                    start[u][pieces[u]] = origin + u * LANES;
+                    mask[u][pieces[u]++] = lanes_between(MAX(a - u * LANES, 0), MIN(b - u * LANES, LANES));
+                    lane_by_lane |= pieces[u] > PIECES;
+                }
+            }
+            if (step != 1 || strip->runs > PIECES)
+                for (int64_t l = a; l < b; l++)
+                    index[l] = origin + l * step;
+        }
+        for (int64_t k = i; k < rows; k += taps, plane += g->source_size) {
+            float *row = to + k * ld;
+            for (int64_t u = 0; u < vectors; u++, row += LANES) {
+                if (lane_by_lane) {
+                    gather_lanes(row, plane, index + u * LANES);
+                    continue;
+                }
+                lane_vector x = {0};
+                for (int64_t p = 0; p < pieces[u]; p++) {
+                    const lane_vector y = read_lanes(plane + start[u][p], mask[u][p]);
+                    x = p ? join_lanes(x, y) : y;
+                }
+                write_all(row, x);
+            }
+        }
+        for (int32_t d = last; d >= 0 && ++tap[d] == g->taps[d]; d--)
+            tap[d] = 0;
+    }
+}
+
+#endif

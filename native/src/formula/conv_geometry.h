@@ -1,0 +1,145 @@
+/* Convolutions as both back ends see them: merged axes, and the gather that turns one into a matrix product.
+ *
+ * A convolution joins a large array (`in`: the input of conv, the output of conv_transpose) and a small one (`out`):
+ * in[j·stride + k - padding] meets out[j] with kernel offset k. Both directions are products whose right factor is
+ * gathered:
+ *     correlate   small from large: position j reads large[j·stride + k - padding]
+ *     spread      large from small: position i reads small[(i + padding - k) / stride] for the k that divide
+ * For a spread with strides the positions i and offsets k are split by their residues: i + padding and k must agree
+ * modulo stride on every axis, so each combination of residues (a phase) is a dense product of its own.
+ *
+ * The terms of an element are summed channel by channel and, within a channel, offset by offset, row-major; CUDA takes
+ * the offsets of large kernels some at a time (cuda/conv.cuh). */
+#ifndef TL_CONV_GEOMETRY_H
+#define TL_CONV_GEOMETRY_H
+
+#include "base.h"
+
+enum { TL_CONV_RANK = 8 };
+
+typedef struct tl_conv_shape {
+    int32_t rank;
+    int64_t in[TL_CONV_RANK], out[TL_CONV_RANK], kernel[TL_CONV_RANK], stride[TL_CONV_RANK], padding[TL_CONV_RANK];
+    int64_t in_size, out_size, taps; /* products */
+} tl_conv_shape;
+
+/* Axes on which nothing happens (kernel and stride 1, no padding) are joined with their neighbours of that kind, so a
+ * 1×1 convolution has one axis and a run along the last axis is as long as it can be. */
+TL_HD tl_conv_shape tl_conv_merge(int32_t rank, const int64_t *in, const int64_t *out, const int64_t *kernel,
+                                    const int64_t *stride, const int64_t *padding)
+{
+    tl_conv_shape s;
+    int plain_before = 0;
+    s.rank = 0;
+    s.in_size = s.out_size = s.taps = 1;
+    for (int32_t d = 0; d < rank; d++) {
+        const int plain = kernel[d] == 1 && padding[d] == 0 && (stride[d] == 1 || in[d] == 1);
+        s.in_size *= in[d];
+        s.out_size *= out[d];
+        s.taps *= kernel[d];
+        if (plain && plain_before) {
+            s.in[s.rank - 1] *= in[d];
+            s.out[s.rank - 1] *= out[d];
+            continue;
+        }
+        s.in[s.rank] = in[d];
+        s.out[s.rank] = out[d];
+        s.kernel[s.rank] = kernel[d];
+        s.stride[s.rank] = plain ? 1 : stride[d];
+        s.padding[s.rank++] = padding[d];
+        plain_before = plain;
+    }
+    return s;
+}
+
+/* A gather. Position j (row-major over `count`) and tap t (row-major over `taps`) read the source at
+ *     j·step + base + t·tap_step   on every axis, 0 outside `source`;
+ * tap t is the kernel offset t·kernel_step + kernel_base, and position j the target's element j·to_step + to_base. */
+typedef struct tl_conv_gather {
+    int32_t rank;
+    int64_t positions, taps_size, source_size, target_size;
+    int64_t count[TL_CONV_RANK], taps[TL_CONV_RANK], source[TL_CONV_RANK], target[TL_CONV_RANK], kernel[TL_CONV_RANK];
+    int64_t step[TL_CONV_RANK], base[TL_CONV_RANK], tap_step[TL_CONV_RANK];
+    int64_t kernel_step[TL_CONV_RANK], kernel_base[TL_CONV_RANK], to_step[TL_CONV_RANK], to_base[TL_CONV_RANK];
+} tl_conv_gather;
+
+TL_HD tl_conv_gather tl_conv_correlate(const tl_conv_shape *s)
+{
+    tl_conv_gather g;
+    g.rank = s->rank;
+    g.positions = g.target_size = s->out_size;
+    g.taps_size = s->taps;
+    g.source_size = s->in_size;
+    for (int32_t d = 0; d < s->rank; d++) {
+        g.count[d] = g.target[d] = s->out[d];
+        g.taps[d] = g.kernel[d] = s->kernel[d];
+        g.source[d] = s->in[d];
+        g.step[d] = s->stride[d];
+        g.base[d] = -s->padding[d];
+        g.tap_step[d] = g.kernel_step[d] = g.to_step[d] = 1;
+        g.kernel_base[d] = g.to_base[d] = 0;
+    }
+    return g;
+}
+
+/* Phases of a spread that have a kernel offset: the residues below min(stride, kernel) of every axis. */
+TL_HD int64_t tl_conv_phases(const tl_conv_shape *s)
+{
+    int64_t phases = 1;
+    for (int32_t d = 0; d < s->rank; d++)
+        phases *= s->stride[d] < s->kernel[d] ? s->stride[d] : s->kernel[d];
+    return phases;
+}
+
+/* Whether the phases leave elements of the large array without any term (stride above kernel). */
+TL_HD int tl_conv_has_gaps(const tl_conv_shape *s)
+{
+    for (int32_t d = 0; d < s->rank; d++)
+        if (s->stride[d] > s->kernel[d])
+            return 1;
+    return 0;
+}
+
+/* The gather of one phase; its positions may be 0. */
+TL_HD tl_conv_gather tl_conv_spread(const tl_conv_shape *s, int64_t phase)
+{
+    tl_conv_gather g;
+    g.rank = s->rank;
+    g.positions = g.taps_size = 1;
+    g.source_size = s->out_size;
+    g.target_size = s->in_size;
+    for (int32_t d = s->rank - 1; d >= 0; d--) {
+        const int64_t stride = s->stride[d], residues = stride < s->kernel[d] ? stride : s->kernel[d];
+        const int64_t r = phase % residues;
+        const int64_t first = ((r - s->padding[d]) % stride + stride) % stride; /* least i with i + padding ≡ r */
+        phase /= residues;
+        g.count[d] = first < s->in[d] ? (s->in[d] - first + stride - 1) / stride : 0;
+        g.taps[d] = (s->kernel[d] - r + stride - 1) / stride;
+        g.target[d] = s->in[d];
+        g.source[d] = s->out[d];
+        g.kernel[d] = s->kernel[d];
+        g.step[d] = 1;
+        g.base[d] = (first + s->padding[d] - r) / stride;
+        g.tap_step[d] = -1;
+        g.kernel_step[d] = g.to_step[d] = stride;
+        g.kernel_base[d] = r;
+        g.to_base[d] = first;
+        g.positions *= g.count[d];
+        g.taps_size *= g.taps[d];
+    }
+    return g;
+}
+
+/* The row-major kernel offset of tap t. */
+TL_HD int64_t tl_conv_kernel_index(const tl_conv_gather *g, int64_t t)
+{
+    int64_t index = 0, stride = 1;
+    for (int32_t d = g->rank - 1; d >= 0; d--) {
+        index += (t % g->taps[d] * g->kernel_step[d] + g->kernel_base[d]) * stride;
+        stride *= g->kernel[d];
+        t /= g->taps[d];
+    }
+    return index;
+}
+
+#endif

@@ -1,0 +1,82 @@
+"""Convolutions at the edges of their tiles: what drawn cases seldom meet."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlrt.verify_run import Runtime
+from tlspec import registry, shapes
+from tlspec.cases import build_case, generator
+
+
+def sizes(batch: int, channels: tuple[int, int], *lists: list[int]) -> dict[str, Any]:
+    names = ("spatial", "kernel", "stride", "padding")
+    return {
+        "batch": batch,
+        "in_channels": channels[0],
+        "out_channels": channels[1],
+        **dict(zip(names, lists, strict=True)),
+    }
+
+
+EDGES = {
+    "one position": sizes(3, (5, 7), [3], [3], [1], [0]),
+    "a strip and one": sizes(1, (3, 15), [33], [1], [1], [0]),
+    "tile edges": sizes(1, (29, 129), [23, 23], [3, 3], [1, 1], [1, 1]),
+    "block of K and one": sizes(1, (257, 65), [11, 12], [1, 1], [1, 1], [0, 0]),
+    "64 taps": sizes(2, (5, 33), [12, 11], [8, 8], [1, 1], [3, 4]),
+    "many taps": sizes(2, (3, 17), [200], [150], [3], [20]),
+    "stride above kernel": sizes(2, (4, 3), [13, 10], [2, 1], [5, 3], [0, 0]),
+    "padding above kernel": sizes(1, (2, 3), [5, 4], [2, 3], [2, 3], [4, 6]),
+    "kernel above input": sizes(2, (2, 3), [2, 1], [5, 3], [1, 2], [2, 1]),
+    "rank 8": sizes(
+        2, (3, 2), [2, 3, 1, 2, 1, 2, 3, 5], [1, 2, 1, 2, 1, 1, 3, 2], [1, 2, 1, 1, 1, 1, 2, 1], [0, 1, 0, 1, 0, 0, 1, 1]
+    ),
+    "segments of positions": sizes(3, (2, 3), [61, 67], [3, 2], [1, 1], [1, 0]),
+    "no input channels": sizes(2, (0, 3), [5], [3], [1], [1]),
+    "no output channels": sizes(2, (3, 0), [5], [3], [1], [1]),
+    "no images": sizes(0, (3, 2), [5], [3], [1], [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", ["normal", "integers", "special"])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_edges(runtime: Runtime, name: str, which: str, edge: str, data: str) -> None:
+    row, values = registry.get(name), EDGES[edge]
+    if not getattr(shapes, f"{name}_ok")(*(values[k] for k in ("spatial", "kernel", "stride", "padding"))):
+        pytest.skip("no such transposed convolution")
+    case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
+    for got, want, tolerance in zip(runtime.run(case), case.expected.outputs, case.expected.tolerances, strict=True):
+        assert got is not None
+        with np.errstate(invalid="ignore"):
+            fine = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= tolerance)
+        assert fine.all()
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
+def test_an_image_does_not_see_its_batch(runtime: Runtime, name: str) -> None:
+    values = sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1])
+    whole = build_case(registry.get(name), values, {}, generator("batch"), which="vjp")
+    forward = build_case(registry.get(name), values, whole.inputs, generator("batch"))
+    out, (gx, *_) = runtime.run(forward)[0], runtime.run(whole)
+    assert out is not None and gx is not None
+    for n in range(5):
+        given = {**whole.inputs, "x": whole.inputs["x"][n : n + 1], "g": whole.cotangents["g"][n : n + 1]}  # type: ignore[index]
+        alone = {k: v for k, v in given.items() if k != "g"}
+        one = build_case(registry.get(name), values | {"batch": 1}, alone, generator("batch"))
+        np.testing.assert_array_equal(runtime.run(one)[0], out[n : n + 1])
+        one = build_case(registry.get(name), values | {"batch": 1}, given, generator("batch"), which="vjp")
+        np.testing.assert_array_equal(runtime.run(one)[0], gx[n : n + 1])
+
+
+@pytest.mark.parametrize("size", [shapes.conv_size, shapes.conv_transpose_size])
+def test_sizes_are_total(size: Any) -> None:
+    """No argument below 2^32 divides by zero or leaves 0 .. 2^32."""
+    for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1), repeat=4):
+        assert 0 <= size(*axis) <= 2**32

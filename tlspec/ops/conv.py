@@ -1,0 +1,437 @@
+"""Convolutions, channels first, over 1 to 8 spatial axes.
+
+Outside its ends an array reads as 0, and these zeros take part in the sums: next to an infinite weight they give NaN.
+Both back ends compute blocked matrix products whose right factor is gathered on the fly; the order of the terms, input
+channel by input channel and kernel offset by kernel offset, follows from the shape of one image. A gradient of the
+weights sums over batch and positions in segments that the shape fixes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tlspec.bounds import column_height, tree, tree_height
+from tlspec.laws import adjoint, equation, linear
+from tlspec.registry import check, op
+from tlspec.shapes import conv_out, conv_transpose_out
+
+# ---- references ------------------------------------------------------------------------------------------------------
+
+
+def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
+    """x[..., start + step·j] for j < count on the trailing axes; 0 outside x."""
+    for d, (a, s, n) in enumerate(zip(start, step, count, strict=True)):
+        axis = x.ndim - len(count) + d
+        at = a + s * np.arange(n)
+        inside = (at >= 0) & (at < x.shape[axis])
+        x = np.take(x, np.clip(at, 0, x.shape[axis] - 1), axis=axis)
+        x[(slice(None),) * axis + (~inside,)] = 0.0
+    return x
+
+
+def _mix(w, x):
+    """Σ_c w[o, c]·x[n, c, ...]"""
+    n, c, *spatial = x.shape
+    return (w @ x.reshape(n, c, math.prod(spatial))).reshape(n, w.shape[0], *spatial)
+
+
+def _correlate(x, w, stride, padding):
+    """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding]"""
+    size = conv_out(x.shape[2:], w.shape[2:], stride, padding)
+    out = np.zeros((x.shape[0], w.shape[0], *size))
+    for k in np.ndindex(*w.shape[2:]):
+        start = [i - p for i, p in zip(k, padding, strict=True)]
+        out += _mix(w[(slice(None), slice(None), *k)], _window(x, start, stride, size))
+    return out
+
+
+def _spread(x, w, size, stride, padding):
+    """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] over the k that divide, for i < size"""
+    out = np.zeros((x.shape[0], w.shape[1], *size))
+    for k in np.ndindex(*w.shape[2:]):
+        first = [-((i - p) // s) for i, p, s in zip(k, padding, stride, strict=True)]
+        start = [j * s + i - p for j, i, p, s in zip(first, k, padding, stride, strict=True)]
+        count = [max(0, -((a - n) // s)) for a, n, s in zip(start, size, stride, strict=True)]
+        if min(count) == 0:
+            continue
+        to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
+        out[(slice(None), slice(None), *to)] += _mix(
+            w[(slice(None), slice(None), *k)].T, _window(x, first, [1] * len(k), count)
+        )
+    return out
+
+
+def _weights(x, g, kernel, stride, padding):
+    """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]"""
+    size = g.shape[2:]
+    out = np.zeros((g.shape[1], x.shape[1], *kernel))
+    gs = g.transpose(1, 0, *range(2, g.ndim)).reshape(g.shape[1], g.shape[0] * math.prod(size))
+    for k in np.ndindex(*kernel):
+        start = [i - p for i, p in zip(k, padding, strict=True)]
+        at = _window(x, start, stride, size)
+        xs = at.transpose(1, 0, *range(2, g.ndim)).reshape(x.shape[1], gs.shape[1])
+        out[(slice(None), slice(None), *k)] = gs @ xs.T
+    return out
+
+
+def _bias_sum(g):
+    return g.sum(axis=(0, *range(2, g.ndim)))
+
+
+def _bias(b, rank):
+    return b.reshape(-1, *[1] * rank)
+
+
+# ---- bounds, draws, checks -------------------------------------------------------------------------------------------
+
+
+def _bias_height(batch: int, positions: int) -> int:
+    """Row tree over an image's positions, column tree over the batch."""
+    return tree_height(positions) + column_height(batch)
+
+
+def _conv_vjp_heights(batch, out_channels, spatial, kernel, stride, padding):
+    positions = math.prod(conv_out(spatial, kernel, stride, padding))
+    return out_channels * math.prod(kernel), batch * positions, _bias_height(batch, positions)
+
+
+def _conv_transpose_vjp_heights(batch, out_channels, spatial, kernel, stride, padding):
+    positions = math.prod(conv_transpose_out(spatial, kernel, stride, padding))
+    return out_channels * math.prod(kernel), batch * math.prod(spatial), _bias_height(batch, positions)
+
+
+def _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    """The lists of a 2-D row."""
+    return {
+        "spatial": [in_h, in_w], "kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w],
+        "padding": [padding_h, padding_w],
+    }  # fmt: skip
+
+
+def _conv2d_vjp_heights(batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return _conv_vjp_heights(batch, out_channels, **lists)
+
+
+def _conv_transpose2d_vjp_heights(
+    batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
+):
+    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return _conv_transpose_vjp_heights(batch, out_channels, **lists)
+
+
+#: channels and batches around the widths of the micro-kernels' and the CUDA tiles' edges
+CHANNELS = (1, 2, 3, 5, 7, 13, 16, 17, 31, 33, 63, 65, 127, 129)
+#: multiply-adds of a drawn case, which the float64 reference repeats for every property
+WORK = 2**27
+
+
+def _draw(transposed: bool, rank: int | None = None):
+    def draw(d):
+        r = d.rank(1, 8) if rank is None else rank
+        share = max(4, d.budget // 4)
+        longest = (31, 7, 5, 3, 2, 2, 2, 2)[r - 1]
+        kernel, taps = [], 1
+        for _ in range(r):
+            k = d.integer(1, max(1, min(longest, share // (2 * taps))))
+            kernel.append(k)
+            taps *= k
+        stride = [d.choice((1, 1, 2, 3)) for _ in range(r)]
+        padding = [d.integer(0, k if d.rng.random() < 0.2 else k // 2) for k in kernel]
+        left, sizes = share, []
+        for _ in range(3):  # in_channels, out_channels, batch
+            cap = max(1, int(left ** d.rng.uniform(0, 0.6)))
+            n = int(d.choice([c for c in CHANNELS if c <= cap]))
+            sizes.append(n)
+            left = max(1, left // n)
+        in_channels, out_channels, batch = sizes
+        while in_channels * out_channels * taps > share and in_channels * out_channels > 1:
+            in_channels, out_channels = max(1, in_channels // 2), max(1, out_channels // 2)
+        if d.empty:
+            in_channels, out_channels, batch = (
+                n * int(d.rng.random() < 0.6) for n in (in_channels, out_channels, batch)
+            )
+        per_image = max(1, share // max(1, batch * max(in_channels, out_channels)))
+        per_image = min(per_image, max(1, WORK // max(1, batch * in_channels * out_channels * taps)))
+        spatial = []
+        for i in range(r):
+            low = 1 if transposed else max(1, kernel[i] - 2 * padding[i])
+            if transposed:
+                low = max(low, -((kernel[i] - 2 * padding[i] - 1) // stride[i]) + 1)
+            n = low + int(per_image ** d.rng.uniform(0.2, 1) if i + 1 < r else per_image)
+            n = max(low, n - d.integer(0, 2))
+            spatial.append(n)
+            grown = n * stride[i] if transposed else n
+            per_image = max(1, per_image // grown)
+        order = d.rng.permutation(r)
+        lists = [[v[int(i)] for i in order] for v in (spatial, kernel, stride, padding)]
+        values = {"batch": batch, "in_channels": in_channels, "out_channels": out_channels}
+        if rank is None:
+            return {**values, **dict(zip(("spatial", "kernel", "stride", "padding"), lists, strict=True))}
+        for name, pair in zip(("in", "kernel", "stride", "padding"), lists, strict=True):
+            values |= {f"{name}_h": pair[0], f"{name}_w": pair[1]}
+        return values
+
+    return draw
+
+
+def _checks(fits: str, formula: str):
+    return [
+        check("spatial", "rank(spatial) >= 1 and positive(spatial)", "SHAPE",
+              "1 to 8 spatial axes, every size of x at least 1"),
+        check("kernel", "rank(kernel) == rank(spatial)", "SHAPE", "one kernel size per spatial axis"),
+        check("kernel", "positive(kernel)", "SHAPE", "every kernel size to be at least 1"),
+        check("stride", "rank(stride) == rank(spatial)", "ARGUMENT", "one stride per spatial axis"),
+        check("stride", "positive(stride)", "ARGUMENT", "every stride to be at least 1"),
+        check("padding", "rank(padding) == rank(spatial)", "ARGUMENT", "one padding per spatial axis"),
+        check("spatial", f"{fits}(spatial, kernel, stride, padding)", "SHAPE",
+              f"every output size, {formula}, from 1 to 2^32 - 1"),
+    ]  # fmt: skip
+
+
+def _checks2d(size: str, formula: str):
+    fits = "{0}(in_{1}, kernel_{1}, stride_{1}, padding_{1})"
+    return [
+        check("in_h", "in_h >= 1 and in_w >= 1", "SHAPE", "both spatial sizes of x to be at least 1"),
+        check("kernel_h", "kernel_h >= 1 and kernel_w >= 1", "SHAPE", "both kernel sizes to be at least 1"),
+        check("stride_h", "stride_h >= 1 and stride_w >= 1", "ARGUMENT", "both strides to be at least 1"),
+        *(check(f"in_{a}", f"{fits.format(size, a)} >= 1 and {fits.format(size, a)} <= 4294967295", "SHAPE",
+                f"an output size, {formula}, from 1 to 2^32 - 1") for a in "hw"),
+    ]  # fmt: skip
+
+
+CONV_FORMULA = "floor((in + 2*padding - kernel)/stride) + 1"
+TRANSPOSE_FORMULA = "(in - 1)*stride + kernel - 2*padding"
+
+
+def _conv_flops(batch, in_channels, out_channels, spatial, kernel, stride, padding):
+    positions = math.prod(conv_out(spatial, kernel, stride, padding))
+    return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * positions
+
+
+def _conv_transpose_flops(batch, in_channels, out_channels, spatial, kernel, stride, padding):
+    return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * math.prod(spatial)
+
+
+def _conv2d_flops(
+    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
+):
+    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return _conv_flops(batch, in_channels, out_channels, **lists)
+
+
+def _conv_transpose2d_flops(
+    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
+):
+    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return _conv_transpose_flops(batch, in_channels, out_channels, **lists)
+
+
+def _size(batch, channels, spatial, kernel=3, stride=1, padding=1, out_channels=None, rank=2):
+    """A benchmark size with equal axes."""
+    return {
+        "batch": batch, "in_channels": channels, "out_channels": out_channels or channels, "spatial": [spatial] * rank,
+        "kernel": [kernel] * rank, "stride": [stride] * rank, "padding": [padding] * rank,
+    }  # fmt: skip
+
+
+def _flat(size):
+    """The same for a 2-D row."""
+    lists = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
+    out = {k: v for k, v in size.items() if not isinstance(v, list)}
+    return out | {f"{to}_{a}": size[name][i] for to, name in lists.items() for i, a in enumerate("hw")}
+
+
+IMAGES = [_size(1, 64, 56), _size(32, 64, 224), _size(32, 256, 56), _size(32, 512, 28)]
+LAYERS = [_size(32, 3, 224, 7, 2, 3, 64), _size(32, 256, 56, 1, 1, 0), _size(32, 128, 56, 3, 2, 1, 256)]
+VOLUMES = [_size(4, 64, 32, rank=3)]
+
+
+def _torch_conv(torch, x, w, b, spatial, stride, padding):
+    return getattr(torch.nn.functional, f"conv{len(spatial)}d")(x, w, b, stride, padding)
+
+
+def _torch_conv_transpose(torch, x, w, b, spatial, stride, padding):
+    return getattr(torch.nn.functional, f"conv_transpose{len(spatial)}d")(x, w, b, stride, padding)
+
+
+def _torch_backward(torch, x, w, g, stride, padding, transposed):
+    rank = len(stride)
+    return torch.ops.aten.convolution_backward(
+        g, x, w, [g.shape[1]], stride, padding, [1] * rank, transposed, [0] * rank, 1, [True, True, True]
+    )
+
+
+LAWS = [linear("x", "b"), linear("w", "b"), adjoint("x", "b"), adjoint("w", "b")]
+
+
+def _same_as(other: str):
+    """A 2-D row is the N-D row on lists of two."""
+
+    def state(f):
+        values = f.case.values
+        sizes = {n: values[n] for n in ("batch", "in_channels", "out_channels")}
+        lists = _two(**{n: v for n, v in values.items() if n not in sizes})
+        return [(f(), f(f.inputs, values={**sizes, **lists}, op=other))]
+
+    return equation(f"f(x, w, b) = {other}(x, w, b)", state)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@op(
+    "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
+    " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
+    same_bits=False,
+    checks=_checks("conv_ok", CONV_FORMULA),
+    draw=_draw(False),
+    laws=LAWS,
+    bench=VOLUMES,
+    flops=_conv_flops,
+    torch=_torch_conv,
+    torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False),
+    source="torch.nn.functional.conv1d, conv2d, conv3d",
+)
+def conv(x, w, b, stride, padding):
+    """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
+
+    out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding] + b[o], x being 0 outside its ends
+
+    Shapes: x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
+    one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
+
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+    everywhere; batch = 0 or out_channels = 0 an empty result.
+
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
+    """
+    return _correlate(x, w, stride, padding) + _bias(b, x.ndim - 2)
+
+
+@conv.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_vjp_heights))
+def conv_vjp(x, w, g, stride, padding):
+    """gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
+    ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
+    over an image and the column tree over the batch."""
+    return _spread(g, w, x.shape[2:], stride, padding), _weights(x, g, w.shape[2:], stride, padding), _bias_sum(g)
+
+
+@op(
+    "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
+    " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
+    same_bits=False,
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA),
+    draw=_draw(True),
+    laws=LAWS,
+    bench=[_size(4, 64, 16, 4, 2, 1, rank=3)],
+    flops=_conv_transpose_flops,
+    torch=_torch_conv_transpose,
+    torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
+    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
+)
+def conv_transpose(x, w, b, stride, padding):
+    """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
+
+    out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] + b[o] over the k that divide, x being 0 outside
+
+    Shapes: x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
+    one entry per spatial axis; out (batch, out_channels, *(spatial - 1)·stride + kernel - 2·padding).
+
+    Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
+    everywhere; batch = 0 or out_channels = 0 an empty result.
+
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
+    not positive.
+    """
+    size = conv_transpose_out(x.shape[2:], w.shape[2:], stride, padding)
+    return _spread(x, w, size, stride, padding) + _bias(b, x.ndim - 2)
+
+
+@conv_transpose.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose_vjp_heights))
+def conv_transpose_vjp(x, w, g, stride, padding):
+    """gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
+    g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
+    batch. g is 0 outside its ends."""
+    return _correlate(g, w, stride, padding), _weights(g, x, w.shape[2:], stride, padding), _bias_sum(g)
+
+
+@op(
+    "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
+    " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
+    " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
+    same_bits=False,
+    checks=_checks2d("conv_size", CONV_FORMULA),
+    draw=_draw(False, 2),
+    laws=[*LAWS, _same_as("conv")],
+    bench=[_flat(s) for s in IMAGES + LAYERS],
+    flops=_conv2d_flops,
+    torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv2d(
+        x, w, b, (stride_h, stride_w), (padding_h, padding_w)
+    ),
+    torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
+        torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), False
+    ),
+    source="torch.nn.functional.conv2d",
+)
+def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
+    """Convolution of images; conv with two spatial axes.
+
+    out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
+
+    Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
+    (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
+
+    Special values and errors: those of conv.
+    """
+    return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
+
+
+@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv2d_vjp_heights))
+def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
+    """The VJP of conv with two spatial axes."""
+    return conv_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
+
+
+@op(
+    "x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels];"
+    " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
+    " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
+    same_bits=False,
+    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA),
+    draw=_draw(True, 2),
+    laws=[*LAWS, _same_as("conv_transpose")],
+    bench=[_flat(_size(32, 256, 28, 4, 2, 1, 128)), _flat(_size(32, 64, 56))],
+    flops=_conv_transpose2d_flops,
+    torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv_transpose2d(
+        x, w, b, (stride_h, stride_w), (padding_h, padding_w)
+    ),
+    torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
+        torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), True
+    ),
+    source="torch.nn.functional.conv_transpose2d",
+)
+def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
+    """Transposed convolution of images; conv_transpose with two spatial axes.
+
+    out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
+
+    Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
+    (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
+
+    Special values and errors: those of conv_transpose.
+    """
+    return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
+
+
+@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose2d_vjp_heights))
+def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
+    """The VJP of conv_transpose with two spatial axes."""
+    return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
