@@ -60,7 +60,9 @@ def summarise(samples: Sequence[float]) -> Timing:
 
 def time_host(call: Callable[[], Any], budget: float = 0.4) -> Timing:
     """Times `call` by the host clock: one warm-up, then samples of enough calls to last about a millisecond, until the
-    budget in seconds is spent (at least 5)."""
+    budget in seconds is spent (at least 5). The pause before lets other libraries' worker threads, which spin for a while
+    after their last call, go to sleep."""
+    time.sleep(0.25)
     call()
     start = time.perf_counter()
     call()

@@ -1,5 +1,5 @@
 """What all tests share: the operations under test (``OPS=name,family,pattern*`` in the environment picks some), the devices,
-and the hypothesis profiles (``HYPOTHESIS_PROFILE=ci`` draws more)."""
+and the hypothesis profiles (``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more)."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "entry" in metafunc.fixturenames:
         entries = [e for e in ENTRIES if all(p(*e) for p in predicates)]
         metafunc.parametrize("entry", entries, ids=entry_id, scope="session")
+
+
+@pytest.fixture(scope="session")
+def thorough() -> bool:
+    """Whether the profile in force, however it was chosen, is the one that draws more."""
+    return settings.default is not None and settings.default.max_examples >= settings.get_profile("ci").max_examples
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -8,8 +8,8 @@
     kernels.add(a, a).numpy()      # array([2., 4., 6.], dtype=float32)
 
 ``python -m tlrt doctor`` says what was built and which devices are seen; ``python -m tlrt verify`` checks every
-operation on this machine. Importing ``tlrt`` needs no C library; the first use of a device or of ``tlrt.kernels`` loads
-it.
+operation on this machine. Importing ``tlrt`` loads neither NumPy nor cffi nor the C library; the first use of a device
+or of ``tlrt.kernels`` does.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tlrt import errors
-from tlrt.buffer import Buffer
-from tlrt.context import (
-    Device,
-    Memory,
-    build_info,
-    cpu_variant,
-    describe,
-    device,
-    devices,
-    set_cpu_variant,
-    set_threads,
-    threads,
-)
 from tlrt.errors import TorchleanError
 
 if TYPE_CHECKING:
     from tlrt import kernels
+    from tlrt.buffer import Buffer
+    from tlrt.context import (
+        Device,
+        Memory,
+        build_info,
+        cpu_variant,
+        describe,
+        device,
+        devices,
+        set_cpu_variant,
+        set_threads,
+        threads,
+    )
 
 __version__ = "0.1.0"
 
@@ -45,10 +45,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "kernels":  # loads the C library
-        return importlib.import_module("tlrt.kernels")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("buffer", "context", "kernels"):  # kernels loads the C library
+        return importlib.import_module(f"tlrt.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module("tlrt.buffer" if name == "Buffer" else "tlrt.context")
+    value = globals()[name] = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "kernels"])
+    return sorted({*globals(), *__all__})

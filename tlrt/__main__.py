@@ -24,7 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What follows the command belongs to it, options with the same name as ours included.
     given = list(sys.argv[1:] if argv is None else argv)
     rest = given[given.index(arguments.command) + 1 :]
-    return int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest) or 0)
+    try:
+        return int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest) or 0)
+    except ModuleNotFoundError as error:
+        if error.name not in ("numpy", "cffi", "_cffi_backend"):
+            raise
+        print(f"tlrt {arguments.command}: {error}; `python -m tlrt doctor` says what to install", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -3,19 +3,33 @@
 A function's fast path takes an output slot from a list, calls C, and wraps the handle it finds there. Slots are popped
 and appended (both atomic), so threads, signal handlers and finalisers never share one. Everything below that is not a
 slot runs only when a call was refused.
+
+A signal handler may raise after any call of a function, C's included. So the handle in a slot is released on every
+exception (twice does no harm), and by a call of C, as bytecode could be interrupted once more.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from tlrt import _convert
 from tlrt._library import load
-from tlrt.buffer import Buffer
+from tlrt.buffer import Buffer, own
 from tlrt.context import Device
-from tlrt.errors import ArgumentError, ArgumentTypeError, InternalError, ShapeError, SizeOverflowError, TorchleanError
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    IndexOutOfRangeError,
+    InternalError,
+    ShapeError,
+    SizeOverflowError,
+    TorchleanError,
+)
 
 _library = load()
 lib = _library.lib
@@ -24,6 +38,10 @@ from_buffer = _library.ffi.from_buffer
 index = operator.index
 count = len
 uint32_list = _convert.uint32_list
+make = object.__new__
+release = lib.torchlean_cuda_buffer_release
+#: runs an iterator to its end
+exhaust = list
 
 #: what a call with wrong Python types raises, before C sees it
 WRONG = (AttributeError, TypeError, OverflowError, ValueError)
@@ -42,8 +60,9 @@ def new_slot() -> Any:
 
 def slots(
     op: str, names: tuple[str, ...], want: Sequence[bool] | None, out: Sequence[Buffer | None] | None
-) -> tuple[list[Any], tuple[Buffer | None, ...]]:
-    """One slot per output, NULL where it is not wanted, and the buffers the caller supplied."""
+) -> tuple[list[Any], tuple[Buffer | None, ...], Iterator[Any]]:
+    """One slot per output, NULL where it is not wanted; the buffers the caller supplied; and an iterator that, run to
+    its end, releases what C put into the other slots."""
     count = len(names)
     expected = f"{count} entries, for {', '.join(names)}"
     given: tuple[Buffer | None, ...] = (None,) * count
@@ -53,16 +72,20 @@ def slots(
         given = tuple(out)
     wanted: tuple[bool, ...] = (True,) * count
     if want is not None:
-        try:
-            wanted = tuple(map(bool, want))
-        except (TypeError, ValueError):
-            raise ArgumentTypeError(f"{op}: want: got {_convert.type_name(want)}, expected {expected}", op=op) from None
+        if not _convert.is_list(want):
+            raise ArgumentTypeError(f"{op}: want: got {_convert.type_name(want)}, expected {expected}", op=op)
+        wanted = tuple(want)
+        for i, item in enumerate(wanted):
+            if not isinstance(item, (bool, np.bool_)):
+                got = _convert.type_name(item)
+                raise ArgumentTypeError(f"{op}: want[{i}]: got {got}, expected True or False", op=op)
     for name, length in (("want", len(wanted)), ("out", len(given))):
         if length != count:
             raise ArgumentError(f"{op}: {name}: got {length} entries, expected {expected}", op=op)
     if not any(wanted):
         raise ArgumentError(f"{op}: want: got no gradient, expected at least one of {', '.join(names)}", op=op)
-    result = []
+    result: list[Any] = []
+    fresh: list[Any] = []
     for name, buffer, needed in zip(names, given, wanted, strict=True):
         if buffer is not None and not isinstance(buffer, Buffer):
             got = _convert.type_name(buffer)
@@ -75,38 +98,49 @@ def slots(
         slot = new_slot()
         if buffer is not None:
             slot[0] = buffer._handle
+        else:
+            fresh.append(slot)
         result.append(slot)
-    return result, given
+    return result, given, map(release, map(operator.getitem, fresh, itertools.repeat(0)))
 
 
 def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
     return tuple(
-        buffer if buffer is not None or slot == NULL else Buffer(slot[0], device)
+        buffer if buffer is not None or slot == NULL else Buffer(own(slot[0], release), device)
         for slot, buffer in zip(places, given, strict=True)
     )
 
 
+#: the exceptions for an integer below 0 and for one that has too many bits, by what the integer is
+_RANGE: dict[str, tuple[type[TorchleanError], type[TorchleanError]]] = {
+    "dimension": (ShapeError, SizeOverflowError),
+    "parameter": (ArgumentError, ArgumentError),
+    "wide": (ArgumentError, ArgumentError),  # of 64 bits
+    "index": (IndexOutOfRangeError, IndexOutOfRangeError),
+}
+
+
 def refusal(
-    function: Callable[..., Any], error: Exception, values: Mapping[str, Any], wide: tuple[str, ...] = ()
+    function: Callable[..., Any], error: Exception, values: Mapping[str, Any], roles: Mapping[str, str] | None = None
 ) -> Exception:
-    """The exception for a call whose arguments did not reach C: finds the argument to blame by the annotations. `wide`
-    names the integers that may have 64 bits."""
+    """The exception for a call whose arguments did not reach C: finds the argument to blame by the annotations. `roles`
+    says which integers are a "parameter" (a "wide" one of 64 bits) or an "index"; the others are dimensions."""
     op = function.__name__
     for name, kind in function.__annotations__.items():
-        limit = 2**64 if name in wide else 2**32
-        if name in values and (found := _blame(op, name, kind, values[name], limit)) is not None:
+        role = (roles or {}).get(name, "dimension")
+        if name in values and (found := _blame(op, name, kind, values[name], role)) is not None:
             return found
     if isinstance(error, TorchleanError):
         return error
     return InternalError(f"{op}: got {type(error).__name__}: {error}, expected every argument to convert", op=op)
 
 
-def _blame(op: str, name: str, kind: str, value: Any, limit: int) -> Exception | None:
+def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
     got = _convert.type_name(value)
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
-            if type(getattr(value, "_handle", None)) is not type(NULL):
+            if not isinstance(getattr(value, "_handle", None), _library.ffi.CData):
                 return ArgumentTypeError(
                     f"{op}: {name}: got a Buffer that no device made, expected one of Buffer.from_numpy or zeros", op=op
                 )
@@ -118,16 +152,16 @@ def _blame(op: str, name: str, kind: str, value: Any, limit: int) -> Exception |
     if kind == "Device" and not isinstance(value, Device):
         return ArgumentTypeError(f"{op}: {name}: got {got}, expected Device (tlrt.device('cpu') gives one)", op=op)
     if kind == "int":
-        return _blame_integer(op, name, value, limit)
+        return _blame_integer(op, name, value, role)
     if kind == "Sequence[int]":
         try:
-            items = list(value) if not isinstance(value, (str, bytes, set, frozenset, dict)) else None
+            items = list(value) if _convert.is_list(value) else None
         except TypeError:
             items = None
         if items is None:
             return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of integers", op=op)
         for i, item in enumerate(items):
-            if (found := _blame_integer(op, f"{name}[{i}]", item, 2**32)) is not None:
+            if (found := _blame_integer(op, f"{name}[{i}]", item, role)) is not None:
                 return found
     if kind == "float":
         try:
@@ -139,13 +173,15 @@ def _blame(op: str, name: str, kind: str, value: Any, limit: int) -> Exception |
     return None
 
 
-def _blame_integer(op: str, name: str, value: Any, limit: int) -> Exception | None:
+def _blame_integer(op: str, name: str, value: Any, role: str) -> Exception | None:
     try:
         number = operator.index(value)
     except TypeError:
         return ArgumentTypeError(f"{op}: {name}: got {_convert.type_name(value)}, expected an integer", op=op)
+    negative, large = _RANGE[role]
+    bits = 64 if role == "wide" else 32
     if number < 0:
-        return ShapeError(f"{op}: {name}: got {number}, expected 0 or more", op=op)
-    if number >= limit:
-        return SizeOverflowError(f"{op}: {name}: got {number}, expected below 2**{limit.bit_length() - 1}", op=op)
+        return negative(f"{op}: {name}: got {number}, expected 0 or more", op=op)
+    if number >= 2**bits:
+        return large(f"{op}: {name}: got {number}, expected below 2**{bits}", op=op)
     return None

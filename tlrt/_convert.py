@@ -6,7 +6,7 @@ Everything here refuses with the operation, the argument, what it got and what w
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tlrt.errors import (
     TorchleanError,
 )
 
-__all__ = ["float32", "float64", "float64_out", "type_name", "uint32", "uint32_list"]
+__all__ = ["float32", "float64", "float64_out", "is_list", "type_name", "uint32", "uint32_list"]
 
 _LIMIT = 2**32
 
@@ -53,7 +53,7 @@ def _array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
 
 def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
     """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
-    once, anything else is refused."""
+    once (beyond float32's range to an infinity), anything else is refused."""
     expected = "float32, float64, integers or bool"
     array = _array(op, name, value, expected)
     kind, size = array.dtype.kind, array.dtype.itemsize
@@ -61,7 +61,8 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
         raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
     if array.size >= _LIMIT:
         raise SizeOverflowError(f"{op}: {name}: got {array.size} elements, expected fewer than 2**32", op=op)
-    return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
 
 
 def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
@@ -149,8 +150,13 @@ def float64_out(
     return out
 
 
+def is_list(value: object) -> bool:
+    """Whether the value can be read as a list, any number of times: no text, no unordered collection, no iterator."""
+    return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, set, frozenset, dict, Iterator))
+
+
 def uint32_list(values: Sequence[int]) -> list[int]:
     """A dimension list as cffi takes it; TypeError unless all are integers (cffi refuses what does not fit 32 bits)."""
-    if isinstance(values, (str, bytes, set, frozenset, dict)):
+    if not is_list(values):
         raise TypeError("not a sequence")
     return [operator.index(v) for v in values]

@@ -26,7 +26,9 @@ import cffi
 
 from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
 
-__all__ = ["NAME", "Library", "abi_hash", "build_command", "candidates", "declarations", "failure", "headers", "load"]
+__all__ = [
+    "NAME", "Library", "abi_hash", "build_command", "candidates", "declarations", "failure", "headers", "load", "remedy",
+]  # fmt: skip
 
 NAME = "libtorchlean_cuda.so"
 ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
@@ -81,8 +83,9 @@ def headers() -> tuple[str, ...]:
         if all((folder / name).is_file() for name in _HEADERS):
             return tuple((folder / name).read_text(encoding="utf-8") for name in _HEADERS)
     raise LibraryNotFoundError(
-        f"torchlean: headers: got none of {', '.join(_HEADERS)} in {' or '.join(map(str, tried))}, expected both; "
-        f"the installation is incomplete: run {build_command()}"
+        f"torchlean: headers: got none of {', '.join(_HEADERS)} in {' or '.join(map(str, tried))}, expected both, "
+        "so the installation is incomplete",
+        f"run {build_command()}",
     )
 
 
@@ -97,11 +100,18 @@ def candidates() -> list[Path]:
     ]
 
 
-def build_command() -> str:
+def build_command(cuda: bool = False) -> str:
     """How the library is built from here."""
     if (_TREE / "native" / "Makefile").is_file():
-        return f"`make -C {_TREE / 'native'}`"
-    return "`pip install --force-reinstall .` in the source tree"
+        return f"`make -C {_TREE} cuda`" if cuda else f"`make -C {_TREE / 'native'}`"
+    return f"`{'TORCHLEAN_BUILD=cuda ' * cuda}pip install --force-reinstall .` in the source tree"
+
+
+def remedy(cuda: bool = False) -> str:
+    """What to do about a library that is missing or does not fit, or (`cuda`) that was built without CUDA."""
+    if os.environ.get(ENVIRONMENT):
+        return f"unset {ENVIRONMENT}, or set it to a {NAME} {'built with CUDA' if cuda else 'of this version'}"
+    return f"run {build_command(cuda)}"
 
 
 def _preload(message: str, depth: int = 0) -> bool:
@@ -162,14 +172,10 @@ def _find() -> Library:
         stale.append(f"{path}: got ABI hash {got}")
     if stale:
         raise StaleLibraryError(
-            f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers. "
-            f"Build it again with {build_command()}"
-            + (f" or unset {ENVIRONMENT}" if os.environ.get(ENVIRONMENT) else "")
+            f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers", remedy()
         )
     raise LibraryNotFoundError(
-        "torchlean: library: got none that loads, expected one of\n  "
-        + "\n  ".join(tried)
-        + f"\nBuild it with {build_command()}, or set {ENVIRONMENT} to the file."
+        "torchlean: library: got none that loads, expected one of\n  " + "\n  ".join(tried), remedy()
     )
 
 
@@ -187,14 +193,16 @@ def load() -> Library:
     return _loaded
 
 
+_FUNCTION = re.compile(r"^torchlean_cuda_\w+(?=: )")
 _PREFIX = re.compile(r"\btorchlean_cuda_(?:buffer_)?(?=\w)")
 
 
 def failure(status: int, op: str, rename: dict[str, str] | None = None) -> TorchleanError:
-    """The exception for the calling thread's last failure, for the caller to raise. `rename` maps argument names of C
-    to those of Python."""
+    """The exception for the calling thread's last failure, for the caller to raise. Its message names `op` in place of
+    the C function; `rename` maps argument names of C to those of Python."""
     library = load()
-    message = _PREFIX.sub("", library.text(library.lib.torchlean_cuda_last_error()))
+    message = library.text(library.lib.torchlean_cuda_last_error())
+    message = _PREFIX.sub("", _FUNCTION.sub(op, message))
     for old, new in (rename or {}).items():
         message = re.sub(rf"\b{old}\b", new, message)
     if not message:

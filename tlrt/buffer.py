@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import _cffi_backend
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +22,11 @@ __all__ = ["Buffer"]
 
 #: torchlean_cuda_buffer_release, once a device exists (a buffer cannot exist before)
 _release: Any = None
+
+
+#: own(handle, release) is the handle as an object that releases it when it goes. No bytecode runs then, so a signal
+#: handler that raises cannot come between. (This is what ``ffi.gc`` calls.)
+own = _cffi_backend.gcp
 
 
 def bind(library: Library) -> None:
@@ -45,7 +51,7 @@ class Buffer:
     _device: Device
     _handle: Any
 
-    def __init__(self, _handle: Any, _device: Device) -> None:  # for tlrt itself: wraps a handle and owns it
+    def __init__(self, _handle: Any, _device: Device) -> None:  # for tlrt itself: wraps a handle from `own`
         self._handle = _handle
         self._device = _device
 
@@ -56,7 +62,7 @@ class Buffer:
         """A copy of an array on a device, flattened row-major.
 
         float32 keeps its bits (NaN payloads and signed zeros included); float64, integers and bool are rounded once to
-        float32. Lists, strided arrays and either byte order are accepted.
+        float32, values beyond its range to infinities. Lists, strided arrays and either byte order are accepted.
 
         Raises ArgumentTypeError for any other dtype (float16, complex, object, strings, …), SizeOverflowError for 2^32
         elements or more, OutOfMemoryError.
@@ -64,11 +70,9 @@ class Buffer:
         device = _device(device, "from_numpy")
         host = _convert.float32("from_numpy", "array", array)
         library = load()
-        slot = library.ffi.new("torchlean_buffer **")
         data = library.ffi.from_buffer("float[]", host)
-        if status := library.lib.torchlean_cuda_buffer_upload(device._handle, data, host.size, slot):
-            raise failure(status, "from_numpy")
-        return cls(slot[0], device)
+        upload = library.lib.torchlean_cuda_buffer_upload
+        return cls._made("from_numpy", device, upload, device._handle, data, host.size)
 
     @classmethod
     def zeros(cls, n: int, device: Device | str = "cpu") -> Buffer:
@@ -90,12 +94,21 @@ class Buffer:
     def _new(cls, function: str, n: int, device: Device | str, op: str = "") -> Buffer:
         op = op or function
         device = _device(device, op)
-        library = load()
-        slot = library.ffi.new("torchlean_buffer **")
-        make = getattr(library.lib, f"torchlean_cuda_buffer_{function}")
-        if status := make(device._handle, _length(op, "n", n), slot):
-            raise failure(status, op)
-        return cls(slot[0], device)
+        make = getattr(load().lib, f"torchlean_cuda_buffer_{function}")
+        return cls._made(op, device, make, device._handle, _length(op, "n", n))
+
+    @classmethod
+    def _made(cls, op: str, device: Device, function: Any, *arguments: Any) -> Buffer:
+        """The buffer that a C function makes. Whatever a signal handler raises meanwhile, the handle is not lost:
+        releasing one twice does nothing."""
+        slot = load().ffi.new("torchlean_buffer **")
+        try:
+            if not (status := function(*arguments, slot)):
+                return cls(own(slot[0], _release), device)
+        except BaseException:
+            _release(slot[0])
+            raise
+        raise failure(status, op)
 
     # ---- content
 
@@ -142,11 +155,8 @@ class Buffer:
         return self._derive("share")
 
     def _derive(self, function: str) -> Buffer:
-        library = load()
-        slot = library.ffi.new("torchlean_buffer **")
-        if status := getattr(library.lib, f"torchlean_cuda_buffer_{function}")(self._handle, slot):
-            raise failure(status, function)
-        return Buffer(slot[0], self._device)
+        make = getattr(load().lib, f"torchlean_cuda_buffer_{function}")
+        return self._made(function, self._device, make, self._handle)
 
     # ---- life
 
@@ -168,13 +178,6 @@ class Buffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-    def __del__(self) -> None:
-        # At interpreter shutdown the module's globals may be gone (TypeError), and a failed __init__ leaves no handle.
-        try:
-            _release(self._handle)
-        except (AttributeError, TypeError):
-            pass
 
     # ---- what it is
 

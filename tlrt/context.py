@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from tlrt import buffer as _buffer
 from tlrt._convert import type_name
-from tlrt._library import Library, failure, load
+from tlrt._library import Library, failure, load, remedy
 from tlrt.buffer import Buffer, _length
-from tlrt.errors import ArgumentError, ArgumentTypeError, UnavailableError
+from tlrt.errors import ArgumentError, ArgumentTypeError, TorchleanError, UnavailableError
 
 __all__ = [
     "Device", "Memory", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant", "set_threads",
@@ -67,10 +67,16 @@ class Device:
         self._name, self._ordinal = _parse(name, "device")
         library = self._library = load()
         _buffer.bind(library)
+        _require_cuda(self._name, self._ordinal, library, "device")
         slot = library.ffi.new("torchlean_context **")
-        if status := library.lib.torchlean_cuda_context_create(self._ordinal, slot):
-            raise _unavailable(failure(status, "device"), library)
-        self._handle = slot[0]
+        try:
+            status = library.lib.torchlean_cuda_context_create(self._ordinal, slot)
+            self._handle = slot[0]
+        except BaseException:  # of a signal handler
+            library.lib.torchlean_cuda_context_destroy(slot[0])
+            raise
+        if status:
+            raise _unavailable(failure(status, "device"), self._ordinal)
 
     @classmethod
     def new(cls, name: str = "cpu") -> Device:
@@ -210,15 +216,18 @@ def _parse(name: object, op: str) -> tuple[str, int]:
     return f"cuda:{ordinal}", ordinal
 
 
-def _unavailable(error: Exception, library: Library) -> Exception:
-    """Adds to an UnavailableError what to do about it."""
-    if not isinstance(error, UnavailableError):
+def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
+    """Refuses a CUDA device if the library was built without CUDA."""
+    if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
+        text = f"{op}: name: got {name!r}, expected 'cpu', as the library is a CPU-only build ({remedy(cuda=True)})"
+        raise UnavailableError(text, op=op)
+
+
+def _unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
+    """Says where to look if a CUDA device is not available; a message about an environment variable says it itself."""
+    if not isinstance(error, UnavailableError) or ordinal == _CPU or "TORCHLEAN_" in str(error):
         return error
-    if "cuda" not in library.build_info.get("backend", ""):
-        hint = "this library is a CPU-only build: run `make -C native cuda`, or TORCHLEAN_BUILD=cuda pip install ."
-    else:
-        hint = "see `python -m tlrt doctor`; tlrt.devices() lists what is present"
-    return UnavailableError(f"{error} ({hint})", op=error.op, status=error.status)
+    return UnavailableError(f"{error} (see `python -m tlrt doctor`)", op=error.op, status=error.status)
 
 
 def device(name: str = "cpu", *, new: bool = False) -> Device:
@@ -245,11 +254,12 @@ def devices() -> tuple[str, ...]:
 
 def describe(name: str = "cpu") -> str:
     """One line about a device, without opening it. Raises UnavailableError, with the reason, where there is none."""
-    _, ordinal = _parse(name, "describe")
+    canonical, ordinal = _parse(name, "describe")
     library = load()
+    _require_cuda(canonical, ordinal, library, "describe")
     text = library.ffi.new("char[]", 512)
     if status := library.lib.torchlean_cuda_device_describe(ordinal, text, 512):
-        raise _unavailable(failure(status, "describe"), library)
+        raise _unavailable(failure(status, "describe"), ordinal)
     return library.text(text)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,22 +65,24 @@ def examine() -> Report:
     facts = report.facts
     facts["python"] = f"{platform.python_version()} ({sys.executable})"
     facts["platform"] = f"{platform.system()} {platform.machine()}"
-    try:
-        import cffi
-        import numpy
-
-        facts["numpy"], facts["cffi"] = numpy.__version__, cffi.__version__
-        from tlrt import __version__, _library, context
-        from tlrt.errors import LibraryNotFoundError, StaleLibraryError, TorchleanError
-    except ImportError as error:
-        report.problems.append((str(error), "pip install numpy cffi"))
+    for name in ("numpy", "cffi"):
+        try:
+            facts[name] = importlib.import_module(name).__version__
+            importlib.import_module({"cffi": "_cffi_backend"}.get(name, name))
+        except ImportError as error:
+            facts[name] = "not usable"
+            report.problems.append((f"{name}: {error}", f"run `{sys.executable} -m pip install {name}`"))
+    if report.problems:
         return report
+    from tlrt import __version__, _library, context
+    from tlrt.errors import LibraryNotFoundError, StaleLibraryError, TorchleanError
+
     facts["tlrt"] = __version__
     try:
         library = _library.load()
     except (LibraryNotFoundError, StaleLibraryError) as error:
         facts["library"] = "stale" if isinstance(error, StaleLibraryError) else "not found"
-        report.problems.append((str(error), _library.build_command()))
+        report.problems.append((error.problem, error.remedy))
         return report
     facts["library"] = str(library.path)
     facts["abi"] = f"matches ({library.hash[:16]}…)"
@@ -86,7 +90,9 @@ def examine() -> Report:
     facts["cpu_variant"] = context.cpu_variant()
     facts["threads"] = context.threads()
     if library.version != __version__:
-        report.notes.append((f"library {library.version} with tlrt {__version__}", _library.build_command()))
+        report.notes.append((f"library {library.version} with tlrt {__version__}", _library.remedy()))
+    if (sync := os.environ.get("TORCHLEAN_CUDA_SYNC", "")) not in ("", "0", "1"):
+        report.notes.append((f"TORCHLEAN_CUDA_SYNC: got {sync!r}, expected 0 or 1", "set it to 1, or unset it"))
     for name in context.devices():
         try:
             report.devices[name] = context.describe(name)
@@ -94,25 +100,35 @@ def examine() -> Report:
                 if buffer.numpy().tolist() != [1.0, 2.0]:
                     raise RuntimeError("an upload and download changed the data")
         except (TorchleanError, RuntimeError) as error:
+            report.devices.pop(name, None)
             where = report.problems if name == "cpu" else report.notes
-            where.append((f"{name}: {error}", "close other programs on the device, or try another device"))
-    if len(report.devices) == 1:
+            where.append((f"{name}: {error}", _device_remedy(name, error)))
+    if len(context.devices()) == 1:
         _why_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
     return report
 
 
+def _device_remedy(name: str, error: Exception) -> str:
+    from tlrt.errors import OutOfMemoryError
+
+    if variable := re.search(r"TORCHLEAN_[A-Z_]+", str(error)):
+        return f"unset {variable[0]}, or set it to a value that is expected"
+    if name == "cpu":
+        return "free some memory" if isinstance(error, OutOfMemoryError) else "report this with the listing above"
+    return "close other programs on the device, or try another device"
+
+
 def _why_no_cuda(report: Report, cuda_build: bool) -> None:
     """Says what keeps CUDA from being used: the build, the driver or the GPU."""
-    from tlrt import context
+    from tlrt import _library, context
     from tlrt.errors import TorchleanError
 
     driver = _driver()
     report.facts["cuda_driver"] = driver or "none"
-    build = "`make -C native cuda` or `TORCHLEAN_BUILD=cuda pip install .`"
     if not cuda_build:
-        remedy = "only if this machine has an NVIDIA GPU: install its driver, then\n" + build
+        remedy = "only if this machine has an NVIDIA GPU: install its driver, then\n" + _library.remedy(cuda=True)
         if driver:
-            remedy = "to use the GPU: " + build
+            remedy = "to use the GPU: " + _library.remedy(cuda=True)
         report.notes.append(("this is a CPU-only build", remedy))
         return
     try:

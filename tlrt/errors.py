@@ -113,11 +113,19 @@ class ArgumentTypeError(TorchleanError, TypeError):
     """An argument has the wrong Python type, or an array a dtype without a declared float32 form."""
 
 
-class LibraryNotFoundError(TorchleanError, ImportError):
+class _LibraryError(TorchleanError, ImportError):
+    """``problem`` and ``remedy`` are the two parts of the message."""
+
+    def __init__(self, problem: str = "", remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem, self.remedy = problem, remedy
+
+
+class LibraryNotFoundError(_LibraryError):
     """The C library was not found, or no file that was found can be loaded."""
 
 
-class StaleLibraryError(TorchleanError, ImportError):
+class StaleLibraryError(_LibraryError):
     """The C library was compiled from other declarations than this package has."""
 
 

@@ -1263,7 +1263,7 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
 def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of safe_log.
 
-    gx = g · σ(x) / (softplus(x) + eps).
+    gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps.
 
     Signature: x[*], g[*] -> gx[*]
 
@@ -3859,7 +3859,7 @@ def conv2d(
             _release(slot[0])
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(conv2d, error, locals(), {"stride_h": "parameter"}) from None
+        raise _refusal(conv2d, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
         raise _failure(status, "conv2d")
     _give(slot)
@@ -3916,7 +3916,7 @@ def conv2d_bwd(
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(conv2d_bwd, error, locals(), {"stride_h": "parameter"}) from None
+        raise _refusal(conv2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     raise _failure(status, "conv2d_bwd")
 
 
@@ -3978,7 +3978,7 @@ def conv_transpose2d(
             _release(slot[0])
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(conv_transpose2d, error, locals(), {"stride_h": "parameter"}) from None
+        raise _refusal(conv_transpose2d, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
         raise _failure(status, "conv_transpose2d")
     _give(slot)
@@ -4036,7 +4036,7 @@ def conv_transpose2d_bwd(
         _exhaust(undo)
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(conv_transpose2d_bwd, error, locals(), {"stride_h": "parameter"}) from None
+        raise _refusal(conv_transpose2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     raise _failure(status, "conv_transpose2d_bwd")
 
 

@@ -508,7 +508,7 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
 def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of safe_log.
 
-    gx = g · σ(x) / (softplus(x) + eps).
+    gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps.
 
     Signature: x[*], g[*] -> gx[*]
 

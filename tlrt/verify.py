@@ -14,9 +14,11 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +46,14 @@ class Settings:
     data: tuple[str, ...] | None = None
     variants: bool = False
     trace: bool = False  # name every case on stderr before it runs
+
+
+class Again(NamedTuple):
+    """A call that must give the bits of the first one."""
+
+    label: str
+    run: Callable[[], list[np.ndarray | None]]
+    option: tuple[str, ...] = ()  # what the command line needs to make it
 
 
 def whiches(op: Op) -> tuple[str, ...]:
@@ -93,10 +103,14 @@ class Verifier:
                     if runtime is next(iter(self.runtimes.values())):
                         worlds.append(laws.Spec())
                     for world in worlds:
-                        share, where = laws.check(law, world, case)
+                        place = f"{law} on the {'reference' if world.name == 'spec' else 'device'}"
+                        try:
+                            share, where = laws.check(law, world, case)
+                        except Exception as error:  # as for cases: a finding, not the end of the run
+                            self._fail(result, case, runtime, "law", f"{place}: {type(error).__name__}: {error}")
+                            continue
                         if share > 1:
-                            detail = f"{law} on the {'reference' if world.name == 'spec' else 'device'}: {where}"
-                            self._fail(result, case, runtime, "law", detail)
+                            self._fail(result, case, runtime, "law", f"{place}: {where}")
 
     def _blank(self, op: Op, which: str, device: str) -> Result:
         bound = op.bound if which == "forward" else (op.vjp_rule.bound if op.vjp_rule else op.bound)
@@ -122,58 +136,68 @@ class Verifier:
                 first = outs
             result.seconds += time.perf_counter() - start
 
-    def _fail(self, result: Result, case: Case, runtime: Runtime, kind: str, detail: str) -> None:
+    def _fail(
+        self, result: Result, case: Case, runtime: Runtime, kind: str, detail: str, option: tuple[str, ...] = ()
+    ) -> None:
         device = f"{next(iter(self.runtimes))},{runtime.name}" if kind == "bits" else runtime.name
         where = ", ".join(f"{k}={v}" for k, v in case.values.items() if k not in case.arguments)
-        result.failures.append(
-            Failure(result.entry, device, kind, f"{detail} [{where}]" if where else detail, reproduction(case, device))
-        )
+        line = reproduction(case, device, *option)
+        result.failures.append(Failure(result.entry, device, kind, f"{detail} [{where}]" if where else detail, line))
 
     def _checked(self, case: Case, runtime: Runtime, result: Result) -> list[np.ndarray | None] | None:
         if self.settings.trace:
             print(reproduction(case, runtime.name), case.which, case.dims, file=sys.stderr, flush=True)
         expected = case.expected
+        option: tuple[str, ...] = ()
         result.cases += 1
         result.elements += sum(o.size for o in expected.outputs)
         try:
             outs = runtime.run(case)
-            for a, got, ref, tol in zip(
-                case.signature.outputs, outs, expected.outputs, expected.tolerances, strict=True
+            for a, got, ref, tol, bits in zip(
+                case.signature.outputs, outs, expected.outputs, expected.tolerances, expected.bits, strict=True
             ):
                 if got is None:
                     raise Fault(f"{a.name} was not computed")
-                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros)
+                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
                 result.share, result.ulp = max(result.share, c.share), max(result.ulp, c.ulp)
                 if not c.ok:
                     self._fail(result, case, runtime, "bound", c.explain(a.name))
-            for label, again in self._repetitions(case, runtime):
-                for a, one, two in zip(case.signature.outputs, outs, again, strict=True):
+            for again in self._repetitions(case, runtime):
+                option = again.option
+                for a, one, two in zip(case.signature.outputs, outs, again.run(), strict=True):
                     if two is not None and one is not None and not (c := same_bits(two, one)).ok:
-                        self._fail(result, case, runtime, "determinism", f"{c.explain(a.name)} {label}")
+                        detail = f"{c.explain(a.name)} {again.label}"
+                        self._fail(result, case, runtime, "determinism", detail, option)
         except Fault as fault:
-            self._fail(result, case, runtime, "fault", str(fault))
+            self._fail(result, case, runtime, "fault", str(fault), option)
             return None
         except Exception as error:  # an operation that raises on a legal case is a finding, not the end of the run
-            self._fail(result, case, runtime, "error", f"{type(error).__name__}: {error}")
+            self._fail(result, case, runtime, "error", f"{type(error).__name__}: {error}", option)
             return None
         return outs
 
-    def _repetitions(self, case: Case, runtime: Runtime) -> Iterator[tuple[str, list[np.ndarray | None]]]:
+    def _repetitions(self, case: Case, runtime: Runtime) -> Iterator[Again]:
         """The same call again, in every way that must not change a bit."""
-        yield "when repeated into a filled output", runtime.run(case, poison=True)
+        yield Again("when repeated into a filled output", partial(runtime.run, case, poison=True))
         rule = case.op.vjp_rule
         if case.which == "vjp" and rule is not None and rule.via is None and len(rule.gives) > 1:
             names = [a.name for a in case.signature.outputs]
             pick = [n for i, n in enumerate(names) if (case.seed >> i) & 1] or names[-1:]
             if len(pick) < len(names):
-                yield f"when only {', '.join(pick)} is wanted", runtime.run(case, poison=True, want=pick)
+                run = partial(runtime.run, case, poison=True, want=pick)
+                yield Again(f"when only {', '.join(pick)} is wanted", run)
             for i, suffix in enumerate(rule.each):
-                yield f"from {case.name}_{suffix}", runtime.run_single(case, suffix, i)
+                yield Again(f"from {case.name}_{suffix}", partial(runtime.run_single, case, suffix, i))
         if self.variants and runtime.name == "cpu":
             for variant in self.variants:
                 for threads in (1, 2):
-                    with cpu_settings(variant, threads):
-                        yield f"with {variant} and {threads} threads", runtime.run(case)
+                    run = partial(_set, runtime, case, variant, threads)
+                    yield Again(f"with {variant} and {threads} threads", run, ("--variants",))
+
+
+def _set(runtime: Runtime, case: Case, variant: str, threads: int) -> list[np.ndarray | None]:
+    with cpu_settings(variant, threads):
+        return runtime.run(case)
 
 
 def versions() -> dict[str, str]:
@@ -232,19 +256,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print(listing(rows))
         return 0
-    data = tuple(d.strip() for d in args.data.split(",")) if args.data else None
+    data = tuple(d.strip() for d in args.data.split(",")) if args.data is not None else None
     if data and (bad := [d for d in data if d not in DATA]):
         parser.error(f"no data class {bad[0]!r}; there are {', '.join(DATA)}")
     if args.cases < 1:
         parser.error("--cases: expected 1 or more")
+    if args.json is not None:
+        try:
+            _try_writing(Path(args.json))
+        except OSError as error:
+            parser.error(f"--json: {error}")
     try:
-        names = [n.strip() for n in args.devices.split(",")] if args.devices else device_names()
+        names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
         runtimes = {name: Runtime(name) for name in names}
     except TorchleanError as error:
         parser.exit(2, f"verify: {error}\n")
     verifier = Verifier(runtimes, Settings(args.cases, args.seed, args.size, data, args.variants, args.trace))
     work: list[tuple[Op, str, list[Case] | None]]
-    if args.inputs:
+    if args.inputs is not None:
         from tlrt.verify_inputs import InputError, cases_of
 
         try:
@@ -256,9 +285,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = start_report(["verify", *(argv if argv is not None else sys.argv[1:])], args.seed, runtimes)
     run(verifier, work, report)
     print(summary(report))
-    if args.json:
+    if args.json is not None:
         Path(args.json).write_text(report.json(), encoding="utf-8")
     return 0 if report.ok else 1
+
+
+def _try_writing(path: Path) -> None:
+    """Raises OSError where the file cannot be written; a file that is there keeps its content."""
+    new = not path.exists()
+    with path.open("a", encoding="utf-8"):
+        pass
+    if new:
+        path.unlink()
 
 
 def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runtime]) -> Report:

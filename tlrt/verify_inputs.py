@@ -7,6 +7,8 @@ Cotangents (``g``) are drawn unless the file has them. float64, integers and boo
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,11 @@ from tlspec.registry import Array, Op, Param
 
 __all__ = ["InputError", "cases_of", "infer"]
 
+#: elements, and sizes of dimensions, are below it
+LIMIT = 2**32
+#: axes of a dimension list
+MOST_AXES = 8
+
 
 class InputError(ValueError):
     """The file does not fit the operation: says which array, what it is and what was expected."""
@@ -25,11 +32,7 @@ class InputError(ValueError):
 
 def cases_of(path: Path, rows: Sequence[Op], *, named: bool, seed: int = 0) -> Iterator[tuple[Op, str, list[Case]]]:
     """The cases of every row that the file fits. Rows `named` by the user must fit; else those that do not are left out."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {k: file[k] for k in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from None
+    arrays = _read(path)
     found = 0
     problems: list[tuple[int, str]] = []
     for row in rows:
@@ -44,7 +47,7 @@ def cases_of(path: Path, rows: Sequence[Op], *, named: bool, seed: int = 0) -> I
             problems.append((absent, str(error)))
             continue
         found += 1
-        command = f"python -m tlrt verify --ops {row.name} --inputs {path} --seed {seed}"
+        command = f"python -m tlrt verify --ops {row.name} --inputs {shlex.quote(str(path))} --seed {seed}"
         for which in ("forward", "vjp") if row.vjp_rule is not None else ("forward",):
             rng = generator(row.name, seed, "inputs")
             yield row, which, [build_case(row, values, given, rng, seed=seed, which=which, command=command)]
@@ -53,6 +56,22 @@ def cases_of(path: Path, rows: Sequence[Op], *, named: bool, seed: int = 0) -> I
         raise InputError(f"{path} has {', '.join(arrays) or 'no arrays'}, which fit no operation:\n  {detail}")
     if named and problems:
         raise InputError("\n  ".join(text for _, text in problems))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise InputError(f"{path}: got a single array (.npy), expected named arrays (.npz, numpy.savez)")
+        with file:
+            return {k: file[k] for k in file.files}
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(str(error) if error.filename else f"{path}: {error}") from None
+    except Exception as error:  # NumPy, zipfile and zlib each have errors of their own for a damaged file
+        raise InputError(f"{path}: no .npz file that can be read ({type(error).__name__}: {error})") from None
 
 
 def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,8 +94,18 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
             _bind(op, a, inputs[a.name], values)
     if missing := [n for n in known if n not in values]:
         raise InputError(f"{op.name}: {', '.join(missing)}: not given by a shape; add it to the file by name")
+    for name, size in [(n, v) for n in known for v in np.atleast_1d(values[n]).tolist()]:
+        if size >= LIMIT:
+            raise InputError(f"{op.name}: {name}: got {size}, expected below 2^32")
+    lists = {n for n, is_list in known.items() if is_list} | {p.name for p in sig.params if p.kind == "dims"}
+    for name in sorted(lists):
+        if len(values[name]) > MOST_AXES:
+            raise InputError(f"{op.name}: {name}: got {len(values[name])} axes, expected at most {MOST_AXES}")
     if (check := refused_by(op, {**{a.name: inputs.get(a.name) for a in sig.inputs}, **values})) is not None:
         raise InputError(f"{op.name}: {check.name}: expected {check.say or check.expression}")
+    for a in sig.inputs + sig.outputs:
+        if not a.elementwise and (n := math.prod(shape_of(a, values))) >= LIMIT:
+            raise InputError(f"{op.name}: {a.name}: [{', '.join(a.dims)}] has {n} elements, expected fewer than 2^32")
     given: dict[str, Any] = {a.name: None for a in sig.inputs if a.optional}
     length = None
     for a in sig.inputs:
@@ -124,7 +153,7 @@ def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
             raise InputError(f"{op.name}: {a.name}: got shape {x.shape}, expected [{', '.join(a.dims)}]")
         sizes = [*x.shape[:at], list(x.shape[at : x.ndim - (rest - at)]), *x.shape[x.ndim - (rest - at) :]]
         name = items[at][1:]
-        if name in values and len(values[name]) != len(sizes[at]) and int(np.prod(values[name])) == x.size:
+        if name in values and len(values[name]) != len(sizes[at]) and math.prod(values[name]) == x.size:
             return  # flat, with its list in the file
     for item, size in zip(items, sizes, strict=True):
         name = item.lstrip("*")
@@ -157,16 +186,23 @@ def _converted(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x.astype(np.float64 if a.kind == "f64" else np.float32))
 
 
-def _integer(op: Op, name: str, x: np.ndarray) -> int:
+def _integer(op: Op, name: str, x: np.ndarray, bits: int = 32) -> int:
     if x.size != 1 or x.dtype.kind not in "iu":
         raise InputError(f"{op.name}: {name}: got {x.dtype} of shape {x.shape}, expected one integer")
-    return int(x.reshape(()))
+    return _in_range(op, name, int(x.reshape(())), bits)
 
 
 def _integers(op: Op, name: str, x: np.ndarray) -> list[int]:
-    if x.ndim > 1 or x.dtype.kind not in "iu":
+    # an empty list comes as float64
+    if x.ndim > 1 or (x.dtype.kind not in "iu" and x.size):
         raise InputError(f"{op.name}: {name}: got {x.dtype} of shape {x.shape}, expected a list of integers")
-    return [int(v) for v in x.reshape(-1)]
+    return [_in_range(op, name, int(v), 32) for v in x.reshape(-1)]
+
+
+def _in_range(op: Op, name: str, value: int, bits: int) -> int:
+    if not 0 <= value < 2**bits:
+        raise InputError(f"{op.name}: {name}: got {value}, expected an integer in [0, 2^{bits})")
+    return value
 
 
 def _parameter(op: Op, p: Param, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -178,7 +214,7 @@ def _parameter(op: Op, p: Param, arrays: Mapping[str, np.ndarray]) -> Any:
     if p.kind == "dims":
         return _integers(op, p.name, x)
     if p.kind != "float":
-        return _integer(op, p.name, x)
+        return _integer(op, p.name, x, 64 if p.kind == "u64" else 32)
     if x.size != 1 or x.dtype.kind not in "fiub":
         raise InputError(f"{op.name}: {p.name}: got {x.dtype} of shape {x.shape}, expected one number")
     return float(np.float32(x.reshape(())))

@@ -1,15 +1,18 @@
 """Float32 error bounds, derived from each operation's own arithmetic.
 
 The oracle is the float64 reference on the float32 inputs. A bound turns a case into one absolute tolerance per output
-element; the comparison in :mod:`tlspec.compare` adds nothing to it.
+element, and may fix the bits of some elements; the comparison in :mod:`tlspec.compare` adds nothing to it.
 
 ===========  =====================================================================================================
 kind         tolerance of an element with reference value r
 ===========  =====================================================================================================
 ``exact``    0: the result is the float32 nearest to r (operations IEEE 754 rounds correctly, copies, selections)
+``moved``    the bits of an input element, or +0: the row computes nothing, so NaN payloads and signs are compared too
+``ordered``  0: the row fixes the order of its additions, so the reference in float32 arithmetic is the result; an element
+             that nothing is added to keeps its bits
 ``ulp(k)``   (k + ½) spacings of float32 at r: at most k float32 away from the correctly rounded result
 ``tree``     min(h, λ√h)·u·M + ½ ulp(r): h the height of the summation tree, counting the roundings on the longest
-             path from an input to the result; M the same expression on absolute values
+             path from an input to the result; M the same expression on absolute values. 0 where h = 0
 ``custom``   a function of the row, for composites, with its derivation in its docstring
 ===========  =====================================================================================================
 
@@ -17,6 +20,11 @@ u = 2⁻²⁴ is the unit roundoff. h·u·M is the worst case to first order (Hi
 Algorithms, 2nd ed., §4.2); λ√h·u·M holds with overwhelming probability for mean-zero independent roundings (Higham and
 Mary, SIAM J. Sci. Comput. 41, 2019), λ = 7.5 being the constant that gave no false alarm. The smaller of the two is
 taken, so short trees are held to their worst case. Gradual underflow adds half the smallest subnormal per rounding.
+
+Not covered: intermediate overflow in a tree. Where M plus its roundings reaches the overflow threshold 2^128 - 2^103, a
+partial sum or product may be infinite, and what comes of it, an infinity, a NaN or a finite number, is the order's choice.
+There the tolerance is infinite and any result passes. Infinite inputs do not count towards M in this: an infinity or NaN
+that comes of them is demanded.
 """
 
 from __future__ import annotations
@@ -28,9 +36,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LAMBDA", "TINY", "U", "Bound", "custom", "exact", "spacing", "tree", "tree_height", "ulp"]
+__all__ = [
+    "FREE", "LAMBDA", "OVERFLOW", "TINY", "U", "Bound", "custom", "exact", "moved", "ordered", "spacing", "tree",
+    "tree_height", "ulp",
+]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
+#: bit patterns of float32, FREE where the tolerance decides
+Bits = npt.NDArray[np.int64]
 
 #: unit roundoff of float32
 U = 2.0**-24
@@ -38,6 +51,12 @@ U = 2.0**-24
 TINY = 2.0**-149
 #: the constant of the probabilistic bound
 LAMBDA = 7.5
+#: the least real that rounds to infinity in float32
+OVERFLOW = 2.0**128 - 2.0**103
+#: in an array of bit patterns: an element whose bits are not fixed
+FREE = -1
+#: what a tolerance other than "not covered" is at most
+_MOST = float(np.finfo(np.float64).max)
 #: the summation tree shared by both back ends, native/src/formula/sum_tree.h
 LANES, LEAF, COLUMN_CHUNK, COLUMN_CHAINS = 1024, 16384, 128, 4
 
@@ -52,11 +71,24 @@ def spacing(r: npt.ArrayLike) -> F64:
 @dataclass(frozen=True)
 class Bound:
     """An error bound. :meth:`tolerance` gives one float64 array per output; ``inputs`` and ``params`` are those of the
-    reference call, ``outputs`` its results."""
+    reference call, ``outputs`` its results. An infinite tolerance says that any result passes. :meth:`bits` gives the bit
+    patterns that elements must have."""
 
     kind: str
     text: str
     function: Callable[..., Sequence[npt.ArrayLike]]
+    #: what :meth:`bits` calls; None where no bits are fixed
+    fixed: Callable[..., Sequence[Bits]] | None = None
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether the result is what the reference computes in float32, rounding by rounding."""
+        return self.kind == "ordered"
+
+    @property
+    def summed(self) -> bool:
+        """Whether the tolerance is that of a sum, so that inputs near the overflow threshold leave nothing to check."""
+        return self.kind not in ("exact", "moved", "ordered", "ulp")
 
     def tolerance(
         self,
@@ -71,10 +103,58 @@ class Bound:
             np.broadcast_to(np.asarray(t, dtype=np.float64), np.shape(o)) for t, o in zip(tols, outputs, strict=True)
         ]
 
+    def bits(
+        self,
+        reference: Callable[..., Any],
+        outputs: Sequence[npt.NDArray[Any]],
+        inputs: Mapping[str, Any],
+        params: Mapping[str, Any],
+    ) -> list[Bits] | None:
+        """The bit patterns each output must have, :data:`FREE` where the tolerance decides; None where it decides everywhere.
+        `inputs` are the call's own arrays, float32 and not widened; `outputs` are float32 too where the bound is
+        :attr:`in_float32`."""
+        if self.fixed is None:
+            return None
+        with np.errstate(all="ignore"):
+            patterns = self.fixed(reference, outputs, inputs, params)
+        return [np.broadcast_to(np.asarray(b, np.int64), np.shape(o)) for b, o in zip(patterns, outputs, strict=True)]
+
 
 def exact() -> Bound:
     """The correctly rounded result, bit for bit (any NaN equals any NaN)."""
-    return Bound("exact", "exact", lambda ref, outs, ins, ps: [np.zeros(np.shape(o)) for o in outs])
+    return Bound("exact", "exact", _nothing)
+
+
+def moved() -> Bound:
+    """Every element of the result is an element of an input, bit for bit and NaN payloads included, or +0. The reference must
+    move values and compute nothing: it is run once more on the bit patterns themselves, as numbers, and gives the patterns
+    of the result (that of +0 is 0)."""
+
+    def fixed(
+        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> Sequence[Bits]:
+        patterns = {k: v.view(np.uint32).astype(np.float64) if _is_float(v) else v for k, v in ins.items()}
+        return [np.asarray(o).astype(np.int64) for o in _sequence(call_reference(ref, patterns, ps))]
+
+    return Bound("moved", "exact", _nothing, fixed)
+
+
+def ordered(height: Callable[..., Any]) -> Bound:
+    """A sum whose order the row fixes. The reference must add in that order and keep the type of its arrays: in float32 it
+    gives the result (:attr:`Bound.in_float32`), in float64 the real sum that laws and derivatives are about. `height` is
+    called as for :func:`tree` and returns the number of additions behind each element; one without any keeps its bits.
+    :meth:`Bound.tolerance` is :func:`tree`'s, the distance from the real sum that a law has to allow."""
+
+    def fixed(
+        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> Sequence[Bits]:
+        heights = _each(call_named(height, {**ins, **ps}), outs)
+        return [
+            np.where(np.asarray(h) == 0, np.ascontiguousarray(o, np.float32).view(np.uint32).astype(np.int64), FREE)
+            for o, h in zip(outs, heights, strict=True)
+        ]
+
+    return Bound("ordered", "exact, in order", tree(height).function, fixed)
 
 
 def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, text: str = "") -> Bound:
@@ -85,35 +165,64 @@ def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, tex
     def tolerance(
         ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
     ) -> list[F64]:
-        f = call_named(floor, {**ins, **ps}) if floor is not None else 0.0
-        floors = list(f) if isinstance(f, (tuple, list)) else [f] * len(outs)
+        floors = _each(call_named(floor, {**ins, **ps}) if floor is not None else 0.0, outs)
         each = ks or [float(k)] * len(outs)  # type: ignore[arg-type]
-        return [(ki + 0.5) * spacing(o) * (ki > 0) + fi for ki, o, fi in zip(each, outs, floors, strict=True)]
+        return [_capped((ki + 0.5) * spacing(o) * (ki > 0) + fi) for ki, o, fi in zip(each, outs, floors, strict=True)]
 
     label = text or (f"{k:g} ulp" if ks is None else " / ".join(f"{v:g} ulp" if v else "exact" for v in ks))
     return Bound("ulp", label + ("" if floor is None else " + underflow"), tolerance)
 
 
-def tree(height: Callable[..., Any], magnitude: Callable[..., Any] | None = None, text: str = "") -> Bound:
+def tree(
+    height: Callable[..., Any],
+    magnitude: Callable[..., Any] | None = None,
+    text: str = "",
+    *,
+    peak: Callable[..., Any] | None = None,
+    copies: bool = False,
+) -> Bound:
     """A sum. `height` gets the reference's inputs and parameters by keyword (those it names; arrays in their declared
     shapes) and returns h, or a sequence with one h per output. `magnitude` is called like the reference and returns M
-    per output; by default M is the reference on absolute inputs."""
+    per output; by default M is the reference on absolute inputs. `peak` is the same for the largest intermediate, where that
+    is not M (the sum behind a mean). With `copies` an element of h = 0 has the bits that :func:`moved` would give it."""
+
+    def magnitudes(
+        ref: Callable[..., Any], ins: Mapping[str, Any], ps: Mapping[str, Any], outs: Sequence[F64]
+    ) -> list[F64]:
+        absolute = {k: np.abs(v) if _is_float(v) else v for k, v in ins.items()}
+        m = call_named(magnitude, {**ins, **ps}) if magnitude is not None else call_reference(ref, absolute, ps)
+        return [np.abs(np.asarray(mi, np.float64)) for mi in _each(m, outs)]
+
+    def peaks(ref: Callable[..., Any], ins: Mapping[str, Any], ps: Mapping[str, Any], outs: Sequence[F64]) -> list[F64]:
+        finite = {k: np.where(np.isfinite(v), v, 0.0) if _is_float(v) else v for k, v in ins.items()}
+        if peak is None:
+            return magnitudes(ref, finite, ps, outs)
+        return [np.abs(np.asarray(p, np.float64)) for p in _each(call_named(peak, {**finite, **ps}), outs)]
 
     def tolerance(
         ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
     ) -> list[F64]:
-        h = call_named(height, {**ins, **ps})
-        heights = list(h) if isinstance(h, (tuple, list)) else [h] * len(outs)
-        absolute = {k: np.abs(v) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for k, v in ins.items()}
-        m = call_named(magnitude, {**ins, **ps}) if magnitude is not None else call_reference(ref, absolute, ps)
-        ms = list(m) if isinstance(m, (tuple, list)) else [m]
+        heights = [np.asarray(h, np.float64) for h in _each(call_named(height, {**ins, **ps}), outs)]
+        ms = magnitudes(ref, ins, ps, outs)
+        plain = peak is None and all(bool(np.isfinite(v).all()) for v in ins.values() if _is_float(v))
         result = []
-        for o, hi, mi in zip(outs, heights, ms, strict=True):
-            factor = np.minimum(np.asarray(hi, np.float64), LAMBDA * np.sqrt(np.asarray(hi, np.float64)))
-            result.append(factor * (U * np.abs(np.asarray(mi, np.float64)) + TINY / 2) + spacing(o) / 2)
+        for o, h, m, p in zip(outs, heights, ms, ms if plain else peaks(ref, ins, ps, outs), strict=True):
+            factor = np.minimum(h, LAMBDA * np.sqrt(h))
+            t = _capped(factor * (U * m + TINY / 2) + spacing(o) / 2)
+            covered = p * (1 + h * U) + h * TINY / 2 < OVERFLOW
+            result.append(np.where(h == 0, 0.0, np.where(covered, t, np.inf)))
         return result
 
-    return Bound("tree", text or "min(h, λ√h)·u·M", tolerance)
+    def fixed(
+        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
+    ) -> Sequence[Bits]:
+        heights = _each(call_named(height, {**ins, **ps}), outs)
+        return [
+            np.where(np.asarray(h) == 0, b, FREE)
+            for h, b in zip(heights, moved().bits(ref, outs, ins, ps) or [], strict=True)
+        ]
+
+    return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None)
 
 
 def custom(function: Callable[..., Any], text: str) -> Bound:
@@ -123,7 +232,7 @@ def custom(function: Callable[..., Any], text: str) -> Bound:
         ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
     ) -> list[Any]:
         t = call_named(function, {**ins, **ps})
-        return list(t) if isinstance(t, (tuple, list)) else [t]
+        return [_capped(ti) for ti in _sequence(t)]
 
     return Bound("custom", text, tolerance)
 
@@ -147,6 +256,31 @@ def column_height(rows: int) -> int:
         height += -(-chunk // COLUMN_CHAINS) - 1 + int(np.ceil(np.log2(min(chunk, COLUMN_CHAINS))))
         rows = -(-rows // COLUMN_CHUNK)
     return height
+
+
+def _nothing(
+    reference: Callable[..., Any], outputs: Sequence[F64], inputs: Mapping[str, Any], params: Mapping[str, Any]
+) -> list[F64]:
+    """No tolerance."""
+    return [np.zeros(np.shape(o)) for o in outputs]
+
+
+def _capped(tolerance: npt.ArrayLike) -> F64:
+    """A tolerance that overflowed float64 is still one: infinite stands for "not covered"."""
+    return np.minimum(np.asarray(tolerance, np.float64), _MOST)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def _sequence(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _each(value: Any, outputs: Sequence[Any]) -> list[Any]:
+    """One value per output."""
+    return list(value) if isinstance(value, (tuple, list)) else [value] * len(outputs)
 
 
 def call_named(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:

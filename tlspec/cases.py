@@ -8,7 +8,7 @@ that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 wh
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -134,12 +134,14 @@ class Draw:
 
 @dataclass(frozen=True)
 class Expected:
-    """The oracle of a case: per output the float64 reference and the absolute tolerance."""
+    """The oracle of a case: per output the reference, as float64, and the absolute tolerance."""
 
     outputs: tuple[np.ndarray, ...]
     tolerances: tuple[np.ndarray, ...]
     #: the sign of a zero is part of the answer where the tolerance is 0
     signed_zeros: bool
+    #: the bit patterns that elements must have (:meth:`tlspec.bounds.Bound.bits`); None where none are fixed
+    bits: tuple[np.ndarray | None, ...]
 
 
 @dataclass(frozen=True)
@@ -190,22 +192,46 @@ class Case:
                     known[array.name] = np.asarray(out, np.float64 if array.host else np.float32)
         return {r: known[r] for r in _rule(self.op).reads}
 
-    @cached_property
-    def expected(self) -> Expected:
-        """Reference and tolerance; computed once."""
-        reference = self.op.reference if self.which == "forward" else _rule(self.op).reference
-        arguments = _spec_inputs(self.arguments)
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The reference of what it computes."""
+        return self.op.reference if self.which == "forward" else _rule(self.op).reference
+
+    def _evaluated(self, arguments: Mapping[str, Any]) -> list[np.ndarray]:
+        """The reference's results, in the type it gives them."""
         with np.errstate(all="ignore"):
-            outs = [np.asarray(o, np.float64) for o in _as_tuple(call_reference(reference, arguments, self.values))]
+            outs = [np.asarray(o) for o in _as_tuple(call_reference(self.reference, arguments, self.values))]
         shapes = [self.shape(a) for a in self.signature.outputs]
         if [o.shape for o in outs] != shapes:
             raise ValueError(
                 f"{self.name}: the reference returned shapes {[o.shape for o in outs]}, the signature says {shapes}"
             )
-        if self.data == "integers" and self.bound.kind != "exact" and _integral(outs):
-            return Expected(tuple(outs), tuple(np.zeros(o.shape) for o in outs), False)
-        tolerances = self.bound.tolerance(reference, outs, arguments, self.values)
-        return Expected(tuple(outs), tuple(tolerances), self.bound.kind in ("exact", "ulp"))
+        return outs
+
+    @cached_property
+    def real(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """The float64 reference, and how far from it the bound lets a result be: what laws are about. Computed once."""
+        arguments = _spec_inputs(self.arguments)
+        outs = [o.astype(np.float64, copy=False) for o in self._evaluated(arguments)]
+        return tuple(outs), tuple(self.bound.tolerance(self.reference, outs, arguments, self.values))
+
+    @cached_property
+    def expected(self) -> Expected:
+        """What the result is compared with. Computed once."""
+        native = _native_inputs(self.arguments)
+        if self.bound.in_float32:
+            outs = self._evaluated(native)
+            if any(o.dtype != np.float32 for o in outs):
+                raise TypeError(f"{self.name}: the reference must keep float32, it gave {[o.dtype for o in outs]}")
+            bits = _optional(self.bound.bits(self.reference, outs, native, self.values), outs)
+            with np.errstate(all="ignore"):
+                wide = tuple(o.astype(np.float64) for o in outs)
+            return Expected(wide, tuple(np.zeros(o.shape) for o in outs), True, bits)
+        wide, tolerances = self.real
+        bits = _optional(self.bound.bits(self.reference, wide, native, self.values), wide)
+        if self.data == "integers" and self.bound.kind not in ("exact", "moved") and _integral(wide):
+            return Expected(wide, tuple(np.zeros(o.shape) for o in wide), False, bits)
+        return Expected(wide, tolerances, not self.bound.summed, bits)
 
     def shape(self, array: Array) -> tuple[int, ...]:
         """The shape of one of the call's arrays."""
@@ -234,9 +260,21 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _spec_inputs(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
     """Arrays as references take them: float64, and int64 for indices."""
-    return {
-        k: None if a is None else a.astype(np.int64 if a.dtype == np.uint32 else np.float64) for k, a in arrays.items()
-    }
+    with np.errstate(invalid="ignore"):  # widening quiets a signalling NaN
+        return {
+            k: None if a is None else a.astype(np.int64 if a.dtype == np.uint32 else np.float64)
+            for k, a in arrays.items()
+        }
+
+
+def _native_inputs(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """Arrays for what is about their bits: as the call takes them, and int64 for indices."""
+    return {k: a.astype(np.int64) if a is not None and a.dtype == np.uint32 else a for k, a in arrays.items()}
+
+
+def _optional(bits: Sequence[np.ndarray] | None, outs: Sequence[np.ndarray]) -> tuple[np.ndarray | None, ...]:
+    """One entry per output."""
+    return (None,) * len(outs) if bits is None else tuple(bits)
 
 
 def _integral(outs: Sequence[np.ndarray]) -> bool:
@@ -386,13 +424,15 @@ def build_case(
     params = {p.name: values[p.name] for p in sig.params}
     tags = rng.integers(0, 2**63, size=4)
     bounds = [op.bound] + ([op.vjp_rule.bound] if op.vjp_rule else [])
-    extremes = all(b.kind in ("exact", "ulp") for b in bounds)
+    extremes = not any(b.summed for b in bounds)
+    payloads = data == "special" and any(b.fixed is not None for b in bounds)
 
     def draw(array: Array, shape: tuple[int, ...], key: object, span: int) -> np.ndarray:
         stream = generator("array", *tags, key)
         if array.kind == "f64":
             return double(stream, shape, data)
-        return fill(stream, shape, data, extremes=extremes, span=span)
+        x = fill(stream, shape, data, extremes=extremes, span=span)
+        return patterned(generator("payload", *tags, key), x) if payloads else x
 
     def arrays(span: int) -> Case:
         inputs: dict[str, np.ndarray | None] = {}
@@ -426,12 +466,21 @@ def build_case(
     return case
 
 
+def patterned(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """x with the NaNs' bits drawn anew: sign, quiet or signalling, and an even payload (that of the pattern verify fills
+    outputs with is odd)."""
+    bits = x.view(np.uint32)
+    nan = np.isnan(x)
+    fraction = rng.integers(1, 2**22, size=x.shape, dtype=np.uint32) << np.uint32(1)
+    sign = rng.integers(0, 2, size=x.shape, dtype=np.uint32) << np.uint32(31)
+    return np.where(nan, sign | np.uint32(0x7F800000) | fraction, bits).view(np.float32)
+
+
 def _small(case: Case) -> bool:
     """Whether every sum of the case stays exact: the references on absolute values are below 2^24."""
-    reference = case.op.reference if case.which == "forward" else _rule(case.op).reference
     arguments = {k: np.abs(a) if a is not None else None for k, a in _spec_inputs(case.arguments).items()}
     with np.errstate(all="ignore"):
-        outs = _as_tuple(call_reference(reference, arguments, case.values))
+        outs = _as_tuple(call_reference(case.reference, arguments, case.values))
     return all(bool(np.all(np.abs(o) < INTEGERS)) for o in outs)
 
 

@@ -1,15 +1,17 @@
 """The comparator: a float32 result against the float64 reference and its tolerance. It adds no tolerance of its own.
 
-An element of reference value r, tolerance t and result y passes when
+An element whose bits the bound fixes (:meth:`tlspec.bounds.Bound.bits`) passes with these bits alone, those of a NaN too.
+Any other element of reference value r, tolerance t and result y passes when
 
+- t is infinite: the bound does not cover the element (intermediate overflow; :mod:`tlspec.bounds`), or
 - r is NaN and y is NaN (any NaN equals any NaN: payload and sign are not specified), or
 - y is the float32 nearest to r, where a reference beyond the float32 range rounds to infinity, or
 - \\|y - r\\| <= t, both finite, or y is infinite and \\|r\\| + t reaches the overflow threshold 2^128 - 2^103 with y's sign.
 
-An infinite r is met by the same infinity only. The conversion of r to float32 is the definition of the rounded result, so a
-reference whose float64 value is itself rounded must take care of double rounding. With ``signed_zeros`` (rows bound by
-"exact" or ulp) a zero of tolerance 0 must have the sign of the rounded reference, which is what the reference computes in
-IEEE arithmetic; elsewhere zeros are equal, because the order of a sum decides the sign of a zero result.
+An infinite r of finite t is met by the same infinity only. The conversion of r to float32 is the definition of the rounded
+result, so a reference whose float64 value is itself rounded must take care of double rounding. With ``signed_zeros`` (rows
+that are no sums, and sums in a fixed order) a zero of tolerance 0 must have the sign of the rounded reference, which is what
+the reference computes in IEEE arithmetic; elsewhere zeros are equal, because the order of a sum decides the sign of a zero.
 """
 
 from __future__ import annotations
@@ -18,13 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tlspec.bounds import spacing
+from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.cases import Case
 
 __all__ = ["Comparison", "compare", "same_bits"]
-
-#: the least real that rounds to infinity
-OVERFLOW = 2.0**128 - 2.0**103
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,11 @@ class Comparison:
         return head + f"; {self.violations} of {self.count} elements" + (f"; {self.note}" if self.note else "")
 
 
-def compare(got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: bool = True) -> Comparison:
-    """Compares a float32 (or float64: host outputs) result with the reference; see the module's docstring."""
+def compare(
+    got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: bool = True, bits: np.ndarray | None = None
+) -> Comparison:
+    """Compares a float32 (or float64: host outputs) result with the reference; see the module's docstring. `bits` are the bit
+    patterns float32 elements must have, FREE where any close enough will do."""
     ref, tol = np.asarray(ref, np.float64), np.broadcast_to(np.asarray(tol, np.float64), np.shape(ref))
     if got.shape != ref.shape:
         note = f"got shape {got.shape}, expected {ref.shape}"
@@ -79,15 +81,23 @@ def compare(got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: 
         if not double:  # a reference that rounds to infinity is met by infinity exactly
             error = np.where(equal & np.isinf(got), 0.0, error)
         within = finite & (error <= tol) & (tol > 0)
-        good = equal | within
+        free = np.isposinf(tol)
+        good = equal | within | free
+        if bits is not None:
+            good &= (bits == FREE) | (np.ascontiguousarray(got).view(np.uint32) == bits)
         share = np.where(tol > 0, error / tol, np.where(good, 0.0, np.inf))
+        share = np.where(free, 0.0, share)
         share = np.where(good, np.fmin(share, 1.0), np.where(np.isnan(share), np.inf, np.fmax(share, 1.0)))
         unit = np.spacing(np.abs(ref)) if double else spacing(ref)
         ulps = np.where(finite & np.isfinite(error), error / unit, np.where(good, 0.0, np.inf))
+        ulps = np.where(free, 0.0, ulps)
     bad = int(ref.size - np.count_nonzero(good))
     rank = np.where(good, share, np.where(np.isfinite(share), share, np.inf))
     worst = int(np.argmax(rank if not bad else np.where(good, -1.0, rank)))
     index = tuple(int(i) for i in np.unravel_index(worst, ref.shape))
+    note = ""
+    if bad and bits is not None and bits[index] != FREE:
+        note = f"bits {int(got[index].view(np.uint32)):#010x}, expected {int(bits[index]):#010x}"
     return Comparison(
         ok=bad == 0,
         share=float(share.max()),
@@ -98,6 +108,7 @@ def compare(got: np.ndarray, ref: np.ndarray, tol: np.ndarray, *, signed_zeros: 
         got=float(y[index]),
         expected=float(ref[index]),
         tolerance=float(tol[index]),
+        note=note,
     )
 
 
@@ -115,6 +126,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> Comparison:
     return Comparison(False, np.inf, np.inf, bad, a.size, index, float(a[index]), float(b[index]), 0.0, "bits differ")
 
 
-def reproduction(case: Case, device: str) -> str:
+def reproduction(case: Case, device: str, *options: str) -> str:
     """The command that repeats one case on one device, without the test suite."""
-    return f"{case.line} --device {device}"
+    return " ".join([case.line, "--device", device, *options])

@@ -103,7 +103,7 @@ class Spec:
     name = "spec"
 
     def results(self, case: Case) -> list[np.ndarray]:
-        return list(case.expected.outputs)
+        return list(case.real[0])
 
     def tolerances(self, case: Case) -> list[np.ndarray]:
         scale = 2 * 2.0**-53 / U
@@ -112,8 +112,7 @@ class Spec:
 
 def _allowed(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
     """Reference and distance of a float32 result from the real one: the tolerance, at least half a spacing."""
-    expected = case.expected
-    return [(o, np.maximum(t, spacing(o) / 2)) for o, t in zip(expected.outputs, expected.tolerances, strict=True)]
+    return [(o, np.maximum(t, spacing(o) / 2)) for o, t in zip(*case.real, strict=True)]
 
 
 class Device:

@@ -33,7 +33,7 @@ ABI_INTRODUCTION = """\
 `native/include/torchlean_cuda.h`; in short: a function returns a status, an output is `torchlean_buffer **out` (NULL
 inside means allocate), handles are validated tokens, sizes are `uint32_t`, and a refused call changes no output."""
 #: names the generated functions use themselves
-LOCALS = frozenset({"slot", "status", "error", "places", "given", "want", "device", "out"})
+LOCALS = frozenset({"slot", "status", "error", "places", "given", "undo", "made", "want", "device", "out"})
 #: the exception of a check's status
 EXCEPTIONS = {
     "SHAPE": "ShapeError", "OVERFLOW": "SizeOverflowError", "INDEX": "IndexOutOfRangeError",
@@ -51,7 +51,7 @@ class Argument:
     kind: str  # device, buffer, u32 or f64 (host arrays), dim, dims (a list), float, u32 and u64 parameters as "int"
     keyword: bool = False  # keyword-only
     default: str | None = None
-    wide: bool = False  # an integer of 64 bits
+    role: str = "dimension"  # of an integer, for what it raises out of range: or parameter, wide (64 bits), index
 
     @property
     def annotation(self) -> str:
@@ -95,9 +95,21 @@ def arguments(e: Entry) -> list[Argument]:
     for i, p in enumerate(sig.params):
         kind = {"u32": "int", "u64": "int"}.get(p.kind, p.kind)
         late = p.default is not None and any(q.default is None for q in sig.params[i + 1 :])
-        item = Argument(_python_name(p.name, names), p.name, kind, late, p.default, p.kind == "u64")
+        item = Argument(_python_name(p.name, names), p.name, kind, late, p.default, _role(e, p.name, p.kind))
         (last if late else first).append(item)
     return first + last
+
+
+def _role(e: Entry, name: str, kind: str) -> str:
+    """What an integer parameter is: an index or a dimension if the check it must pass has that status."""
+    if kind not in ("u32", "u64"):
+        return "dimension"
+    named = {c.status for c in e.op.checks if c.name == name}
+    if "INDEX" in (named or {c.status for c in e.op.checks if name in abi._names(c.expression)}):
+        return "index"
+    if named & {"SHAPE", "OVERFLOW"}:
+        return "dimension"
+    return "wide" if kind == "u64" else "parameter"
 
 
 def _result(e: Entry) -> str:
@@ -233,8 +245,9 @@ def function(e: Entry) -> str:
             call.append(python[p.name] if p.kind == "float" else f"_index({python[p.name]})")
     first = next((python[a.name] for a in sig.buffers if not a.optional), "")
     owner = "device" if sig.needs_context else f"{first}._device"
-    wide = tuple(a.name for a in args if a.wide)
-    refuse = f"raise _refusal({e.name}, error, locals(){f', {wide!r}' if wide else ''}) from None"
+    roles = {a.name: a.role for a in args if a.role != "dimension"}
+    told_roles = f", {roles!r}".replace("'", '"') if roles else ""
+    refuse = f"raise _refusal({e.name}, error, locals(){told_roles}) from None"
     rename = _rename(e)
     fail = f'raise _failure(status, "{e.name}"{f", {rename!r}" if rename else ""})'.replace("'", '"')
     if any(o.host for o in e.outputs):
@@ -242,21 +255,29 @@ def function(e: Entry) -> str:
     elif len(e.outputs) == 1:
         lines = [
             "try:", "    slot = _take()", "except IndexError:", "    slot = _new_slot()",
-            "try:", *[f"    {p}" for p in prepare], "    slot[0] = _NULL if out is None else out._handle",
+            "try:", "    slot[0] = _NULL if out is None else out._handle", *[f"    {p}" for p in prepare],
             *_indent(abi.wrap(f"status = _c_{e.name}", [*call, "slot"], "", WIDTH - 8)),
+            "    if out is None and not status:", "        made = _make(Buffer)",
+            "        made._handle = _own(slot[0], _release)", f"        made._device = {owner}", "        out = made",
         ]  # fmt: skip
-        after = ["if out is None:", f"    out = Buffer(slot[0], {owner})", "_give(slot)", "return out"]
+        undo = ["if out is None:", "    _release(slot[0])"]
+        after = ["_give(slot)", "return out"]
     else:
         names = ", ".join(f'"{o.name}"' for o in e.outputs)
         lines = [
-            f'places, given = _slots("{e.name}", ({names}), {"want" if _has_want(e) else "None"}, out)',
+            f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _has_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
             *_indent(abi.wrap(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
+            "    if not status:", f"        return _results(places, given, {owner})",
         ]  # fmt: skip
-        after = [f"return _results(places, given, {owner})"]
+        undo, after = ["_exhaust(undo)"], [fail]
     if any(o.host for o in e.outputs):
-        after = [f"return {e.outputs[0].name}_"]
-    lines += ["except _WRONG as error:", f"    {refuse}", "if status:", f"    {fail}", *after]
+        lines += ["except _WRONG as error:", f"    {refuse}", "if status:", f"    {fail}"]
+        lines += [f"return {e.outputs[0].name}_"]
+    else:
+        lines += ["except BaseException as error:", *[f"    {line}" for line in undo]]
+        lines += ["    if not isinstance(error, _WRONG):", "        raise", f"    {refuse}"]
+        lines += [*(["if status:", f"    {fail}"] if len(e.outputs) == 1 else []), *after]
     return f"{signature(e)}\n{docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
@@ -281,8 +302,8 @@ def module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._call": ("NULL", "WRONG", "count", "free", "from_buffer", "index", "lib", "new_slot", "refusal",
-                       "results", "slots", "uint32_list"),
+        "tlrt._call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "lib", "make", "new_slot",
+                       "own", "refusal", "release", "results", "slots", "uint32_list"),
         "tlrt._library": ("failure",),
         "tlrt._convert": ("float64", "float64_out", "uint32"),
     }  # fmt: skip

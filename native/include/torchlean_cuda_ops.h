@@ -249,7 +249,7 @@ TL_API int32_t torchlean_cuda_buffer_safe_log(torchlean_buffer *x, double eps, t
 
 /* Vector-Jacobian product of safe_log.
  *
- * gx = g · σ(x) / (softplus(x) + eps).
+ * gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps.
  *
  * Shapes: x[*], g[*] -> gx[*] */
 TL_API int32_t torchlean_cuda_buffer_safe_log_bwd(torchlean_buffer *x, torchlean_buffer *g, double eps,

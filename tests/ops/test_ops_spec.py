@@ -3,8 +3,7 @@ poisoned outputs, subsets of gradients, SIMD variants, thread counts, both devic
 
 from __future__ import annotations
 
-import os
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from tlrt.verify import Settings, Verifier
 from tlrt.verify_report import Result
 from tlrt.verify_run import Runtime
 from tlspec import laws
-from tlspec.cases import data_classes, draw_case
+from tlspec.cases import build_case, data_classes, draw_case, generator
 from tlspec.registry import Op
 
 
@@ -74,11 +73,11 @@ def test_devices_agree(entry: tuple[Op, str]) -> None:
 
 
 @pytest.mark.only(where=lambda row: row.laws)
-def test_laws(row: Op, runtime: Runtime) -> None:
+def test_laws(row: Op, runtime: Runtime, thorough: bool) -> None:
     broken = []
     for law in row.laws:
         for data in law.data:
-            for seed in range(1 if os.environ.get("HYPOTHESIS_PROFILE") != "ci" else 10):
+            for seed in range(10 if thorough else 1):
                 for world in (laws.Spec(), laws.Device(runtime.name, runtime.run)):
                     share, where = laws.check(law, world, draw_case(row, seed, data, "small"))
                     if share > 1:
@@ -86,3 +85,38 @@ def test_laws(row: Op, runtime: Runtime) -> None:
                             f"{law} on {world.name}, {data}, seed {seed}: {share:.3g} of the tolerance at {where}"
                         )
     assert not broken, "\n" + "\n".join(broken)
+
+
+@pytest.mark.only(where=lambda row: row.family == "reduce" and row.cuda == "own" and row.bound.kind == "tree")
+def test_sum_of_zeros_is_plus_zero(row: Op, runtime: Runtime) -> None:
+    """A sum is never -0, whatever the signs of the zeros it is of; a mean over nothing is NaN."""
+    for seed in range(12):
+        drawn = draw_case(row, seed, "normal", "small")
+        for signs in ("minus", "mixed"):
+            rng = generator("zeros", row.name, seed)
+            zeros = {
+                k: np.where(rng.random(x.shape) < (2 if signs == "minus" else 0.5), np.float32(-0.0), np.float32(0))
+                for k, x in drawn.inputs.items()
+                if x is not None
+            }
+            case = build_case(row, drawn.values, zeros, rng, data="structured")
+            for out in runtime.run(case):
+                assert out is not None
+                bits = out.view(np.uint32)
+                assert np.all((bits == 0) | np.isnan(out)), f"{case.values}, {signs}: a zero is -0"
+                assert all(x.size == 0 for x in zeros.values()) or not np.isnan(out).any()
+
+
+@pytest.mark.only(where=lambda row, which: (row.bound if which == "forward" else row.vjp_rule.bound).fixed is not None)
+def test_nan_payloads_are_drawn(entry: tuple[Op, str]) -> None:
+    """Rows that keep bits meet NaNs of both signs, quiet and signalling, with payloads."""
+    row, which = entry
+    seen: set[int] = set()
+    for seed in range(40):
+        case = draw_case(row, seed, "special", "medium", which)
+        for a in case.signature.buffers:
+            x = case.arguments[a.name]
+            if x is not None:
+                seen.update(x.view(np.uint32)[np.isnan(x)].tolist())
+    assert {(b >> 31, b >> 22 & 1) for b in seen} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(seen) > 100

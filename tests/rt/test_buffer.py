@@ -90,6 +90,11 @@ def test_other_types_are_refused(dev, array, got):
     assert "expected float32" in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_beyond_float32_become_infinities(dev):
+    assert dev.buffer([1e300, -1e300, 1]).numpy().tolist() == [np.inf, -np.inf, 1]
+
+
 def test_too_many_elements(dev):
     with pytest.raises(OverflowError, match=r"from_numpy: array: got 4294967296 elements, expected fewer than 2\*\*32"):
         dev.buffer(np.broadcast_to(np.float32(0), 2**32))

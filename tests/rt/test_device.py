@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 import tlrt
-from tlrt import context, errors, kernels
+from tlrt import _library, context, errors, kernels
+
+ROOT = Path(__file__).resolve().parents[2]
 
 no_cuda = pytest.mark.skipif(len(tlrt.devices()) > 1, reason="this machine has a CUDA device")
 
@@ -38,13 +41,15 @@ def test_bad_name_types():
 
 @no_cuda
 @pytest.mark.parametrize("name", ["cuda", "cuda:7"])
-def test_cuda_without_a_gpu(name):
+def test_cuda_without_a_gpu(name, monkeypatch):
+    monkeypatch.delenv("TORCHLEAN_CUDA_LIBRARY", raising=False)
     for use in (tlrt.device, tlrt.describe, tlrt.Device.new):
         with pytest.raises(errors.UnavailableError) as caught:
             use(name)
         assert isinstance(caught.value, RuntimeError)
         assert caught.value.status == 50
-        assert "make -C native cuda" in str(caught.value) or "doctor" in str(caught.value)
+        assert str(caught.value).startswith(("device: ", "describe: "))
+        assert ("cuda`" in str(caught.value)) != ("doctor" in str(caught.value))
 
 
 def test_close(dev):
@@ -149,11 +154,32 @@ def test_threads_and_variants():
     assert tlrt.cpu_variant() == best
 
 
-def test_the_hint_goes_with_the_build():
+@pytest.mark.parametrize(
+    ("source", "named", "said"),
+    [
+        (True, "", f"run `make -C {ROOT} cuda`"),
+        (False, "", "run `TORCHLEAN_BUILD=cuda pip install --force-reinstall .` in the source tree"),
+        (True, "/some.so", "unset TORCHLEAN_CUDA_LIBRARY, or set it to a libtorchlean_cuda.so built with CUDA"),
+    ],
+)
+def test_one_remedy_that_fits(monkeypatch, tmp_path, source, named, said):
     class Cpu:
         build_info = {"backend": "cpu"}  # noqa: RUF012
 
-    error = context._unavailable(errors.UnavailableError("device: no CUDA", op="device", status=50), Cpu())
-    assert "make -C native cuda" in str(error)
+    monkeypatch.setenv("TORCHLEAN_CUDA_LIBRARY", named)
+    monkeypatch.setattr(_library, "_TREE", ROOT if source else tmp_path)
+    with pytest.raises(errors.UnavailableError) as caught:
+        context._require_cuda("cuda:0", 0, Cpu(), "device")
+    text = "device: name: got 'cuda:0', expected 'cpu', as the library is a CPU-only build"
+    assert str(caught.value) == f"{text} ({said})"
+    context._require_cuda("cpu", -1, Cpu(), "device")
+
+
+def test_the_hint_is_for_cuda_devices():
+    error = errors.UnavailableError("device: no such device", op="device", status=50)
+    assert "doctor" in str(context._unavailable(error, 0))
+    assert context._unavailable(error, -1) is error
+    bad = errors.UnavailableError('device: TORCHLEAN_CPU_VARIANT: got "sse", expected another', op="device", status=50)
+    assert context._unavailable(bad, 0) is bad
     other = errors.CudaError("x")
-    assert context._unavailable(other, Cpu()) is other
+    assert context._unavailable(other, 0) is other

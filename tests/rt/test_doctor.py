@@ -44,11 +44,58 @@ def test_missing_library(python, options):
     if options:
         found = json.loads(done.stdout)
         assert found["usable"] is False
-        assert "make" in found["problems"][0]["remedy"]
+        assert found["problems"][0]["remedy"].startswith("unset TORCHLEAN_CUDA_LIBRARY, or set it to ")
     else:
         assert "/no.so: no such file" in done.stdout
         assert "do: " in done.stdout
         assert done.stdout.endswith("usable: no\n")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TORCHLEAN_CPU_THREADS", "many", "a whole number from 1 to 1024"),
+        ("TORCHLEAN_CPU_VARIANT", "sse", "one of base"),
+    ],
+)
+def test_bad_environment(python, variable, value, said):
+    done = python("import sys; from tlrt.doctor import main; sys.exit(main(['--json']))", **{variable: value})
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    (problem,) = found["problems"]
+    assert problem["problem"].startswith(f'cpu: device: {variable}: got "{value}", expected {said}')
+    assert problem["remedy"] == f"unset {variable}, or set it to a value that is expected"
+    assert "cpu" not in found["devices"]
+    done = python("import tlrt; tlrt.device()", **{variable: value})
+    assert "CUDA" not in done.stderr
+    assert "doctor" not in done.stderr
+
+
+def test_bad_sync_is_noted(monkeypatch):
+    monkeypatch.setenv("TORCHLEAN_CUDA_SYNC", "banana")
+    report = doctor.examine()
+    assert report.usable
+    assert ("TORCHLEAN_CUDA_SYNC: got 'banana', expected 0 or 1", "set it to 1, or unset it") in report.notes
+
+
+@pytest.mark.parametrize("missing", ["numpy", "cffi", "_cffi_backend"])
+def test_without_a_dependency(python, missing):
+    code = f"""
+import runpy, sys
+sys.modules[{missing!r}] = None
+sys.argv = ["tlrt", "{{command}}"]
+runpy.run_module("tlrt", run_name="__main__", alter_sys=True)
+"""
+    package = missing.replace("_cffi_backend", "cffi")
+    done = python(code.format(command="doctor"))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"problem: {package}: " in done.stdout
+    assert f"-m pip install {package}`" in done.stdout
+    assert done.stdout.endswith("usable: no\n")
+    done = python(code.format(command="verify"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("tlrt verify: ")
+    assert done.stderr.endswith("`python -m tlrt doctor` says what to install\n")
 
 
 def test_commands(capsys):

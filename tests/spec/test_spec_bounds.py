@@ -114,7 +114,7 @@ def test_spacing_is_numpys() -> None:
 
 
 def test_tree_bound() -> None:
-    """Higher trees and larger terms allow more; a tree of height 0 allows half a spacing."""
+    """Higher trees and larger terms allow more; a tree of height 0 allows nothing."""
 
     def sum_(x: np.ndarray) -> np.ndarray:
         return np.asarray(x.sum())
@@ -124,12 +124,91 @@ def test_tree_bound() -> None:
         float(bounds.tree(lambda h=h: h).tolerance(sum_, [sum_(x)], {"x": x}, {})[0]) for h in (0, 1, 5, 56, 57, 200)
     ]
     assert tolerances == sorted(tolerances)
-    assert tolerances[0] == bounds.spacing(3.0) / 2
+    assert tolerances[0] == 0
     larger = float(bounds.tree(lambda: 5).tolerance(sum_, [sum_(x)], {"x": 4 * x}, {})[0])
     assert larger > tolerances[2]
     # short trees are held to their worst case, long ones to the probabilistic bound
     for h, t in zip((1, 56, 57, 200), (tolerances[1], *tolerances[3:]), strict=True):
         assert t == min(h, bounds.LAMBDA * h**0.5) * (bounds.U * 7.0 + bounds.TINY / 2) + bounds.spacing(3.0) / 2
+
+
+def row_sum(x: np.ndarray) -> np.ndarray:
+    return x.sum(axis=-1)
+
+
+def test_intermediate_overflow_is_not_covered() -> None:
+    """Exactly where the magnitude and its roundings reach the threshold, whatever the sum is; infinite inputs do not count."""
+    big = 2.0**127
+    cases = [
+        ([big, -big, 1.0], np.inf),
+        ([big, -big / 2, 1.0], None),
+        ([np.inf, 1.0, 1.0], None),
+        ([np.inf, big, -big], np.inf),
+        ([np.nan, big, 1.0], None),
+        ([bounds.OVERFLOW / 2, bounds.OVERFLOW / 2 - 2.0**79, 0.0], np.inf),  # below it, but not after rounding
+    ]
+    for x, expected in cases:
+        a = np.array([x])
+        tolerance = bounds.tree(lambda: 2).tolerance(row_sum, [row_sum(a)], {"x": a}, {})[0]
+        assert np.isposinf(tolerance[0]) == (expected is not None), x
+
+
+def test_peak_of_a_tree() -> None:
+    def mean(x: np.ndarray) -> np.ndarray:
+        return x.mean(axis=-1)
+
+    a = np.array([[2.0**127, 2.0**127], [1.0, 2.0**127]])
+    plain = bounds.tree(lambda: 2)
+    peaked = bounds.tree(lambda: 2, peak=lambda x: np.abs(x).sum(axis=-1))
+    assert np.isfinite(plain.tolerance(mean, [mean(a)], {"x": a}, {})[0]).all()
+    assert np.isposinf(peaked.tolerance(mean, [mean(a)], {"x": a}, {})[0]).tolist() == [True, False]
+
+
+def test_a_tolerance_that_overflows_is_no_free_pass() -> None:
+    infinite = bounds.custom(lambda x: np.full(x.shape, np.inf), "test")
+    assert np.isfinite(infinite.tolerance(np.abs, [np.ones(2)], {"x": np.ones(2)}, {})[0]).all()
+    floored = bounds.ulp(1, floor=lambda x: np.full(x.shape, np.inf))
+    assert np.isfinite(floored.tolerance(np.abs, [np.ones(2)], {"x": np.ones(2)}, {})[0]).all()
+
+
+PATTERNS = np.array([0x7FC00001, 0x7F800003, 0xFFFFFFFF, 0x80000000, 0x00000001, 0x3F800000], np.uint32)
+
+
+def test_bits_of_moved_elements() -> None:
+    """The patterns come through the reference as they are: signalling NaNs, -0, and +0 where nothing is moved."""
+
+    def shifted(x: np.ndarray) -> np.ndarray:
+        out = np.zeros(x.size + 1)
+        out[1:] = x[::-1]
+        return out
+
+    x = PATTERNS.view(np.float32)
+    bits = bounds.moved().bits(shifted, [np.zeros(x.size + 1)], {"x": x}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [0, *PATTERNS[::-1].tolist()]
+
+
+def test_bits_of_copies_in_a_tree() -> None:
+    x = PATTERNS.view(np.float32).reshape(3, 2)
+    bound = bounds.tree(lambda x: np.array([0, 1]), copies=True)
+    bits = bound.bits(lambda x: x[0] + 0, [np.zeros(2)], {"x": x}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
+    assert bounds.tree(lambda: 0).bits(abs, [np.zeros(2)], {"x": x}, {}) is None
+
+
+def test_ordered() -> None:
+    bound = bounds.ordered(lambda x: np.array([0, 1]))
+    out = PATTERNS[:2].view(np.float32)
+    bits = bound.bits(abs, [out], {"x": out}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
+    assert bound.in_float32
+    x = np.array([1.0, 2.0])
+    assert bound.tolerance(np.abs, [x], {"x": x}, {})[0].tolist() == [
+        0.0,
+        bounds.U * 2 + bounds.TINY / 2 + bounds.spacing(2.0) / 2,
+    ]
 
 
 def test_exact_and_ulp() -> None:

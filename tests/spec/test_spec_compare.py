@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tlspec.bounds import spacing
-from tlspec.compare import OVERFLOW, compare, same_bits
+from tlspec.bounds import FREE, OVERFLOW, spacing
+from tlspec.compare import compare, same_bits
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -26,11 +26,14 @@ def one(got: float, ref: float, tol: float = 0.0, **options: bool) -> bool:
         (1 + 2.0**-22, 1.0, 2.0**-23, False),
         (np.nan, np.nan, 0.0, True),
         (-np.nan, np.nan, 0.0, True),
-        (np.nan, 1.0, np.inf, False),
-        (1.0, np.nan, np.inf, False),
+        (np.nan, 1.0, 1e308, False),
+        (1.0, np.nan, 1e308, False),
+        (np.nan, 1.0, np.inf, True),  # not covered: anything passes
+        (1.0, np.nan, np.inf, True),
+        (-np.inf, np.inf, np.inf, True),
         (np.inf, np.inf, 0.0, True),
-        (-np.inf, np.inf, np.inf, False),
-        (F32_MAX, np.inf, np.inf, False),
+        (-np.inf, np.inf, 1e308, False),
+        (F32_MAX, np.inf, 1e308, False),
         (np.inf, 1e39, 0.0, True),  # beyond the range
         (F32_MAX, 1e39, 0.0, False),
         (np.inf, F32_MAX, 0.0, False),
@@ -42,7 +45,7 @@ def one(got: float, ref: float, tol: float = 0.0, **options: bool) -> bool:
         (2.0**-149, 1.5 * 2.0**-150, 0.0, True),
         (1.0, 1.0, np.nan, True),
         (1.5, 1.0, np.nan, False),
-        (np.inf, 1.0, np.inf, True),
+        (np.inf, 1.0, 1e308, True),
     ],
 )
 def test_one_element(got: float, ref: float, tol: float, ok: bool) -> None:
@@ -55,6 +58,27 @@ def test_signed_zeros() -> None:
     assert not one(0.0, -(2.0**-160))  # rounds to -0
     assert one(0.0, -0.0, signed_zeros=False)
     assert one(0.0, -0.0, 2.0**-149)  # within a tolerance the sign of zero is free
+
+
+def test_fixed_bits() -> None:
+    patterns = np.array([0x7FC00001, 0x80000000, 0x3F800000, 0x3F800000], np.uint32)
+    got = patterns.view(np.float32)
+    bits = patterns.astype(np.int64)
+    ref, tol = np.array([np.nan, -0.0, 1.0, 1.0]), np.full(4, 0.5)
+    assert compare(got, ref, tol, bits=bits).ok
+    for i in range(4):
+        changed = patterns.copy()
+        changed[i] ^= 2 if i != 1 else 0x80000000
+        found = compare(changed.view(np.float32), ref, tol, bits=bits)
+        assert (found.ok, found.violations, found.index) == (False, 1, (i,))
+        assert f"bits {changed[i]:#010x}, expected {patterns[i]:#010x}" in found.explain()
+        free = np.where(np.arange(4) == i, FREE, bits)
+        assert compare(changed.view(np.float32), ref, tol, bits=free).ok
+
+
+def test_what_is_not_covered_does_not_count() -> None:
+    found = compare(np.array([np.nan, 1.0], np.float32), np.array([1.0, 1.0]), np.array([np.inf, 1.0]))
+    assert (found.ok, found.share, found.ulp) == (True, 0.0, 0.0)
 
 
 def test_double_output() -> None:

@@ -38,7 +38,7 @@ def smooth(case: Case, signed: bool) -> dict[str, Any]:
             out[a.name] = x if x is None else x.astype(np.int64)
         else:
             sign = np.where(rng.random(x.shape) < 0.5, -1.0, 1.0) if signed else 1.0
-            out[a.name] = sign * (0.5 + (rng.permutation(x.size).reshape(x.shape) + 0.5) / max(x.size, 1))
+            out[a.name] = sign * (0.5 + (rng.permutation(x.size).reshape(x.shape) + 0.25) / max(x.size, 1))
     return out
 
 

@@ -1,14 +1,15 @@
 """Gathers and scatter-adds with indices from the host.
 
 An index is below 2^32 and may lie outside the array: a gather then reads zeros, a scatter-add ignores it. Repeated
-indices add up one after the other in the order of the index list, so every result has one value on every device.
+indices add up one after the other in the order of the index list, so every result has one value on every device: the one
+that the references give in float32 (``np.add.at`` adds in the order of its indices).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tlspec.bounds import exact, tree
+from tlspec.bounds import moved, ordered
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
 
@@ -23,7 +24,8 @@ def gathered(table, indices):
 
 
 def scattered(base, values, indices):
-    """A copy of base plus values[j] at indices[j] along axis 0, in the order of j; out-of-range indices are ignored."""
+    """A copy of base plus values[j] at indices[j] along axis 0, in the order of j and in their type; out-of-range indices
+    are ignored."""
     indices = np.asarray(indices, dtype=np.int64)
     inside = indices < base.shape[0]
     out = base.copy()
@@ -59,7 +61,7 @@ SIZE_VEC = {"n": 2**24, "k": 2**22}
 SIZE_ROWS = {"rows": 50257, "cols": 1024, "k": 65536}
 
 
-@op("vec[n], indices: u32[k] -> out[k]", bound=exact(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
+@op("vec[n], indices: u32[k] -> out[k]", bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
     bench=[SIZE_VEC], numpy=lambda np, vec, indices: vec[indices],
     torch=lambda torch, vec, indices: torch.index_select(vec, 0, indices),
     source="numpy.take; an index out of range reads 0")  # fmt: skip
@@ -74,13 +76,13 @@ def gather_vec(vec, indices):
     return gathered(vec, indices)
 
 
-@gather_vec.vjp("indices, g -> gvec", bound=tree(lambda indices, n: np.maximum(hits(indices, n) - 1, 0)))
+@gather_vec.vjp("indices, g -> gvec", bound=ordered(lambda indices, n: hits(indices, n)))
 def gather_vec_vjp(indices, g, n):
     """gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
-    return scattered(np.zeros(n), g, indices)
+    return scattered(np.zeros(n, g.dtype), g, indices)
 
 
-@op("mat[rows, cols], indices: u32[k] -> out[k, cols]", bound=exact(), draw=draw_rows,
+@op("mat[rows, cols], indices: u32[k] -> out[k, cols]", bound=moved(), draw=draw_rows,
     laws=[linear("mat"), adjoint("mat")], bench=[SIZE_ROWS],
     numpy=lambda np, mat, indices: mat[indices], torch=lambda torch, mat, indices: torch.index_select(mat, 0, indices),
     source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
@@ -95,16 +97,21 @@ def gather_rows(mat, indices):
     return gathered(mat, indices)
 
 
-@gather_rows.vjp(
-    "indices, g -> gmat", bound=tree(lambda indices, rows: np.maximum(hits(indices, rows) - 1, 0)[:, np.newaxis])
-)
+@gather_rows.vjp("indices, g -> gmat", bound=ordered(lambda indices, rows: hits(indices, rows)[:, np.newaxis]))
 def gather_rows_vjp(indices, g, rows, cols):
     """gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
-    return scattered(np.zeros((rows, cols)), g, indices)
+    return scattered(np.zeros((rows, cols), g.dtype), g, indices)
 
 
-@op("x[n], values[k], indices: u32[k] -> out[n]", bound=tree(lambda x, indices: hits(indices, len(x))),
+def _add_at(np, x, values, indices):
+    out = x.copy()
+    np.add.at(out, indices, values)
+    return out
+
+
+@op("x[n], values[k], indices: u32[k] -> out[n]", bound=ordered(lambda x, indices: hits(indices, len(x))),
     draw=draw_vec, laws=[linear("x", "values"), adjoint("x", "values")], bench=[SIZE_VEC],
+    numpy=lambda np, x, values, indices: _add_at(np, x, values, indices),
     torch=lambda torch, x, values, indices: torch.index_add(x, 0, indices, values),
     source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add(x, values, indices):
@@ -120,7 +127,7 @@ def scatter_add(x, values, indices):
 
 @scatter_add.vjp(
     "indices, g -> gx, gvalues",
-    bound=exact(),
+    bound=moved(),
     via=lambda ops, /, indices, g, n, **_: (ops.share(g), ops.gather_vec(g, indices, n=n)),
 )
 def scatter_add_vjp(indices, g):
@@ -129,8 +136,9 @@ def scatter_add_vjp(indices, g):
 
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    bound=tree(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
     laws=[linear("mat", "values"), adjoint("mat", "values")], bench=[SIZE_ROWS],
+    numpy=lambda np, mat, values, indices: _add_at(np, mat, values, indices),
     torch=lambda torch, mat, values, indices: torch.index_add(mat, 0, indices, values),
     source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add_rows(mat, values, indices):
@@ -146,7 +154,7 @@ def scatter_add_rows(mat, values, indices):
 
 @scatter_add_rows.vjp(
     "indices, g -> gmat, gvalues",
-    bound=exact(),
+    bound=moved(),
     via=lambda ops, /, indices, g, rows, cols, **_: (ops.share(g), ops.gather_rows(g, indices, rows=rows, cols=cols)),
 )
 def scatter_add_rows_vjp(indices, g):
@@ -154,7 +162,8 @@ def scatter_add_rows_vjp(indices, g):
     return g, gathered(g, indices)
 
 
-@op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]", bound=exact(), draw=draw_row,
+@op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]", draw=draw_row,
+    bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
     checks=[check("i", "i < rows", "INDEX", say="i < rows")],
     laws=[linear("mat", "row"), adjoint("mat", "row")], bench=[{"rows": 16384, "cols": 4096, "i": 8191}],
     source="IEEE 754-2019, 5.4.1")  # fmt: skip
@@ -173,7 +182,7 @@ def scatter_add_row(mat, row, i):
 
 @scatter_add_row.vjp(
     "g -> gmat, grow",
-    bound=exact(),
+    bound=moved(),
     via=lambda ops, g, rows, cols, i: (ops.share(g), ops.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
 )
 def scatter_add_row_vjp(g, i):

@@ -164,7 +164,7 @@ def reduce_sum_axis_vjp(g, dims, axis):
 
 @op(
     "x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1),
+    bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
     checks=[check("axis", "axis < rank(dims)", say="axis < rank(dims)")],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
     bench=[

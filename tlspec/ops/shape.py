@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import column_height, exact, tree, tree_height
+from tlspec.bounds import column_height, moved, tree, tree_height
 from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
@@ -21,7 +21,7 @@ from tlspec.shapes import swap
 
 @op(
     "a[n], b[m] -> out[n + m]",
-    bound=exact(),
+    bound=moved(),
     bench=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}],
     numpy=lambda np, a, b: np.concatenate([a, b]),
     torch=lambda torch, a, b: torch.cat([a, b]),
@@ -57,7 +57,7 @@ def _draw_slice(d):
 
 @op(
     "x[n]; start: u32, len: u32 -> out[len]",
-    bound=exact(),
+    bound=moved(),
     checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
     draw=_draw_slice,
     bench=[
@@ -96,7 +96,7 @@ def slice1d_vjp(g, n, start, len):
 @op(
     "vec[cols] -> out[rows, cols]",
     order="rows, cols",
-    bound=exact(),
+    bound=moved(),
     bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
     numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
     torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous(),
@@ -126,7 +126,7 @@ def broadcast_vec_to_rows_vjp(g):
 @op(
     "vec[rows] -> out[rows, cols]",
     order="rows, cols",
-    bound=exact(),
+    bound=moved(),
     bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
     numpy=lambda np, vec, rows, cols: np.broadcast_to(vec[:, None], (rows, cols)).copy(),
     torch=lambda torch, vec, rows, cols: vec[:, None].expand(rows, cols).contiguous(),
@@ -231,7 +231,7 @@ _BROADCASTS = [
 
 @op(
     "x[*in_dims]; axis_map: dims -> out[*out_dims]",
-    bound=exact(),
+    bound=moved(),
     checks=[_MAP_CHECK],
     draw=_draw_broadcast,
     bench=_BROADCASTS,
@@ -257,7 +257,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 
 @broadcast_to.vjp(
     "g -> gx",
-    bound=tree(sum_height),
+    bound=tree(sum_height, copies=True),
     via=lambda k, g, in_dims, out_dims, axis_map: k.reduce_from_broadcast(
         g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
     ),
@@ -271,7 +271,7 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
 @op(
     "x[*out_dims]; axis_map: dims -> out[*in_dims]",
     order="*in_dims, *out_dims",
-    bound=tree(sum_height),
+    bound=tree(sum_height, copies=True),
     checks=[_MAP_CHECK],
     draw=_draw_broadcast,
     bench=_BROADCASTS,
@@ -302,7 +302,7 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
 
 @reduce_from_broadcast.vjp(
     "g -> gx",
-    bound=exact(),
+    bound=moved(),
     via=lambda k, g, in_dims, out_dims, axis_map: k.broadcast_to(
         g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
     ),
@@ -317,7 +317,7 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 
 @op(
     "x[rows, cols] -> out[cols, rows]",
-    bound=exact(),
+    bound=moved(),
     bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
     numpy=lambda np, x: x.T.copy(),
     torch=lambda torch, x: x.T.contiguous(),
@@ -347,7 +347,7 @@ def _draw_swap(d):
 
 @op(
     "x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
-    bound=exact(),
+    bound=moved(),
     checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap,
     bench=[
@@ -385,7 +385,7 @@ _BLOCKS = [{"a": 64, "b": 128, "c": 96}, {"a": 512, "b": 1024, "c": 512}]
 
 @op(
     "x[a, b, c] -> out[b, c, a]",
-    bound=exact(),
+    bound=moved(),
     bench=_BLOCKS,
     numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
     torch=lambda torch, x: x.permute(1, 2, 0).contiguous(),
@@ -410,7 +410,7 @@ def transpose3d_bca_vjp(g):
 
 @op(
     "x[a, b, c] -> out[c, a, b]",
-    bound=exact(),
+    bound=moved(),
     bench=_BLOCKS,
     numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
     torch=lambda torch, x: x.permute(2, 0, 1).contiguous(),
@@ -435,7 +435,7 @@ def transpose3d_cab_vjp(g):
 
 @op(
     "x[a, b, c] -> out[a, c, b]",
-    bound=exact(),
+    bound=moved(),
     bench=_BLOCKS,
     numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
     torch=lambda torch, x: x.permute(0, 2, 1).contiguous(),

@@ -138,7 +138,7 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     tl_context *ctx;
     uint32_t serial = tl_error_serial();
     if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a buffer", __func__);
     if (*out)
         return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new",
                        __func__);
@@ -202,7 +202,7 @@ TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *handle, uint32_t *
 {
     tl_buffer *buffer = NULL;
     if (!n)
-        return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL, expected a place for the length", __func__);
     /* Without the lock, so that it never waits for a running operation: read between two looks at the generation. */
     tl_verdict verdict = tl_find_buffer(handle, &buffer);
     uint32_t length = buffer ? atomic_load_explicit(&buffer->n, memory_order_acquire) : 0;
@@ -219,7 +219,7 @@ TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *handle, torchlean
     tl_buffer *buffer;
     tl_context *ctx;
     if (!context)
-        return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL, expected a place for a context", __func__);
     tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
@@ -233,7 +233,7 @@ TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *handle, uint32
     tl_buffer *buffer;
     tl_context *ctx;
     if (!references)
-        return tl_fail(TORCHLEAN_NULL, "%s: references: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: references: got NULL, expected a place for the count", __func__);
     tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);

@@ -4,7 +4,9 @@
 
 #include "handles.h"
 
+/* Of the calling thread's open call, for messages; a thread has one call open at a time. */
 static _Thread_local uint32_t serial_at_enter;
+static _Thread_local const char *input_names[TL_MAX_INPUTS];
 
 /* ---- the floating-point mode ----------------------------------------------------------------------------------- */
 /* Subnormals are kept and rounding is to nearest whatever the caller's thread was set to: libraries built with
@@ -129,8 +131,8 @@ static tl_buffer *find(tl_call *call, const char *name, const torchlean_buffer *
 static int fits(tl_call *call, const char *name, const char *expected, uint64_t n)
 {
     if (n > UINT32_MAX)
-        call->status = tl_fail(TORCHLEAN_OVERFLOW, "%s: %s: %s needs 2^32 elements or more", call->op, name,
-                               expected ? expected : "the length");
+        call->status = tl_fail(TORCHLEAN_OVERFLOW, "%s: %s: got %s >= 2^32, expected fewer than 2^32 elements",
+                               call->op, name, expected ? expected : "a length");
     return n <= UINT32_MAX;
 }
 
@@ -162,6 +164,7 @@ const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer,
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d inputs", call->op, name, TL_MAX_INPUTS);
         return NULL;
     }
+    input_names[call->inputs] = name;
     call->input_storage[call->inputs++] = found->block;
     return found->block->p;
 }
@@ -191,8 +194,8 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
         return;
     for (int32_t k = 0; k < i; k++) {
         if (call->out[k].slot == slot) {
-            call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: is the same place as output %s", call->op, name,
-                                   call->out[k].name);
+            call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got the place of output %s, expected one of its own",
+                                   call->op, name, call->out[k].name);
             return;
         }
     }
@@ -252,14 +255,14 @@ static void check_aliases(tl_call *call)
             continue;
         for (int32_t k = 0; k < call->inputs && !call->elementwise; k++) {
             if (call->input_storage[k] == storage) {
-                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: shares storage with an input, which this call refuses",
-                                       call->op, call->out[i].name);
+                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
+                                       call->out[i].name, input_names[k]);
                 return;
             }
         }
         for (int32_t k = 0; k < i; k++) {
             if (call->out[k].storage == storage) {
-                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: shares storage with output %s", call->op,
+                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of output %s, expected its own", call->op,
                                        call->out[i].name, call->out[k].name);
                 return;
             }

@@ -123,7 +123,8 @@ static void cpu_name(char *name, size_t capacity)
 TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32_t capacity)
 {
     if (!text || capacity == 0)
-        return tl_fail(TORCHLEAN_NULL, "%s: text: got %s", __func__, text ? "capacity 0" : "NULL");
+        return tl_fail(TORCHLEAN_NULL, "%s: text: got %s, expected room for a line", __func__,
+                       text ? "capacity 0" : "NULL");
     if (device >= 0)
         return tl_cuda_device_describe(device, text, capacity);
     if (device != TORCHLEAN_CPU)
@@ -144,7 +145,7 @@ TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context *
     int32_t status;
     uint32_t serial = tl_error_serial();
     if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a context", __func__);
     if (device < TORCHLEAN_CPU)
         return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
                        device);
@@ -199,7 +200,7 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
 TL_API int32_t torchlean_cuda_context_device(torchlean_context *context, int32_t *device)
 {
     if (!device)
-        return tl_fail(TORCHLEAN_NULL, "%s: device: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: device: got NULL, expected a place for the number", __func__);
     tl_context *ctx;
     tl_verdict verdict = tl_lock_context(context, &ctx);
     if (verdict != TL_LIVE)
@@ -259,7 +260,7 @@ TL_API int32_t torchlean_cuda_memory_stats(torchlean_context *context, torchlean
 {
     tl_context *ctx;
     if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL", __func__);
+        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for the counters", __func__);
     tl_verdict verdict = tl_lock_context(context, &ctx);
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "context", "context", context, verdict);

@@ -3,7 +3,8 @@
 
 static int32_t unavailable(void)
 {
-    return tl_fail(TORCHLEAN_UNAVAILABLE, "this library was built without CUDA; `make cuda` builds one with it");
+    return tl_fail(TORCHLEAN_UNAVAILABLE, "device: got a CUDA ordinal, expected -1 (CPU), as this library was built "
+                                          "without CUDA; `make cuda` builds one with it");
 }
 
 uint32_t tl_cuda_device_count(void) { return 0; }

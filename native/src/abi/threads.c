@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -42,7 +43,7 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Atomic int32_t wanted = 1; /* threads including the caller */
-static _Atomic int32_t environment_is_bad;
+static char bad_environment[48]; /* TORCHLEAN_CPU_THREADS where it is no number of threads; under pool.lock */
 
 /* ---- waiting --------------------------------------------------------------------------------------------------- */
 
@@ -237,16 +238,16 @@ int32_t tl_workers(void) { return atomic_load_explicit(&wanted, memory_order_rel
 
 static int32_t default_threads(void)
 {
-    environment_is_bad = 0;
     const char *text = getenv("TORCHLEAN_CPU_THREADS");
-    if (text && *text) {
-        char *end;
-        long n = strtol(text, &end, 10);
-        if (*end == 0 && n >= 1 && n <= TL_MAX_THREADS)
-            return (int32_t)n;
-        environment_is_bad = 1;
-    }
-    long n = 0;
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : 0;
+    int good = text && *text && *end == 0 && n >= 1 && n <= TL_MAX_THREADS;
+    pthread_mutex_lock(&pool.lock);
+    snprintf(bad_environment, sizeof bad_environment, "%s", text && !good ? text : "");
+    pthread_mutex_unlock(&pool.lock);
+    if (good)
+        return (int32_t)n;
+    n = 0;
 #if defined(__linux__)
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
@@ -261,9 +262,13 @@ __attribute__((constructor)) static void count_threads(void) { atomic_store(&wan
 
 int32_t tl_threads_environment(void)
 {
-    if (!environment_is_bad)
+    char text[sizeof bad_environment];
+    pthread_mutex_lock(&pool.lock);
+    memcpy(text, bad_environment, sizeof text);
+    pthread_mutex_unlock(&pool.lock);
+    if (!*text)
         return TORCHLEAN_OK;
-    return tl_fail(TORCHLEAN_ARGUMENT, "TORCHLEAN_CPU_THREADS: got something else than a whole number from 1 to %d",
+    return tl_fail(TORCHLEAN_ARGUMENT, "TORCHLEAN_CPU_THREADS: got \"%s\", expected a whole number from 1 to %d", text,
                    TL_MAX_THREADS);
 }
 
