@@ -1,0 +1,208 @@
+"""Plans: how a tape calls an operation of the registry on shaped buffers, and its vector-Jacobian product.
+
+A row of the registry says how many elements each buffer has as a function of dimensions; a tape knows shapes. A plan is the
+row with the dimensions read from the shapes once: the result's shape, the arguments after the buffers, and which buffers
+the VJP reads. Plans are cached by operation, shapes and parameters, so a step of a training loop finds them made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tlrt.errors import ArgumentError, ShapeError
+from tlspec import abi, pyface, registry
+from tlspec.cases import evaluate, shape_of
+
+__all__ = ["Plan", "Shape", "make"]
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=1)
+def _faces() -> dict[str, list[pyface.Argument]]:
+    return {e.name: pyface.arguments(e) for e in abi.all_entries()}
+
+
+@lru_cache(maxsize=1)
+def _rows() -> dict[str, registry.Op]:
+    return {r.name: r for r in registry.ops()}
+
+
+class Plan:
+    """One operation on buffers of given shapes.
+
+    Device buffers are called parents, in the order of the row's inputs, None where an optional one is left out; host arrays
+    (indices, labels) come beside them by name.
+    """
+
+    __slots__ = ("_back_function", "_back_keywords", "_back_reads", "_back_tail", "_back_via", "_flags", "_function",
+                 "_gives", "_hosts", "_inputs", "_keywords", "_optional", "_plain", "_tail", "name", "row", "shape",
+                 "values")  # fmt: skip
+
+    def __init__(self, kernels: Any, row: registry.Op, values: dict[str, Any], shape: Shape) -> None:
+        self.name = row.name
+        self.row = row
+        #: dimensions and parameters by name
+        self.values = values
+        self.shape = shape
+        sig = row.signature
+        place = {a.name: i for i, a in enumerate(sig.buffers)}
+        self._function = getattr(kernels, row.name)
+        self._inputs = [(a.name, place.get(a.name, -1)) for a in sig.inputs if not a.optional]
+        self._optional = [(a.name, place[a.name]) for a in sig.inputs if a.optional]
+        self._plain = not self._optional and all(i >= 0 for _, i in self._inputs)
+        self._tail, self._keywords = _arguments(row.name, values)
+        rule = row.vjp_rule
+        if rule is None:
+            return
+        optional = {a.name for a in sig.inputs if a.optional}
+        #: where each buffer the VJP reads comes from: a parent's place, "g", "out", or the name of a host array
+        self._back_reads = [(r, place[r] if r in place else "out" if r == sig.outputs[0].name else r)
+                            for r in rule.reads]  # fmt: skip
+        self._gives = [place[give[1:]] for give in rule.gives]
+        self._back_via = rule.via
+        if rule.via is not None:
+            takes = inspect.signature(rule.via).parameters
+            if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+                names = [a.of for a in _faces()[row.name]]
+            else:
+                names = list(takes)[1 + len(rule.reads) :]
+            self._back_keywords = {n: values[n] for n in names if n in values}
+            self._back_tail: tuple[Any, ...] = ()
+            self._back_function: Any = kernels
+        else:
+            self._back_tail, self._back_keywords = _arguments(f"{row.name}_bwd", values)
+            self._back_function = getattr(kernels, f"{row.name}_bwd")
+        self._flags = [r in optional for r, _ in self._back_reads]
+
+    def run(self, buffers: Sequence[Any], hosts: Mapping[str, Any] | None) -> Any:
+        """The operation's result, a new buffer."""
+        if self._plain:
+            return self._function(*buffers, *self._tail, **self._keywords)
+        arguments = [buffers[i] if i >= 0 else hosts[name] for name, i in self._inputs]  # type: ignore[index]
+        extra = {name: buffers[i] for name, i in self._optional if buffers[i] is not None}
+        return self._function(*arguments, *self._tail, **self._keywords, **extra)
+
+    def pull(
+        self, buffers: Sequence[Any], hosts: Mapping[str, Any] | None, out: Any, g: Any, needs: Sequence[bool]
+    ) -> list[tuple[int, Any]]:
+        """The VJP: (place of the parent, its gradient) for each parent that `needs` one."""
+        arguments: list[Any] = []
+        extra: dict[str, Any] = {}
+        for (name, source), optional in zip(self._back_reads, self._flags, strict=True):
+            value = (
+                buffers[source]
+                if type(source) is int
+                else g
+                if source == "g"
+                else out
+                if source == "out"
+                else hosts[source]  # type: ignore[index]
+            )
+            if optional:
+                extra[name] = value
+            else:
+                arguments.append(value)
+        gives = self._gives
+        if self._back_via is not None:
+            made = self._back_via(self._back_function, *arguments, **self._back_keywords)
+        elif len(gives) > 1:
+            want = [needs[i] for i in gives]
+            if all(want):
+                made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra)
+            else:
+                made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra, want=want)
+        else:
+            made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra)
+        if len(gives) == 1:
+            return [(gives[0], made)]
+        return [(place, gradient) for place, gradient in zip(gives, made, strict=True) if gradient is not None]
+
+
+def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function of ``tlrt.kernels`` after its buffers: positional ones and by keyword."""
+    face = [a for a in _faces()[entry] if a.kind not in ("device", "buffer", "u32", "f64")]
+    return tuple(values[a.of] for a in face if not a.keyword), {a.name: values[a.of] for a in face if a.keyword}
+
+
+def make(
+    kernels: Any, name: str, shapes: Sequence[Shape | None], extra: Sequence[Any], lengths: Mapping[str, int]
+) -> Plan:
+    """The plan of operation `name` on parents of these shapes.
+
+    `extra` holds the row's parameters in their order, then the dimensions and dimension lists that only the outputs have;
+    `lengths` the lengths of the host arrays. Raises ShapeError where the shapes do not fit the row's signature.
+    """
+    row = _rows()[name]
+    sig = row.signature
+    values: dict[str, Any] = {}
+    read = {d for a in sig.inputs for d in a.dims}
+    free = [d for d in sig.dims if d not in read]
+    names = [p.name for p in sig.params] + [d.lstrip("*") for d in free]
+    if len(extra) > len(names):
+        raise ArgumentError(f"{name}: got {len(extra)} parameters, expected {', '.join(names) or 'none'}", op=name)
+    values.update(zip(names, extra, strict=False))
+    for p in sig.params:
+        if p.name not in values:
+            if p.default is None:
+                raise ArgumentError(f"{name}: {p.name}: missing", op=name)
+            values[p.name] = float(p.default) if p.kind == "float" else int(p.default)
+    if len(shapes) != len(sig.buffers):
+        raise ArgumentError(f"{name}: got {len(shapes)} tensors, expected {len(sig.buffers)}", op=name)
+    shape: Shape | None = None
+    for array, got in zip(sig.buffers, shapes, strict=True):
+        if got is None:
+            if not array.optional:
+                raise ArgumentError(f"{name}: {array.name}: missing", op=name)
+        elif array.elementwise:
+            if shape is not None and got != shape:
+                raise ShapeError(f"{name}: {array.name}: got shape {got}, expected {shape}", op=name)
+            shape = got
+        else:
+            _match(name, array, got, values)
+    for array in sig.inputs:
+        if array.host and len(array.dims) == 1 and array.dims[0].isidentifier():
+            known = values.setdefault(array.dims[0], lengths[array.name])
+            if known != lengths[array.name]:
+                text = f"{name}: {array.name}: got {lengths[array.name]} elements, expected {array.dims[0]} = {known}"
+                raise ShapeError(text, op=name)
+    out = sig.outputs[0]
+    if not out.elementwise:
+        # one element is a scalar
+        shape = () if out.dims == ("1",) else shape_of(out, values)
+    assert shape is not None
+    return Plan(kernels, row, values, shape)
+
+
+def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -> None:
+    """Reads the array's dimensions off a shape, or compares them where they are known."""
+    dims = array.dims
+    spelled = f"({', '.join(dims)})"
+    star = next((i for i, d in enumerate(dims) if d.startswith("*")), None)
+    fixed = len(dims) - (star is not None)
+    if len(got) < fixed or (star is None and len(got) > fixed):
+        raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled}", op=op)
+    pairs: list[tuple[str, Any]] = []
+    if star is None:
+        pairs = list(zip(dims, got, strict=True))
+    else:
+        after = len(dims) - star - 1
+        end = len(got) - after
+        pairs = [
+            *zip(dims[:star], got[:star], strict=True),
+            (dims[star][1:], list(got[star:end])),
+            *zip(dims[star + 1 :], got[end:], strict=True),
+        ]
+    for name, size in pairs:
+        if not name.isidentifier():
+            wanted = evaluate(name, values)
+        elif name in values:
+            wanted = values[name]
+        else:
+            values[name] = size
+            continue
+        if wanted != size:
+            raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled} with {name} = {wanted}", op=op)
