@@ -7,6 +7,14 @@
     a = cpu.buffer([1, 2, 3])
     kernels.add(a, a).numpy()      # array([2., 4., 6.], dtype=float32)
 
+A model is written once against a :class:`tlrt.Session` and runs on the specification, the CPU or CUDA:
+
+    with tlrt.Session("cpu") as s:
+        w = s.param([[1, 2], [3, 4]], "w")
+        loss = (w @ w).tanh().reduce_sum()
+        loss.backward()
+        w.grad.numpy()
+
 ``python -m tlrt doctor`` says what was built and which devices are seen; ``python -m tlrt verify`` checks every
 operation on this machine. Importing ``tlrt`` loads neither NumPy nor cffi nor the C library; the first use of a device
 or of ``tlrt.kernels`` does.
@@ -21,7 +29,7 @@ from tlrt import errors
 from tlrt.errors import TorchleanError
 
 if TYPE_CHECKING:
-    from tlrt import kernels
+    from tlrt import checkpoint, kernels, nn, optim
     from tlrt.buffer import Buffer
     from tlrt.context import (
         Device,
@@ -35,21 +43,30 @@ if TYPE_CHECKING:
         set_threads,
         threads,
     )
+    from tlrt.session import Options, Parameter, Session, TensorRef
+    from tlrt.tape import AnyBuffer, Tape
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Buffer", "Device", "Memory", "TorchleanError", "build_info", "cpu_variant", "describe", "device", "devices",
-    "errors", "kernels", "set_cpu_variant", "set_threads", "threads",
+    "AnyBuffer", "Buffer", "Device", "Memory", "Options", "Parameter", "Session", "Tape", "TensorRef", "TorchleanError",
+    "build_info", "checkpoint", "cpu_variant", "describe", "device", "devices", "errors", "kernels", "nn", "optim",
+    "set_cpu_variant", "set_threads", "threads",
 ]  # fmt: skip
+
+#: where a name comes from, if not from tlrt.context
+_HOMES = {
+    "Buffer": "buffer", "AnyBuffer": "tape", "Tape": "tape", "Options": "session", "Parameter": "session",
+    "Session": "session", "TensorRef": "session",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("buffer", "context", "kernels"):  # kernels loads the C library
+    if name in ("buffer", "checkpoint", "context", "kernels", "nn", "optim"):  # kernels loads the C library
         return importlib.import_module(f"tlrt.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module("tlrt.buffer" if name == "Buffer" else "tlrt.context")
+    module = importlib.import_module(f"tlrt.{_HOMES.get(name, 'context')}")
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -1,0 +1,215 @@
+"""Optimisers on the device: one fused kernel call per step for all parameters, in place on their mirrors.
+
+    optimizer = AdamW(session.parameters.values(), lr=3e-4)
+    session.backward(loss)
+    session.clip_grad_norm(1.0)
+    optimizer.step()
+    session.reset()
+
+The formulas are those of ``tlrt.kernels.sgd_step``, ``momentum_step``, ``adam_step`` and ``adamw_step``. Hyperparameters are
+attributes and may change between steps. :meth:`Optimizer.state` is what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError
+from tlrt.parameter import Parameter
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+
+class Optimizer:
+    """What the optimisers share. Frozen parameters are left out."""
+
+    #: names of the hyperparameters, attributes of the optimiser
+    hyper: tuple[str, ...] = ()
+    #: names of the per-parameter states, buffers of the parameter's length that start at 0
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        kind = type(self).__name__
+        self.parameters: list[Parameter] = []
+        for p in parameters:
+            if not isinstance(p, Parameter):
+                raise ArgumentTypeError(f"{kind}: parameters: got {type(p).__name__}, expected Parameter")
+            if p.requires_grad and p not in self.parameters:
+                self.parameters.append(p)
+        if not self.parameters:
+            raise ArgumentError(f"{kind}: parameters: got none that requires a gradient, expected at least one")
+        self.session = self.parameters[0].session
+        if any(p.session is not self.session for p in self.parameters):
+            raise DeviceMismatchError(f"{kind}: parameters: got those of several sessions, expected those of one")
+        self.kernels: Any = self.session.tape.kernels
+        #: steps taken
+        self.steps = 0
+        device = self.session.device
+        self._state = {s: [device.zeros(p.size) for p in self.parameters] for s in self.slots}
+        self._packed: dict[str, Any] = {}
+        self._mirrors: list[Any] = []
+
+    def step(self) -> None:
+        """Updates every parameter from the session's last backward pass. Raises ArgumentError before one."""
+        self.session._require_open("step")
+        gradients = self.session.gradients
+        missing = [p.name for p in self.parameters if p not in gradients]
+        if missing:
+            raise ArgumentError(
+                f"step: gradients: got none of {missing[0]}, expected backward() before step()", op="step"
+            )
+        mirrors = [p.mirror for p in self.parameters]
+        pack = self.kernels.pack
+        if len(self._mirrors) != len(mirrors) or any(a is not b for a, b in zip(mirrors, self._mirrors, strict=True)):
+            self._mirrors = mirrors
+            self._packed = {"p": pack(mirrors), **{s: pack(buffers) for s, buffers in self._state.items()}}
+        self._update(self._packed, pack([gradients[p].buffer for p in self.parameters]))
+        self.steps += 1
+        for p in self.parameters:
+            p.updated()
+
+    def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
+        raise NotImplementedError
+
+    # ---- state
+
+    def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """What a resumed run needs: the settings, and the states as arrays named "slot/parameter"."""
+        settings = {"type": type(self).__name__, "steps": self.steps, **{h: getattr(self, h) for h in self.hyper}}
+        settings["parameters"] = [p.name for p in self.parameters]
+        arrays = {
+            f"{slot}/{p.name}": buffer.numpy(p.shape)
+            for slot, buffers in self._state.items()
+            for p, buffer in zip(self.parameters, buffers, strict=True)
+        }
+        return settings, arrays
+
+    def check_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Raises ArgumentError or ShapeError unless :meth:`load_state` would take them."""
+        kind = type(self).__name__
+        if settings.get("type") != kind:
+            raise ArgumentError(f"load_state: type: got {settings.get('type')!r}, expected {kind!r}")
+        names = [p.name for p in self.parameters]
+        if settings.get("parameters") != names:
+            raise ArgumentError(f"load_state: parameters: got {settings.get('parameters')}, expected {names}")
+        steps = settings.get("steps")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise ArgumentError(f"load_state: steps: got {steps!r}, expected an integer of 0 or more")
+        for h in self.hyper:
+            if not isinstance(settings.get(h), (int, float)):
+                raise ArgumentError(f"load_state: {h}: got {settings.get(h)!r}, expected a number")
+        for slot in self.slots:
+            for p in self.parameters:
+                got = arrays.get(f"{slot}/{p.name}")
+                if got is None or got.shape != p.shape:
+                    text = f"load_state: {slot}/{p.name}: got {'nothing' if got is None else got.shape}, expected {p.shape}"
+                    raise ShapeError(text)
+
+    def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
+        self.check_state(settings, arrays)
+        device = self.session.device
+        upload = device.exact if device.name == "spec" else device.buffer
+        fresh = {s: [upload(np.asarray(arrays[f"{s}/{p.name}"])) for p in self.parameters] for s in self.slots}
+        old, self._state = self._state, fresh
+        self._mirrors = []
+        for buffers in old.values():
+            for buffer in buffers:
+                buffer.release()
+        self.steps = int(settings["steps"])
+        for h in self.hyper:
+            setattr(self, h, type(getattr(self, h))(settings[h]))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{h}={getattr(self, h)}" for h in self.hyper)
+        return f"{type(self).__name__}({len(self.parameters)} parameters, {shown}, steps={self.steps})"
+
+
+class SGD(Optimizer):
+    """p ← p - lr·(g + weight_decay·p), or with momentum v ← momentum·v + g', p ← p - lr·v (Nesterov: p - lr·(g' +
+    momentum·v)), g' = g + weight_decay·p and v starting at 0.
+
+    Source: torch.optim.SGD; Sutskever et al., ICML 2013.
+    """
+
+    hyper = ("lr", "momentum", "weight_decay", "nesterov")
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 0.01,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        self.slots = ("velocity",) if momentum else ()
+        super().__init__(parameters)
+        self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
+
+    def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
+        p = packed["p"]
+        if not self.slots:
+            self.kernels.sgd_step(p, gradients, lr=self.lr, weight_decay=self.weight_decay, out=p)
+            return
+        v = packed["velocity"]
+        self.kernels.momentum_step(
+            p, gradients, v, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
+            nesterov=int(self.nesterov), out=(p, v),
+        )  # fmt: skip
+
+
+class Adam(Optimizer):
+    """m ← β1·m + (1 - β1)·g, v ← β2·v + (1 - β2)·g², p ← p - lr·m̂/(√v̂ + eps), with weight_decay·p added to g.
+
+    Source: Kingma and Ba, arXiv:1412.6980; torch.optim.Adam.
+    """
+
+    hyper = ("lr", "beta1", "beta2", "eps", "weight_decay")
+    slots = ("m", "v")
+    _kernel = "adam_step"
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters)
+        self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
+
+    def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
+        p, m, v = packed["p"], packed["m"], packed["v"]
+        getattr(self.kernels, self._kernel)(
+            p, gradients, m, v, step=self.steps + 1, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps,
+            weight_decay=self.weight_decay, out=(p, m, v),
+        )  # fmt: skip
+
+
+class AdamW(Adam):
+    """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps).
+
+    Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW.
+    """
+
+    _kernel = "adamw_step"
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(parameters, lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
