@@ -31,6 +31,7 @@ from tlrt.errors import TorchleanError
 if TYPE_CHECKING:
     from tlrt import checkpoint, kernels, nn, optim
     from tlrt.buffer import Buffer
+    from tlrt.differential import compare
     from tlrt.context import (
         Device,
         Memory,
@@ -50,14 +51,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AnyBuffer", "Buffer", "Device", "Memory", "Options", "Parameter", "Session", "Tape", "TensorRef", "TorchleanError",
-    "build_info", "checkpoint", "cpu_variant", "describe", "device", "devices", "errors", "kernels", "nn", "optim",
+    "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device", "devices", "errors", "kernels", "nn", "optim",
     "set_cpu_variant", "set_threads", "threads",
 ]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
 _HOMES = {
     "Buffer": "buffer", "AnyBuffer": "tape", "Tape": "tape", "Options": "session", "Parameter": "session",
-    "Session": "session", "TensorRef": "session",
+    "Session": "session", "TensorRef": "session", "compare": "differential",
 }  # fmt: skip
 
 

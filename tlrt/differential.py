@@ -1,0 +1,464 @@
+"""One program on several devices, compared operation by operation.
+
+    def program(session):
+        w = session.param(np.eye(3), "w")
+        return (w @ session.rand_normal((3, 3))).tanh().reduce_mean()
+
+    print(tlrt.compare(program, devices=("spec", "cpu", "cuda")))
+
+Every node of the tape, forward and backward, is checked *locally*: its inputs on the device are given to the float64
+specification, and the device's result must lie within the operation's own derived bound. So an error shows at the operation
+that makes it, not where it is noticed. Beside it stands the *drift*: how far a value is from the same value on the reference
+device (the first one), as rms of the difference over rms of the value. Drift is what rounding does to a whole program; it
+has no bound of its own.
+
+A program takes a session. It may train: each :meth:`Session.reset` ends a step. If it returns a tensor of one element that
+requires gradients and was not reset, backward runs from it.
+
+    python -m tlrt compare FILE.py [--function program] [--devices spec,cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt.errors import ArgumentError, TorchleanError
+from tlrt.plan import Plan
+from tlrt.session import Session, TensorRef
+from tlrt.tape import AnyBuffer, Node
+from tlspec.cases import Case, cotangent_names
+from tlspec.compare import Comparison
+from tlspec.compare import compare as compare_arrays
+
+__all__ = ["Failure", "Report", "Row", "compare"]
+
+Program = Callable[[Session], Any]
+#: values of the reference device kept for the drift, in bytes
+_KEPT = 2**29
+
+
+@dataclass
+class Row:
+    """One node of one step on one device."""
+
+    device: str
+    step: int
+    node: int
+    op: str
+    shape: tuple[int, ...]
+    #: worst error as a share of the bound, of the result and of the gradients; None where nothing is computed or reached
+    forward: float | None = None
+    backward: float | None = None
+    #: rms of the difference to the reference device over rms of its value; None where it has none
+    drift: float | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A node whose result lies out of its bound."""
+
+    device: str
+    step: int
+    node: int
+    op: str
+    which: str
+    text: str
+    #: the command that checks this operation on these inputs; "" unless a folder for reproductions was given
+    command: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.device}: step {self.step}, node {self.node}: {self.op} ({self.which})"
+        return f"{where}: {self.text}" + (f"\n    {self.command}" if self.command else "")
+
+
+@dataclass
+class Report:
+    """What :func:`compare` found; printing it gives the tables."""
+
+    devices: tuple[str, ...]
+    rows: list[Row] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    #: per device and parameter, the drift of its final value
+    parameters: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: per device, what the program returned, where it is an array or a number
+    results: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every node of every device lies within its bound."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        lines = []
+        for device in self.devices:
+            mine = [r for r in self.rows if r.device == device]
+            if not mine:
+                continue
+            steps = len({r.step for r in mine})
+            checked = sum((r.forward is not None) + (r.backward is not None) for r in mine)
+            lines.append(f"{device}: {len(mine)} nodes in {steps} step{'s' * (steps != 1)}, {checked} results checked")
+            lines.append(f"  {'operation':26}{'nodes':>6}{'forward':>10}{'backward':>10}{'drift':>10}")
+            for op in dict.fromkeys(r.op for r in mine):
+                some = [r for r in mine if r.op == op]
+                columns = [
+                    _worst(r.forward for r in some),
+                    _worst(r.backward for r in some),
+                    _worst(r.drift for r in some),
+                ]
+                if columns[0] is None and columns[1] is None:
+                    continue
+                shown = "".join(f"{'' if c is None else f'{c:.2g}':>10}" for c in columns)
+                lines.append(f"  {op:26}{len(some):6}{shown}")
+            drifts = self.parameters.get(device, {})
+            if drifts:
+                name = max(drifts, key=lambda n: drifts[n])
+                lines.append(f"  parameters: {len(drifts)}, the largest drift {drifts[name]:.2g} ({name})")
+            if device in self.results and self.results[device].size == 1:
+                lines.append(f"  result: {float(self.results[device].reshape(-1)[0])!r}")
+        if self.failures:
+            lines.append(f"{len(self.failures)} results out of bounds; the first:")
+            lines.append(f"  {self.failures[0]}")
+        else:
+            lines.append(
+                "every result within its bound (a column of 1 is the bound; drift is against the first device)"
+            )
+        return "\n".join(lines)
+
+
+def _worst(values: Any) -> float | None:
+    known = [v for v in values if v is not None]
+    return max(known) if known else None
+
+
+def compare(
+    program: Program,
+    devices: Sequence[str] = ("spec", "cpu"),
+    *,
+    reproduce: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Runs `program` on each device and compares; see the module. The first device is the reference of the drift.
+
+    `reproduce` is a folder for the inputs of nodes out of bounds, with the command that checks each; `options` are those of
+    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises.
+    """
+    names = tuple(devices)
+    if not names or len(set(names)) != len(names):
+        raise ArgumentError(f"compare: devices: got {names}, expected one or more different names", op="compare")
+    report = Report(names)
+    reference: _Watch | None = None
+    for name in names:
+        with Session(name, **options) as session:
+            watch = _Watch(session, report, name, reference, Path(reproduce) if reproduce else None, progress)
+            result = program(session)
+            if isinstance(result, TensorRef):
+                if result.epoch == session.epoch:
+                    if result.size == 1 and result.requires_grad and not session.gradients:
+                        session.backward(result)
+                    report.results[name] = result.numpy()
+            elif result is not None:
+                try:
+                    report.results[name] = np.asarray(result, np.float64)
+                except (TypeError, ValueError):
+                    pass
+            watch.finish()
+            if reference is None:
+                reference = watch
+    return report
+
+
+class _Watch:
+    """Follows one session: checks its tape before each reset and every VJP as it runs."""
+
+    def __init__(
+        self,
+        session: Session,
+        report: Report,
+        device: str,
+        reference: _Watch | None,
+        folder: Path | None,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self.session, self.report, self.device = session, report, device
+        self.reference, self.folder, self.progress = reference, folder, progress
+        self.step = 0
+        #: of the reference device: values by step and node, as far as they fit
+        self.kept: dict[tuple[int, int], tuple[str, npt.NDArray[Any]]] = {}
+        self.bytes = 0
+        self.final: dict[str, npt.NDArray[Any]] = {}
+        self.shares: dict[int, float] = {}
+        self.values: dict[int, npt.NDArray[Any]] = {}
+        self.exact = session.device.name == "spec"
+        self._pull, self._forget = session.tape._pull, session._forget
+        session.tape._pull = self._pulled  # type: ignore[method-assign]
+        session._forget = self._forgotten  # type: ignore[method-assign]
+
+    def finish(self) -> None:
+        """Checks what the program left on the tape, and its parameters."""
+        self._checked()
+        session = self.session
+        session.tape._pull, session._forget = self._pull, self._forget  # type: ignore[method-assign]
+        self.final = {n: p.numpy() for n, p in session.parameters.items()}
+        if self.reference is not None:
+            theirs = self.reference.final
+            self.report.parameters[self.device] = {
+                n: _drift(v, theirs[n]) for n, v in self.final.items() if n in theirs and theirs[n].shape == v.shape
+            }
+
+    def _forgotten(self) -> None:
+        self._checked()
+        self._forget()
+
+    # ---- forward
+
+    def _value(self, id: int) -> npt.NDArray[Any]:
+        if id not in self.values:
+            self.values[id] = self.session.tape.nodes[id].value.numpy()
+        return self.values[id]
+
+    def _checked(self) -> None:
+        """Checks the forward results of the step and closes it."""
+        nodes = self.session.tape.nodes
+        if not nodes:
+            return
+        for i, node in enumerate(nodes):
+            row = Row(self.device, self.step, i, node.name, node.shape, backward=self.shares.get(i))
+            self.report.rows.append(row)
+            if not self.exact:
+                if node.plan is not None:
+                    case = self._case(node, "forward", None)
+                    (found,) = self._compared(case, [self._value(i)])
+                    row.forward = found.share
+                    self._judge(i, node, case, "forward", "out", found)
+                elif node.parents and node.name != "detach":
+                    self._check_view(i, node)
+            self._drifted(row, i)
+        if self.progress is not None:
+            self.progress(f"{self.device}: step {self.step}: {len(nodes)} nodes")
+        self.values.clear()
+        self.shares.clear()
+        self.step += 1
+
+    def _check_view(self, i: int, node: Node) -> None:
+        """A view must have its parent's bits."""
+        (parent,) = node.parents[:1]
+        if node._rule is None and parent is not None and self._value(i).tobytes() != self._value(parent).tobytes():
+            text = "got other bits than its parent's"
+            self.report.failures.append(Failure(self.device, self.step, i, node.name, "view", text))
+
+    def _drifted(self, row: Row, i: int) -> None:
+        if self.reference is None:
+            value = self._value(i)
+            if self.bytes + value.nbytes <= _KEPT and len(self.report.devices) > 1:
+                self.bytes += value.nbytes
+                self.kept[self.step, i] = (row.op, value)
+            return
+        found = self.reference.kept.get((self.step, i))
+        if found is None:
+            return
+        name, value = found
+        if name != row.op or value.shape != row.shape:
+            text = f"got {row.op} {row.shape}, expected {name} {value.shape}: the program takes another way here"
+            if not any(f.which == "program" for f in self.report.failures):
+                self.report.failures.append(Failure(self.device, self.step, i, row.op, "program", text))
+            return
+        row.drift = _drift(self._value(i), value)
+
+    # ---- backward
+
+    def _pulled(self, node: Node, g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
+        found = self._pull(node, g)
+        if node.plan is None or self.exact:
+            return found
+        rule = node.plan.row.vjp_rule
+        assert rule is not None
+        id = next(i for i, n in enumerate(self.session.tape.nodes) if n is node)
+        case = self._case(node, "vjp", g.numpy())
+        got = dict(zip(self._given(node), (b.numpy() for _, b in found), strict=True))
+        compared = self._compared(case, [got.get(name) for name in rule.gives])
+        share = 0.0
+        for name, comparison in zip(rule.gives, compared, strict=True):
+            if comparison is not None:
+                share = max(share, comparison.share)
+                self._judge(id, node, case, "vjp", name, comparison)
+        self.shares[id] = max(self.shares.get(id, 0.0), share)
+        return found
+
+    def _given(self, node: Node) -> list[str]:
+        """The gradients that the node's VJP gave, in order: a kernel leaves out those no parent requires."""
+        plan = node.plan
+        assert plan is not None and plan.row.vjp_rule is not None
+        rule = plan.row.vjp_rule
+        if rule.via is not None or len(rule.gives) == 1:
+            return list(rule.gives)
+        names = [a.name for a in plan.row.signature.buffers]
+        nodes = self.session.tape.nodes
+        wanted = {n for n, p in zip(names, node.parents, strict=True) if p is not None and nodes[p].requires_grad}
+        return [give for give in rule.gives if give[1:] in wanted]
+
+    # ---- one result
+
+    def _case(self, node: Node, which: str, g: npt.NDArray[Any] | None) -> Case:
+        """The node's call as a case of the specification, on the device's own inputs."""
+        plan = node.plan
+        assert plan is not None
+        sig = plan.row.signature
+        parents = dict(zip((a.name for a in sig.buffers), node.parents, strict=True))
+        inputs: dict[str, Any] = {}
+        for a in sig.inputs:
+            if a.host:
+                inputs[a.name] = node.hosts[a.name]
+            else:
+                parent = parents[a.name]
+                inputs[a.name] = None if parent is None else self._value(parent).astype(np.float32, copy=False)
+        rounded = {p.name for p in sig.params if p.kind == "float"}
+        values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
+        params = {p.name: values[p.name] for p in sig.params}
+        dims = {n: v for n, v in values.items() if n not in params}
+        cotangents = {}
+        if which == "vjp":
+            (name,) = cotangent_names(plan.row)
+            assert g is not None
+            cotangents[name] = self._declared(plan, g.astype(np.float32, copy=False))
+        case = Case(plan.row, which, 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
+        if which == "vjp" and any(r not in inputs and r not in cotangents for r in plan.row.vjp_rule.reads):  # type: ignore[union-attr]
+            # a VJP that reads the result gets the device's own
+            out = self._declared(plan, self._value(next(i for i, n in enumerate(self.session.tape.nodes) if n is node)))
+            known = {**inputs, **cotangents, sig.outputs[0].name: out.astype(np.float32, copy=False)}
+            case.__dict__["arguments"] = {r: known[r] for r in plan.row.vjp_rule.reads}  # type: ignore[union-attr]
+        return case
+
+    @staticmethod
+    def _declared(plan: Plan, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """In the row's shape for its output: a scalar of the tape has one axis there."""
+        out = plan.row.signature.outputs[0]
+        return value.reshape(1) if out.dims == ("1",) else value
+
+    def _compared(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
+        expected = case.expected
+        found: list[Comparison | None] = []
+        for value, ref, tol, bits in zip(got, expected.outputs, expected.tolerances, expected.bits, strict=True):
+            if value is None:
+                found.append(None)
+                continue
+            found.append(
+                compare_arrays(value.reshape(ref.shape), ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+            )
+        return found
+
+    def _judge(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
+        if found.ok:
+            return
+        command = ""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{node.name}-{self.device.replace(':', '')}-{self.step}-{i}-{which}.npz"
+            arrays = {n: v for n, v in {**case.inputs, **case.cotangents}.items() if v is not None}
+            np.savez(path, **arrays, **{n: np.asarray(v) for n, v in case.values.items()})
+            command = f"python -m tlrt verify --ops {node.plan.name} --inputs {shlex.quote(str(path))}"  # type: ignore[union-attr]
+        self.report.failures.append(Failure(self.device, self.step, i, node.name, which, found.explain(name), command))
+
+
+def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
+    """rms of the difference over rms of the reference, over the finite elements; infinite where only one is finite."""
+    a, b = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    if a.size == 0:
+        return 0.0
+    finite = np.isfinite(a) & np.isfinite(b)
+    same = finite | (np.isnan(a) & np.isnan(b)) | (a == b)
+    if not same.all():
+        return math.inf
+    if not finite.any():
+        return 0.0
+    error, scale = float(np.sqrt(np.mean((a - b)[finite] ** 2))), float(np.sqrt(np.mean(b[finite] ** 2)))
+    return error / scale if scale else (0.0 if error == 0 else math.inf)
+
+
+# ---- command line
+
+
+def _program(path: Path, function: str) -> Program:
+    """The function of that name in a Python file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ArgumentError(f"compare: FILE: got {path}, expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ArgumentError(f"compare: {path}: has no function {function}(session)")
+    return found  # type: ignore[no-any-return]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0 where every result is within its bound, 1 where one is not, 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tlrt compare",
+        description="Runs a program on several devices and compares every operation, forward and backward.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a Python file that defines the program")
+    parser.add_argument("--function", default="program", help="its function of one session (program)")
+    parser.add_argument(
+        "--devices", default="", help="comma-separated, the reference first (spec, cpu, and cuda if present)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the session's random generator")
+    parser.add_argument(
+        "--reproduce", type=Path, default=Path("compare-failures"), help="folder for inputs out of bounds"
+    )
+    parser.add_argument("--nodes", action="store_true", help="list every node, not only each operation")
+    arguments = parser.parse_args(argv)
+    try:
+        program = _program(arguments.file, arguments.function)
+        names = [n for n in arguments.devices.split(",") if n] or _present()
+        line = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else None
+        report = compare(program, names, reproduce=arguments.reproduce, seed=arguments.seed, progress=line)
+    except TorchleanError as error:
+        print(f"tlrt compare: {error}", file=sys.stderr)
+        return 2
+    if arguments.nodes:
+        print(listing(report.rows))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def listing(rows: Sequence[Row]) -> str:
+    """One line per node."""
+
+    def shown(value: float | None) -> str:
+        return "" if value is None else f"{value:.2g}"
+
+    head = f"{'device':8}{'step':>5}{'node':>6}  {'operation':26}{'shape':22}{'forward':>9}{'backward':>9}{'drift':>9}"
+    return "\n".join(
+        [head]
+        + [
+            f"{r.device:8}{r.step:5}{r.node:6}  {r.op:26}{r.shape!s:22}"
+            f"{shown(r.forward):>9}{shown(r.backward):>9}{shown(r.drift):>9}"
+            for r in rows
+        ]
+    )
+
+
+def _present() -> list[str]:
+    from tlrt.context import devices
+
+    return ["spec", "cpu"] + (["cuda"] if len(devices()) > 1 else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
