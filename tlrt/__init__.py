@@ -31,7 +31,6 @@ from tlrt.errors import TorchleanError
 if TYPE_CHECKING:
     from tlrt import checkpoint, kernels, nn, optim
     from tlrt.buffer import Buffer
-    from tlrt.differential import compare
     from tlrt.context import (
         Device,
         Memory,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         set_threads,
         threads,
     )
+    from tlrt.differential import compare
     from tlrt.session import Options, Parameter, Session, TensorRef
     from tlrt.tape import AnyBuffer, Tape
 

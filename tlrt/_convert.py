@@ -89,15 +89,16 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
 
 
 def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An object array of Python integers; refuses the first element that is none."""
+    """The elements of an object array as Python integers; refuses the first that is none."""
+    out = np.empty(array.size, dtype=object)
     for i, item in enumerate(array.reshape(-1)):
         try:
-            operator.index(item)
+            out[i] = operator.index(item)
         except TypeError:
             raise ArgumentTypeError(
                 f"{op}: {name}: got {type(item).__name__} {item!r} at position {i}, expected integers", op=op
             ) from None
-    return array
+    return out.reshape(array.shape)
 
 
 def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | None) -> None:

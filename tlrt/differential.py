@@ -201,15 +201,15 @@ class _Watch:
         self.shares: dict[int, float] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         self.exact = session.device.name == "spec"
-        self._pull, self._forget = session.tape._pull, session._forget
-        session.tape._pull = self._pulled  # type: ignore[method-assign]
+        self._step, self._forget = session.tape._step, session._forget
+        session.tape._step = self._stepped  # type: ignore[method-assign]
         session._forget = self._forgotten  # type: ignore[method-assign]
 
     def finish(self) -> None:
         """Checks what the program left on the tape, and its parameters."""
         self._checked()
         session = self.session
-        session.tape._pull, session._forget = self._pull, self._forget  # type: ignore[method-assign]
+        session.tape._step, session._forget = self._step, self._forget  # type: ignore[method-assign]
         self.final = {n: p.numpy() for n, p in session.parameters.items()}
         if self.reference is not None:
             theirs = self.reference.final
@@ -238,7 +238,7 @@ class _Watch:
             self.report.rows.append(row)
             if not self.exact:
                 if node.plan is not None:
-                    case = self._case(node, "forward", None)
+                    case = self._case(node, i, "forward", None)
                     (found,) = self._compared(case, [self._value(i)])
                     row.forward = found.share
                     self._judge(i, node, case, "forward", "out", found)
@@ -278,39 +278,31 @@ class _Watch:
 
     # ---- backward
 
-    def _pulled(self, node: Node, g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
-        found = self._pull(node, g)
-        if node.plan is None or self.exact:
-            return found
-        rule = node.plan.row.vjp_rule
-        assert rule is not None
-        id = next(i for i, n in enumerate(self.session.tape.nodes) if n is node)
-        case = self._case(node, "vjp", g.numpy())
-        got = dict(zip(self._given(node), (b.numpy() for _, b in found), strict=True))
-        compared = self._compared(case, [got.get(name) for name in rule.gives])
-        share = 0.0
-        for name, comparison in zip(rule.gives, compared, strict=True):
-            if comparison is not None:
-                share = max(share, comparison.share)
-                self._judge(id, node, case, "vjp", name, comparison)
-        self.shares[id] = max(self.shares.get(id, 0.0), share)
-        return found
-
-    def _given(self, node: Node) -> list[str]:
-        """The gradients that the node's VJP gave, in order: a kernel leaves out those no parent requires."""
+    def _stepped(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
+        """Runs the node's VJP once to look at its gradients, and once for the tape."""
         plan = node.plan
-        assert plan is not None and plan.row.vjp_rule is not None
-        rule = plan.row.vjp_rule
-        if rule.via is not None or len(rule.gives) == 1:
-            return list(rule.gives)
-        names = [a.name for a in plan.row.signature.buffers]
-        nodes = self.session.tape.nodes
-        wanted = {n for n, p in zip(names, node.parents, strict=True) if p is not None and nodes[p].requires_grad}
-        return [give for give in rule.gives if give[1:] in wanted]
+        if plan is not None and not self.exact:
+            nodes = self.session.tape.nodes
+            rule = plan.row.vjp_rule
+            assert rule is not None
+            pool = [None if p is None else nodes[p].buffer for p in node.parents]
+            needs = [p is not None and nodes[p].requires_grad for p in node.parents]
+            made: dict[int, Any] = dict(plan.pull([*pool, node.buffer, g.buffer, *node.hosts.values()], needs))
+            got = [made[k].numpy() if k in made else None for k in plan.gives]
+            for buffer in made.values():
+                buffer.release()
+            case = self._case(node, place, "vjp", g.numpy())
+            share = 0.0
+            for name, comparison in zip(rule.gives, self._compared(case, got), strict=True):
+                if comparison is not None:
+                    share = max(share, comparison.share)
+                    self._judge(place, node, case, "vjp", name, comparison)
+            self.shares[place] = max(self.shares.get(place, 0.0), share)
+        self._step(grads, place, node, g, sharing)
 
     # ---- one result
 
-    def _case(self, node: Node, which: str, g: npt.NDArray[Any] | None) -> Case:
+    def _case(self, node: Node, id: int, which: str, g: npt.NDArray[Any] | None) -> Case:
         """The node's call as a case of the specification, on the device's own inputs."""
         plan = node.plan
         assert plan is not None
@@ -333,11 +325,12 @@ class _Watch:
             assert g is not None
             cotangents[name] = self._declared(plan, g.astype(np.float32, copy=False))
         case = Case(plan.row, which, 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
-        if which == "vjp" and any(r not in inputs and r not in cotangents for r in plan.row.vjp_rule.reads):  # type: ignore[union-attr]
-            # a VJP that reads the result gets the device's own
-            out = self._declared(plan, self._value(next(i for i, n in enumerate(self.session.tape.nodes) if n is node)))
-            known = {**inputs, **cotangents, sig.outputs[0].name: out.astype(np.float32, copy=False)}
-            case.__dict__["arguments"] = {r: known[r] for r in plan.row.vjp_rule.reads}  # type: ignore[union-attr]
+        rule = plan.row.vjp_rule
+        if which == "vjp" and rule is not None and sig.outputs[0].name in rule.reads:
+            # it reads the result: the device's own
+            out = self._declared(plan, self._value(id)).astype(np.float32, copy=False)
+            known = {**inputs, **cotangents, sig.outputs[0].name: out}
+            case.__dict__["arguments"] = {r: known[r] for r in rule.reads}
         return case
 
     @staticmethod
@@ -366,7 +359,8 @@ class _Watch:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{node.name}-{self.device.replace(':', '')}-{self.step}-{i}-{which}.npz"
             arrays = {n: v for n, v in {**case.inputs, **case.cotangents}.items() if v is not None}
-            np.savez(path, **arrays, **{n: np.asarray(v) for n, v in case.values.items()})
+            arrays |= {n: np.asarray(v) for n, v in case.values.items()}
+            np.savez(path, **arrays)  # type: ignore[arg-type]
             command = f"python -m tlrt verify --ops {node.plan.name} --inputs {shlex.quote(str(path))}"  # type: ignore[union-attr]
         self.report.failures.append(Failure(self.device, self.step, i, node.name, which, found.explain(name), command))
 
@@ -403,7 +397,7 @@ def _program(path: Path, function: str) -> Program:
     found = getattr(module, function, None)
     if not callable(found):
         raise ArgumentError(f"compare: {path}: has no function {function}(session)")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -124,6 +124,13 @@ class Optimizer:
         for h in self.hyper:
             setattr(self, h, type(getattr(self, h))(settings[h]))
 
+    def close(self) -> None:
+        """Releases the states; the optimiser is of no use afterwards."""
+        for buffers in self._state.values():
+            for buffer in buffers:
+                buffer.release()
+        self._packed, self._mirrors = {}, []
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{h}={getattr(self, h)}" for h in self.hyper)
         return f"{type(self).__name__}({len(self.parameters)} parameters, {shown}, steps={self.steps})"

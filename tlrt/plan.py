@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError
 from tlspec import abi, pyface, registry
 from tlspec.cases import evaluate, shape_of
 
@@ -31,16 +31,53 @@ def _rows() -> dict[str, registry.Op]:
     return {r.name: r for r in registry.ops()}
 
 
+class _Read:
+    """Stands for an array that a VJP reads, while its composition is traced; `place` is its place in the pool."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class _Call:
+    """One call of a composed VJP, to be made when its result is needed."""
+
+    __slots__ = ("arguments", "function", "keywords")
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.keywords = keywords
+
+    def run(self, pool: Sequence[Any]) -> Any:
+        """The result, with the arrays in place of what stands for them."""
+        given = [pool[a.place] if type(a) is _Read else a.run(pool) if type(a) is _Call else a for a in self.arguments]
+        return self.function(*given, **self.keywords)
+
+
+class _Trace:
+    """``tlrt.kernels`` for tracing: a call gives a :class:`_Call`."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._kernels, name)
+        return lambda *arguments, **keywords: _Call(function, arguments, keywords)
+
+
 class Plan:
     """One operation on buffers of given shapes.
 
     Device buffers are called parents, in the order of the row's inputs, None where an optional one is left out; host arrays
-    (indices, labels) come beside them by name.
+    (indices, labels) come beside them by name. What the VJP reads is taken from a pool: the parents' buffers, the result,
+    the cotangent, the host arrays.
     """
 
-    __slots__ = ("_back_function", "_back_keywords", "_back_reads", "_back_tail", "_back_via", "_flags", "_function",
-                 "_gives", "_hosts", "_inputs", "_keywords", "_optional", "_plain", "_tail", "name", "row", "shape",
-                 "values")  # fmt: skip
+    __slots__ = ("_back_function", "_back_keywords", "_back_optional", "_back_reads", "_back_tail", "_calls", "_function",
+                 "_inputs", "_keywords", "_optional", "_plain", "_tail", "gives", "name", "partial", "row", "shape",
+                 "shares", "values")  # fmt: skip
 
     def __init__(self, kernels: Any, row: registry.Op, values: dict[str, Any], shape: Shape) -> None:
         self.name = row.name
@@ -56,27 +93,28 @@ class Plan:
         self._plain = not self._optional and all(i >= 0 for _, i in self._inputs)
         self._tail, self._keywords = _arguments(row.name, values)
         rule = row.vjp_rule
+        #: places of the parents that the VJP has gradients for, in its order
+        self.gives: list[int] = [] if rule is None else [place[give[1:]] for give in rule.gives]
+        #: whether there are parents it has none for
+        self.partial = len(self.gives) < len(place)
+        #: one call per gradient, of a VJP composed of other operations
+        self._calls: list[_Call] | None = None
+        #: whether a gradient may share the storage of the cotangent
+        self.shares = False
         if rule is None:
             return
-        optional = {a.name for a in sig.inputs if a.optional}
-        #: where each buffer the VJP reads comes from: a parent's place, "g", "out", or the name of a host array
-        self._back_reads = [(r, place[r] if r in place else "out" if r == sig.outputs[0].name else r)
-                            for r in rule.reads]  # fmt: skip
-        self._gives = [place[give[1:]] for give in rule.gives]
-        self._back_via = rule.via
+        pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
+        pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
-            takes = inspect.signature(rule.via).parameters
-            if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-                names = [a.of for a in _faces()[row.name]]
-            else:
-                names = list(takes)[1 + len(rule.reads) :]
-            self._back_keywords = {n: values[n] for n in names if n in values}
-            self._back_tail: tuple[Any, ...] = ()
-            self._back_function: Any = kernels
-        else:
-            self._back_tail, self._back_keywords = _arguments(f"{row.name}_bwd", values)
-            self._back_function = getattr(kernels, f"{row.name}_bwd")
-        self._flags = [r in optional for r, _ in self._back_reads]
+            made = rule.via(_Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **_passed(row, rule, values))
+            self._calls = list(made) if isinstance(made, tuple) else [made]
+            self.shares = any(call.function is kernels.share for call in self._calls)
+            return
+        optional = {a.name for a in sig.inputs if a.optional}
+        self._back_reads = [pool[r] for r in rule.reads if r not in optional]
+        self._back_optional = [(r, pool[r]) for r in rule.reads if r in optional]
+        self._back_tail, self._back_keywords = _arguments(f"{row.name}_bwd", values)
+        self._back_function = getattr(kernels, f"{row.name}_bwd")
 
     def run(self, buffers: Sequence[Any], hosts: Mapping[str, Any] | None) -> Any:
         """The operation's result, a new buffer."""
@@ -86,40 +124,40 @@ class Plan:
         extra = {name: buffers[i] for name, i in self._optional if buffers[i] is not None}
         return self._function(*arguments, *self._tail, **self._keywords, **extra)
 
-    def pull(
-        self, buffers: Sequence[Any], hosts: Mapping[str, Any] | None, out: Any, g: Any, needs: Sequence[bool]
-    ) -> list[tuple[int, Any]]:
-        """The VJP: (place of the parent, its gradient) for each parent that `needs` one."""
-        arguments: list[Any] = []
-        extra: dict[str, Any] = {}
-        for (name, source), optional in zip(self._back_reads, self._flags, strict=True):
-            value = (
-                buffers[source]
-                if type(source) is int
-                else g
-                if source == "g"
-                else out
-                if source == "out"
-                else hosts[source]  # type: ignore[index]
-            )
-            if optional:
-                extra[name] = value
-            else:
-                arguments.append(value)
-        gives = self._gives
-        if self._back_via is not None:
-            made = self._back_via(self._back_function, *arguments, **self._back_keywords)
-        elif len(gives) > 1:
-            want = [needs[i] for i in gives]
-            if all(want):
-                made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra)
-            else:
-                made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra, want=want)
-        else:
-            made = self._back_function(*arguments, *self._back_tail, **self._back_keywords, **extra)
+    def pull(self, pool: Sequence[Any], needs: Sequence[bool]) -> list[tuple[int, Any]]:
+        """The VJP: (place of the parent, its gradient, a new buffer) for each parent that `needs` one; no other is computed."""
+        gives = self.gives
+        if self._calls is not None:
+            made: list[tuple[int, Any]] = []
+            try:
+                for place, call in zip(gives, self._calls, strict=True):
+                    if needs[place]:
+                        made.append((place, call.run(pool)))
+            except BaseException:
+                for _, gradient in made:
+                    gradient.release()
+                raise
+            return made
+        arguments = [pool[i] for i in self._back_reads]
+        extra = self._back_keywords
+        if self._back_optional:
+            extra = {**extra, **{name: pool[i] for name, i in self._back_optional}}
         if len(gives) == 1:
-            return [(gives[0], made)]
-        return [(place, gradient) for place, gradient in zip(gives, made, strict=True) if gradient is not None]
+            return [(gives[0], self._back_function(*arguments, *self._back_tail, **extra))]
+        want = [needs[i] for i in gives]
+        if all(want):
+            found = self._back_function(*arguments, *self._back_tail, **extra)
+            return list(zip(gives, found, strict=True))
+        found = self._back_function(*arguments, *self._back_tail, **extra, want=want)
+        return [(place, gradient) for place, gradient in zip(gives, found, strict=True) if gradient is not None]
+
+
+def _passed(row: registry.Op, rule: registry.Vjp, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The dimensions and parameters that a composed VJP is called with."""
+    takes = inspect.signature(rule.via).parameters  # type: ignore[arg-type]
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        return {a.of: values[a.of] for a in _faces()[row.name] if a.of in values}
+    return {n: values[n] for n in list(takes)[1 + len(rule.reads) :]}
 
 
 def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -150,6 +188,10 @@ def make(
             if p.default is None:
                 raise ArgumentError(f"{name}: {p.name}: missing", op=name)
             values[p.name] = float(p.default) if p.kind == "float" else int(p.default)
+        elif p.kind == "float" and isinstance(values[p.name], (str, bytes)):
+            raise ArgumentTypeError(
+                f"{name}: {p.name}: got {type(values[p.name]).__name__}, expected a number", op=name
+            )
     if len(shapes) != len(sig.buffers):
         raise ArgumentError(f"{name}: got {len(shapes)} tensors, expected {len(sig.buffers)}", op=name)
     shape: Shape | None = None
@@ -172,9 +214,22 @@ def make(
     out = sig.outputs[0]
     if not out.elementwise:
         # one element is a scalar
-        shape = () if out.dims == ("1",) else shape_of(out, values)
+        shape = () if out.dims == ("1",) else _result(row, values)
     assert shape is not None
     return Plan(kernels, row, values, shape)
+
+
+def _result(row: registry.Op, values: Mapping[str, Any]) -> Shape:
+    """The shape of the result, where the row's checks allow one; the operation itself refuses what they do not."""
+    from tlspec.cases import refused_by
+
+    try:
+        return shape_of(row.signature.outputs[0], values)
+    except (ArithmeticError, LookupError, ValueError, TypeError) as error:
+        hosts = {a.name: None for a in row.signature.inputs if a.host}
+        refused = refused_by(row, {k: v for k, v in values.items() if k not in hosts})
+        text = f"{row.name}: {refused.name}: expected {refused.say or refused.expression}" if refused else str(error)
+        raise ShapeError(text, op=row.name) from None
 
 
 def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -> None:

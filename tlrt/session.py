@@ -181,8 +181,15 @@ class Session(Operations[TensorRef]):
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)
 
-    def _ones_like(self, x: TensorRef) -> TensorRef:
-        return self.full(self.shape(x), 1.0)
+    def _host(self, x: TensorRef) -> npt.NDArray[Any]:
+        return self.get_value(x)
+
+    def _mark(self) -> int:
+        return self.tape._mark()
+
+    def _undo(self, mark: int) -> None:
+        self._leaves = {p: (ref, version) for p, (ref, version) in self._leaves.items() if ref.id < mark}
+        self.tape._undo(mark)
 
     # ---- leaves
 

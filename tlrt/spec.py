@@ -9,15 +9,17 @@ to float32 once, as the contract says.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert, errors
+from tlrt.buffer import _length
 from tlrt.context import Memory
-from tlspec import abi, pyface
+from tlspec import abi, pyface, registry
 from tlspec.bounds import call_reference
 from tlspec.cases import refused_by, shape_of
 
@@ -73,9 +75,24 @@ class SpecBuffer:
             return content
         try:
             return content.reshape(shape)
+        except TypeError:
+            got = _convert.type_name(shape)
+            raise errors.ArgumentTypeError(f"numpy: shape: got {got}, expected integers", op="numpy") from None
         except ValueError:
             text = f"numpy: shape: got {shape}, expected a shape of {content.size} elements"
             raise errors.ShapeError(text, op="numpy") from None
+
+    def __enter__(self) -> SpecBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __copy__(self) -> SpecBuffer:
+        return self.share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpecBuffer:
+        return self.copy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -142,13 +159,13 @@ class SpecDevice:
         return SpecBuffer(np.array(array, np.float64).ravel(), self)
 
     def zeros(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.zeros(n), self)
+        return SpecBuffer(np.zeros(_length("zeros", "n", n)), self)
 
     def empty(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.full(n, np.nan), self)
+        return SpecBuffer(np.full(_length("empty", "n", n), np.nan), self)
 
     def full(self, n: int, value: float) -> SpecBuffer:
-        return SpecBuffer(np.full(n, _rounded(value)), self)
+        return SpecBuffer(np.full(_length("full", "n", n), _rounded(value)), self)
 
     def synchronize(self) -> None: ...
 
@@ -168,7 +185,14 @@ class SpecDevice:
 
     def collect(self) -> None: ...
 
+    def cap(self, limit: int) -> None: ...
+
     def close(self) -> None: ...
+
+    def __enter__(self) -> SpecDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def __repr__(self) -> str:
         return "SpecDevice()"
@@ -183,6 +207,11 @@ def _by_status() -> dict[str, type[errors.TorchleanError]]:
     return {status: getattr(errors, name) for status, name in pyface.EXCEPTIONS.items()}
 
 
+def _listed(array: Any) -> bool:
+    """Whether an array of a signature is a list of buffers."""
+    return bool(getattr(array, "listed", False))
+
+
 class _Function:
     """One operation on :class:`SpecBuffer`, called as its namesake in ``tlrt.kernels``."""
 
@@ -191,6 +220,7 @@ class _Function:
         self.__name__ = entry.name
         self.arguments = pyface.arguments(entry)
         self.positional = [a for a in self.arguments if not a.keyword]
+        self.names = {a.name for a in self.arguments}
         self.known = pyface.inferred(entry)
         row = entry.op
         self.reference = row.reference if entry.name == row.name else row.vjp_rule.reference  # type: ignore[union-attr]
@@ -199,61 +229,102 @@ class _Function:
         e, name = self.entry, self.entry.name
         if len(given) > len(self.positional):
             raise TypeError(f"{name}: got {len(given)} positional arguments, expected {len(self.positional)}")
-        bound = {a.name: v for a, v in zip(self.positional, given, strict=False)} | named
-        arrays, values, device = self._read(bound)
-        for a in e.signature.inputs:
-            if a.host and len(a.dims) == 1 and a.dims[0] in self.known:
-                values.setdefault(a.dims[0], len(arrays[a.name]))
+        bound = {a.name: v for a, v in zip(self.positional, given, strict=False)}
+        if wrong := [n for n in named if n not in self.names or n in bound]:
+            raise TypeError(f"{name}: got an unexpected argument {wrong[0]!r}")
+        arrays, values, device = self._read(bound | named)
+        for dimension, of in self.known.items():
+            values.setdefault(dimension, len(arrays[of]))
         hosts = {a.name: arrays[a.name] for a in e.signature.inputs if a.host}
-        if failed := refused_by(e.op, {**values, **hosts}):
+        optional = {a.name: arrays[a.name] for a in e.signature.inputs if a.optional}
+        if failed := refused_by(e.op, {**values, **hosts, **optional}):
             kind = _by_status().get(failed.status, errors.TorchleanError)
             raise kind(f"{name}: {failed.name}: expected {failed.say or failed.expression}", op=name)
-        inputs = {a.name: self._shaped(a, arrays[a.name], values) for a in e.signature.inputs}
+        if any(_listed(a) for a in e.signature.inputs):
+            values["lengths"] = self._lengths(arrays)
+        inputs: dict[str, Any] = {}
+        for a in e.signature.inputs:
+            inputs[a.name] = self._shaped(a, arrays[a.name], values, inputs)
         with np.errstate(all="ignore"):
             made = call_reference(self.reference, inputs, values)
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if e.only is not None:
             results = [results[e.only]]
+        if any(_listed(o) for o in e.outputs):
+            return self._give_lists(results, values["lengths"], device, out)
         return self._give(results, device, want, out)
 
-    def _read(self, bound: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
+    def _read(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
         """The call's arrays and values by their names in the row, and the device."""
         arrays: dict[str, Any] = {}
         values: dict[str, Any] = {}
-        device = None
+        device: SpecDevice | None = None
         for a in self.arguments:
             if a.name not in bound and a.default is None:
                 raise TypeError(f"{self.__name__}: missing argument {a.name!r}")
             v = bound.get(a.name)
             if a.kind == "device":
-                device = v
-            elif a.kind == "buffer":
-                if v is not None and not isinstance(v, SpecBuffer):
-                    got = _convert.type_name(v)
-                    raise errors.ArgumentTypeError(f"{self.__name__}: {a.name}: got {got}, expected SpecBuffer")
-                arrays[a.of] = v
-                device = device if v is None else v.device
+                device = v if v is not None else device
+            elif a.kind in ("buffer", "list"):
+                arrays[a.of] = v = list(v) if a.kind == "list" and v is not None else v
+                for buffer in v if isinstance(v, list) else () if v is None else (v,):
+                    device = self._owner(a.name, buffer, device)
             elif a.kind == "u32":
                 arrays[a.of] = _convert.uint32(self.__name__, a.name, v)
             elif a.kind == "f64":
                 arrays[a.of] = np.asarray(v, np.float64)
             else:
-                v = float(a.default) if v is None and a.default is not None and a.kind == "float" else v
-                v = int(a.default) if v is None and a.default is not None else v
-                values[a.of] = (
-                    _rounded(v)
-                    if a.kind == "float"
-                    else [operator.index(n) for n in v]
-                    if a.kind == "dims"
-                    else operator.index(v)
-                )
+                values[a.of] = self._scalar(a, v)
         return arrays, values, device
 
-    def _shaped(self, array: Any, value: Any, values: dict[str, Any]) -> Any:
+    def _owner(self, name: str, buffer: Any, device: SpecDevice | None) -> SpecDevice:
+        op = self.__name__
+        if not isinstance(buffer, SpecBuffer):
+            got = _convert.type_name(buffer)
+            raise errors.ArgumentTypeError(f"{op}: {name}: got {got}, expected SpecBuffer", op=op)
+        if device is not None and buffer.device is not device:
+            raise errors.DeviceMismatchError(f"{op}: {name}: got a buffer of another device, expected one", op=op)
+        return buffer.device
+
+    def _scalar(self, a: pyface.Argument, value: Any) -> Any:
+        op = self.__name__
+        if value is None and a.default is not None:
+            value = float(a.default) if a.kind == "float" else int(a.default)
+        try:
+            if a.kind == "float":
+                if isinstance(value, (str, bytes)):
+                    raise TypeError
+                return _rounded(value)
+            if a.kind == "dims":
+                return [_length(op, a.name, n) for n in value]
+            return _length(op, a.name, value) if a.role != "wide" else operator.index(value)
+        except TypeError as error:
+            if isinstance(error, errors.TorchleanError):
+                raise
+            got, kind = _convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
+            raise errors.ArgumentTypeError(f"{op}: {a.name}: got {got}, expected {kind}", op=op) from None
+
+    def _lengths(self, arrays: Mapping[str, Any]) -> list[int]:
+        """The lengths of the elements of the lists, the same in each list."""
+        lists = [[b.length for b in arrays[a.name]] for a in self.entry.signature.inputs if _listed(a)]
+        if any(other != lists[0] for other in lists):
+            raise errors.ShapeError(
+                f"{self.__name__}: lists: got lengths {lists}, expected equal ones", op=self.__name__
+            )
+        return lists[0]
+
+    def _shaped(self, array: registry.Array, value: Any, values: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
+        """An input in its declared shape; a list as one array, its elements end to end."""
         if value is None:
             return None
+        if _listed(array):
+            return np.concatenate([b.array for b in value]) if value else np.empty(0)
         flat = value.array if isinstance(value, SpecBuffer) else np.asarray(value).reshape(-1)
         if array.elementwise:
+            size = next((x.size for x in before.values() if x is not None), flat.size)
+            if flat.size != size:
+                text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected n = {size}"
+                raise errors.ShapeError(text, op=self.__name__)
             return flat
         shape = shape_of(array, values)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
@@ -261,36 +332,62 @@ class _Function:
             raise errors.ShapeError(text, op=self.__name__)
         return flat.reshape(shape)
 
-    def _give(self, results: list[Any], device: Any, want: Sequence[bool] | None, out: Any) -> Any:
+    def _give(self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any) -> Any:
         outputs = self.entry.outputs
         several = len(outputs) > 1
         places = list(out) if several and out is not None else [out] * len(outputs)
-        made: list[Any] = []
-        for i, (array, result, place) in enumerate(zip(outputs, results, places, strict=True)):
-            if want is not None and not want[i]:
-                made.append(None)
-            elif array.host:
-                made.append(np.array(result, np.float64))
-            elif place is None:
-                made.append(SpecBuffer(np.array(result, np.float64).reshape(-1), device))
-            else:
-                place.array[...] = np.asarray(result, np.float64).reshape(-1)
-                made.append(place)
+        wanted = [True] * len(outputs) if want is None else list(want)
+        if len(places) != len(outputs) or len(wanted) != len(outputs) or not any(wanted):
+            text = f"{self.__name__}: out, want: expected one entry for each of {len(outputs)}, one of them wanted"
+            raise errors.ArgumentError(text, op=self.__name__)
+        made = [
+            (np.array(result, np.float64) if array.host else self._placed(result, place, device)) if needed else None
+            for array, result, place, needed in zip(outputs, results, places, wanted, strict=True)
+        ]
         return tuple(made) if several else made[0]
+
+    def _give_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
+        """The results cut into the lists' elements."""
+        several = len(self.entry.outputs) > 1
+        places = list(out) if several and out is not None else [out] * len(results)
+        ends = np.cumsum(lengths)[:-1]
+        made = []
+        for result, each in zip(results, places, strict=True):
+            parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
+            slots = [None] * len(parts) if each is None else list(each)
+            made.append([self._placed(r, place, device) for r, place in zip(parts, slots, strict=True)])
+        return tuple(made) if several else made[0]
+
+    def _placed(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
+        """A result in the buffer given for it, or in a new one."""
+        flat = np.asarray(result, np.float64).reshape(-1)
+        if place is None:
+            if device is None:
+                raise errors.ArgumentError(f"{self.__name__}: device: missing, expected one", op=self.__name__)
+            return SpecBuffer(flat.copy(), device)
+        if place.length != flat.size:
+            text = f"{self.__name__}: out: got {place.length} elements, expected {flat.size}"
+            raise errors.ShapeError(text, op=self.__name__)
+        place.array[...] = flat
+        return place
 
 
 class _Kernels:
     """``tlrt.kernels`` for the specification."""
 
     share = staticmethod(SpecBuffer.share)
+    pack = staticmethod(tuple)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        for entry in abi.all_entries():
-            self.__dict__.setdefault(entry.name, _Function(entry))
-        try:
-            return self.__dict__[name]  # type: ignore[no-any-return]
-        except KeyError:
-            raise AttributeError(f"no operation {name!r}") from None
+        if name not in _entries():
+            raise AttributeError(f"no operation {name!r}")
+        made = self.__dict__[name] = _Function(_entries()[name])
+        return made
+
+
+@lru_cache(maxsize=1)
+def _entries() -> dict[str, abi.Entry]:
+    return {e.name: e for e in abi.all_entries()}
 
 
 kernels = _Kernels()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from types import TracebackType
 from typing import Any
 
@@ -23,158 +24,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
-from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, ReleasedError, ShapeError
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceMismatchError,
+    IndexOutOfRangeError,
+    ReleasedError,
+    ShapeError,
+    TorchleanError,
+)
+from tlrt.node import AnyBuffer, Node, as_view, device_of, kernels_of, size_of
 from tlrt.operations import Operations
 from tlrt.plan import Plan, Shape, make
 
-__all__ = ["AnyBuffer", "Node", "Tape"]
+__all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
 
 #: plans kept before the cache is emptied; a training step has a few hundred
 _PLANS = 4096
-#: reads a buffer's shape and length for messages
-Backward = Callable[["AnyBuffer"], "Iterable[tuple[int, AnyBuffer]]"]
-
-
-def size_of(shape: Sequence[int]) -> int:
-    """Number of elements of a shape; raises ShapeError where it needs 2^32 or more, or a size is negative."""
-    n = 1
-    for d in shape:
-        if d < 0:
-            raise ShapeError(f"shape: got {tuple(shape)}, expected sizes of 0 or more")
-        n *= d
-    if n >= 2**32:
-        raise ShapeError(f"shape: got {tuple(shape)} with {n} elements, expected fewer than 2**32")
-    return n
-
-
-class AnyBuffer:
-    """A device buffer with its shape; row-major, one axis per entry, () for a scalar."""
-
-    __slots__ = ("buffer", "shape")
-
-    def __init__(self, shape: Sequence[int], buffer: Any) -> None:
-        shape = tuple(shape)
-        if buffer.length != size_of(shape):
-            raise ShapeError(f"AnyBuffer: buffer: got {buffer.length} elements, expected {size_of(shape)} for {shape}")
-        self.shape: Shape = shape
-        self.buffer = buffer
-
-    @classmethod
-    def of(cls, shape: Shape, buffer: Any) -> AnyBuffer:
-        """Without the check, for a buffer whose length is known to fit."""
-        made = cls.__new__(cls)
-        made.shape = shape
-        made.buffer = buffer
-        return made
-
-    @classmethod
-    def zeros(cls, shape: Sequence[int], device: Any) -> AnyBuffer:
-        """Zeros of that shape on a device."""
-        shape = tuple(shape)
-        return cls.of(shape, device.zeros(size_of(shape)))
-
-    @classmethod
-    def upload(cls, array: npt.ArrayLike, device: Any) -> AnyBuffer:
-        """A copy of an array on a device, by the conversion rules of :meth:`tlrt.Buffer.from_numpy`."""
-        shape = np.shape(array)
-        return cls.of(shape, device.buffer(array))
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return size_of(self.shape)
-
-    def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host, in shape; waits for the device."""
-        return self.buffer.numpy(self.shape)  # type: ignore[no-any-return]
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
-
-    def share(self) -> AnyBuffer:
-        """A second handle to the same storage, in the same shape."""
-        return AnyBuffer.of(self.shape, self.buffer.share())
-
-    def copy(self) -> AnyBuffer:
-        """The same content in storage of its own."""
-        return AnyBuffer.of(self.shape, self.buffer.copy())
-
-    def add(self, other: AnyBuffer) -> AnyBuffer:
-        """The elementwise sum, in a new buffer. Raises ShapeError unless the shapes are equal."""
-        if self.shape != other.shape:
-            raise ShapeError(f"AnyBuffer.add: other: got shape {other.shape}, expected {self.shape}", op="add")
-        return AnyBuffer.of(self.shape, kernels_of(self.buffer.device).add(self.buffer, other.buffer))
-
-    def release(self) -> None:
-        """Gives the handle back; may be repeated."""
-        self.buffer.release()
-
-    def __repr__(self) -> str:
-        return f"AnyBuffer(shape={self.shape}, {self.buffer!r})"
-
-
-def kernels_of(device: Any) -> Any:
-    """The operations on a device's buffers: ``tlrt.kernels``, or the specification's."""
-    if device.name == "spec":
-        from tlrt import spec
-
-        return spec.kernels
-    from tlrt import kernels
-
-    return kernels
-
-
-class Node:
-    """One value on a tape: what computed it, from which parents, and how its cotangent goes back to them."""
-
-    __slots__ = ("_hosts", "_plan", "_rule", "buffer", "cleanup", "name", "parents", "requires_grad", "shape")
-
-    name: str
-    shape: Shape
-    buffer: Any
-    requires_grad: bool
-    #: ids of the values it was computed from; None where an optional one was left out
-    parents: tuple[int | None, ...]
-    #: scratch buffers that are released with the tape
-    cleanup: tuple[Any, ...]
-
-    def __init__(
-        self,
-        name: str,
-        value: AnyBuffer,
-        requires_grad: bool = True,
-        parents: Sequence[int] = (),
-        backward: Backward | None = None,
-        cleanup: Sequence[Any] = (),
-    ) -> None:
-        self.name = name
-        self.shape = value.shape
-        self.buffer = value.buffer
-        self.requires_grad = requires_grad
-        self.parents = tuple(parents)
-        self.cleanup = tuple(cleanup)
-        self._plan: Plan | None = None
-        self._hosts: Mapping[str, Any] | None = None
-        self._rule = backward
-
-    @property
-    def value(self) -> AnyBuffer:
-        """The forward value; the tape keeps the ownership."""
-        return AnyBuffer.of(self.shape, self.buffer)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The registry's operation behind the node; None for leaves, views and hand-made nodes."""
-        return self._plan
-
-    @property
-    def hosts(self) -> Mapping[str, Any]:
-        """Host arrays (indices, labels) the operation took."""
-        return self._hosts or {}
-
-    def __repr__(self) -> str:
-        parents = f", parents={list(self.parents)}" if self.parents else ""
-        return f"Node({self.name!r}, shape={self.shape}{parents}{', requires_grad' if self.requires_grad else ''})"
 
 
 class Tape(Operations[int]):
@@ -184,8 +50,8 @@ class Tape(Operations[int]):
     """
 
     def __init__(self, device: Any) -> None:
-        self.device = device
-        self.kernels = kernels_of(device)
+        self.device = device_of(device, "Tape")
+        self.kernels = kernels_of(self.device)
         self.nodes: list[Node] = []
         #: whether operations record what backward needs; off, results never require gradients
         self.recording = True
@@ -203,27 +69,46 @@ class Tape(Operations[int]):
         return len(self.nodes)
 
     def add_node(self, node: Node) -> int:
-        """Appends a node and returns its id, the size before. The tape takes over the node's buffers."""
-        if self._released:
-            raise ReleasedError("add_node: tape: got a released tape, expected a live one")
+        """Appends a node and returns its id, the size before. The tape takes over the node's buffers; refused, it does not.
+
+        A node with parents that requires a gradient needs a `backward`.
+        """
+        self._require_live("add_node")
+        self._require_here("add_node", node.name, node.buffer)
         for parent in node.parents:
             self.node(parent, node.name)
+        if node.requires_grad and node.parents and node._rule is None:
+            raise ArgumentError(f"add_node: {node.name}: backward: missing, expected one as there are parents")
         self.nodes.append(node)
         return len(self.nodes) - 1
 
+    def _require_live(self, op: str) -> None:
+        if self._released:
+            raise ReleasedError(f"{op}: tape: got a released tape, expected a live one", op=op)
+
+    def _require_here(self, op: str, name: str, buffer: Any) -> None:
+        if buffer.device is not self.device:
+            raise DeviceMismatchError(f"{op}: {name}: got a buffer of {buffer.device}, expected {self.device}", op=op)
+
     def get_node(self, id: int) -> Node | None:
         """The node, or None where there is none of that id."""
-        return self.nodes[id] if 0 <= id < len(self.nodes) else None
+        place = self._index(id, "get_node")
+        return self.nodes[place] if 0 <= place < len(self.nodes) else None
+
+    @staticmethod
+    def _index(id: Any, op: str) -> int:
+        try:
+            if not isinstance(id, (bool, np.bool_)):
+                return operator.index(id)
+        except TypeError:
+            pass
+        raise ArgumentTypeError(f"{op}: id: got {_convert.type_name(id)}, expected a node id", op=op)
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
-        try:
-            place = operator.index(id)  # type: ignore[arg-type]
-        except TypeError:
-            raise ArgumentTypeError(f"{op}: id: got {_convert.type_name(id)}, expected a node id", op=op) from None
+        place = self._index(id, op)
         if not 0 <= place < len(self.nodes):
-            if self._released:
-                raise ReleasedError(f"{op}: tape: got a released tape, expected a live one", op=op)
+            self._require_live(op)
             raise IndexOutOfRangeError(f"{op}: id: got {place}, expected 0 <= id < {len(self.nodes)}", op=op)
         return self.nodes[place]
 
@@ -246,6 +131,8 @@ class Tape(Operations[int]):
     @staticmethod
     def require_upstream(g: AnyBuffer, shape: Sequence[int], op: str = "backward") -> AnyBuffer:
         """A cotangent that must have that shape; raises ShapeError otherwise."""
+        if not isinstance(g, AnyBuffer):
+            raise ArgumentTypeError(f"{op}: cotangent: got {_convert.type_name(g)}, expected AnyBuffer", op=op)
         if g.shape != tuple(shape):
             raise ShapeError(f"{op}: cotangent: got shape {g.shape}, expected {tuple(shape)}", op=op)
         return g
@@ -256,13 +143,13 @@ class Tape(Operations[int]):
 
     def leaf(self, value: AnyBuffer | npt.ArrayLike, name: str = "leaf", requires_grad: bool = True) -> int:
         """A value without parents. The tape takes over the handle of an AnyBuffer; an array is uploaded."""
+        self._require_live("leaf")
         if not isinstance(value, AnyBuffer):
             value = self.upload(value)
-        elif value.buffer.device is not self.device:
-            from tlrt.errors import DeviceMismatchError
-
-            raise DeviceMismatchError(f"leaf: value: got a buffer of {value.buffer.device}, expected {self.device}")
-        return self.add_node(Node(name, value, requires_grad and self.recording))
+        else:
+            self._require_here("leaf", name, value.buffer)
+        self.nodes.append(Node(name, value, bool(requires_grad) and self.recording))
+        return len(self.nodes) - 1
 
     def unary(
         self,
@@ -275,7 +162,7 @@ class Tape(Operations[int]):
     ) -> int:
         """A node made by hand: `forward(x)` gives its buffer, `backward(x, g)` the gradient of x, as buffers."""
         parent = self.require_value(x, in_shape, name)
-        value = self._made(name, out_shape, forward(parent.buffer))
+        value = self._made(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             return [(x, AnyBuffer(parent.shape, backward(parent.buffer, g.buffer)))]
@@ -295,7 +182,7 @@ class Tape(Operations[int]):
     ) -> int:
         """A node made by hand: `forward(a, b)` gives its buffer, `backward(a, b, g)` the gradients of a and b."""
         first, second = self.require_value(a, a_shape, name), self.require_value(b, b_shape, name)
-        value = self._made(name, out_shape, forward(first.buffer, second.buffer))
+        value = self._made(name, out_shape, forward(first.buffer, second.buffer), (first, second))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
@@ -303,13 +190,16 @@ class Tape(Operations[int]):
 
         return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
 
-    @staticmethod
-    def _made(name: str, shape: Sequence[int], buffer: Any) -> AnyBuffer:
+    def _made(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
+        """What a forward function returned, as a value of its own."""
+        owned = not any(buffer is p.buffer for p in parents)
         try:
-            return AnyBuffer(shape, buffer)
-        except ShapeError as error:
-            buffer.release()
-            raise ShapeError(f"{name}: {error}", op=name) from None
+            self._require_here(name, "forward", buffer)
+            return AnyBuffer(shape, buffer if owned else buffer.share())
+        except TorchleanError as error:
+            if owned:
+                buffer.release()
+            raise type(error)(f"{name}: {error}", op=name) from None
 
     def _needs(self, parents: Sequence[int]) -> bool:
         return self.recording and any(self.nodes[p].requires_grad for p in parents)
@@ -319,6 +209,12 @@ class Tape(Operations[int]):
     def shape(self, x: int) -> Shape:
         """The shape of a node's value."""
         return self.node(x, "shape").shape
+
+    def _shape(self, op: str, x: int) -> Shape:
+        return self.nodes[x].shape if type(x) is int and 0 <= x < len(self.nodes) else self.node(x, op).shape
+
+    def _named(self, name: str, x: int) -> str:
+        return f"{name} (node {x}, {self.nodes[x].name})"
 
     def _apply(
         self,
@@ -346,15 +242,18 @@ class Tape(Operations[int]):
                 needs = True
         if hosts is not None:
             key.append(tuple([a.size for a in hosts.values()]))
+        if extra:
+            self._tell_zeros_apart(name, key, extra)
         where = tuple(key)
         try:
-            plan = self._plans[where]
-        except KeyError:
-            plan = self._plan(where, name, parents, extra, hosts)
-        except TypeError:  # a parameter of the wrong type
-            raise ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name) from None
+            plan = self._plans.get(where) or self._plan(where, name, parents, extra, hosts)
+            if needs and plan.partial:  # only a parent without a gradient may be the one that requires it
+                needs = any(p is not None and nodes[p].requires_grad for p in [parents[i] for i in plan.gives])
+            buffer = plan.run(buffers, hosts)
+        except Exception as error:
+            raise self._located(error, name, parents, extra) from None
         node = Node.__new__(Node)
-        node.buffer = plan.run(buffers, hosts)
+        node.buffer = buffer
         node.name = name
         node.shape = plan.shape
         node.requires_grad = needs and self.recording
@@ -365,6 +264,25 @@ class Tape(Operations[int]):
         node._rule = None
         nodes.append(node)
         return size
+
+    @staticmethod
+    def _tell_zeros_apart(name: str, key: list[Any], extra: tuple[Any, ...]) -> None:
+        """Marks a -0.0 among the parameters in the key: it equals 0.0 and computes something else."""
+        try:
+            if 0 in extra:
+                key.append(str(extra))
+        except ValueError:  # an array of several elements
+            raise ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name) from None
+
+    def _located(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
+        """The error, told which nodes met in the operation."""
+        if type(error) is TypeError:  # a parameter that is not hashable
+            error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
+        operands = ", ".join(
+            f"node {p} ({self.nodes[p].name}: {self.nodes[p].shape})" for p in parents if p is not None
+        )
+        error.add_note(f"in {name} of {operands or 'nothing'}")
+        return error
 
     def _plan(self, key: Any, name: str, parents: Any, extra: Any, hosts: Any) -> Plan:
         shapes = [None if p is None else self.nodes[p].shape for p in parents]
@@ -377,11 +295,25 @@ class Tape(Operations[int]):
 
     def _view(self, x: int, shape: Shape, name: str) -> int:
         parent = self.node(x, name)
-        if size_of(shape) != size_of(parent.shape):
-            raise ShapeError(f"{name}: shape: got {shape}, expected {size_of(parent.shape)} elements", op=name)
-        node = Node(name, AnyBuffer.of(shape, parent.buffer.share()), self.recording and parent.requires_grad, (x,))
-        self.nodes.append(node)
+        if prod(shape) != prod(parent.shape) or (shape and min(shape) < 0):
+            raise ShapeError(f"{name}: shape: got {shape}, expected {prod(parent.shape)} elements", op=name)
+        needs = parent.requires_grad and self.recording
+        self.nodes.append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
         return len(self.nodes) - 1
+
+    def _constant(self, array: npt.ArrayLike) -> int:
+        return self.leaf(array, "constant", False)
+
+    def _host(self, x: int) -> npt.NDArray[Any]:
+        return self.node(x, "value").value.numpy()
+
+    def _mark(self) -> int:
+        return len(self.nodes)
+
+    def _undo(self, mark: int) -> None:
+        dropped = self.nodes[mark:]
+        del self.nodes[mark:]
+        _give_back(dropped)
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
@@ -397,26 +329,29 @@ class Tape(Operations[int]):
         the buffers returned. A VJP that raises leaves nothing behind and the tape as it was.
         """
         grads: list[AnyBuffer | None] = [None] * len(self.nodes)
-        grads[self._place(output)] = self._seed(output, seed)
+        start = self._seed(output, seed)
+        grads[operator.index(output)] = start
         return self._filled(self._backward(grads, None))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None]) -> list[AnyBuffer]:
         """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over."""
         grads = list(gradients)
-        if len(grads) != len(self.nodes):
-            for g in grads:
+        try:
+            self._require_live("backward_from")
+            if len(grads) != len(self.nodes):
+                text = f"backward_from: gradients: got {len(grads)}, expected {len(self.nodes)}, one per node"
+                raise ArgumentError(text, op="backward_from")
+            seen: set[int] = set()
+            for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
                 if g is not None:
-                    g.release()
-            raise ArgumentError(f"backward_from: gradients: got {len(grads)}, expected {len(self.nodes)}, one per node")
-        for node, g in zip(self.nodes, grads, strict=True):
-            if g is not None:
-                try:
-                    self.require_upstream(g, node.shape, f"backward_from: {node.name}")
-                except ShapeError:
-                    for other in grads:
-                        if other is not None:
-                            other.release()
-                    raise
+                    self.require_upstream(g, node.shape, f"backward_from: node {i} ({node.name})")
+                    self._require_here("backward_from", f"node {i} ({node.name})", g.buffer)
+                    if id(g.buffer) in seen:  # given twice: each place gets a handle of its own
+                        grads[i] = g.share()
+                    seen.add(id(g.buffer))
+        except BaseException:
+            _release(grads)
+            raise
         return self._filled(self._backward(grads, None))
 
     def backward_sparse(
@@ -424,121 +359,199 @@ class Tape(Operations[int]):
     ) -> dict[int, AnyBuffer]:
         """Backward that keeps only the gradients of the nodes in `wanted` (all leaves that require one by default) and
         releases each other one as soon as it is consumed. A wanted node that is not reached gets zeros."""
+        nodes = self.nodes
         if wanted is None:
-            keep = {i for i, n in enumerate(self.nodes) if n.requires_grad and not n.parents}
+            keep = {i for i, n in enumerate(nodes) if n.requires_grad and not n.parents}
         else:
-            keep = {self._place(w) for w in wanted}
-        grads: list[AnyBuffer | None] = [None] * len(self.nodes)
-        grads[self._place(output)] = self._seed(output, seed)
+            keep = set()
+            for w in wanted:
+                if type(w) is not int or not 0 <= w < len(nodes):
+                    self.node(w, "backward: wanted")
+                keep.add(operator.index(w))
+        grads: list[AnyBuffer | None] = [None] * len(nodes)
+        start = self._seed(output, seed)
+        grads[operator.index(output)] = start
         self._backward(grads, keep)
-        found: dict[int, AnyBuffer] = {}
-        for i in sorted(keep):
-            found[i] = grads[i] or AnyBuffer.zeros(self.nodes[i].shape, self.device)  # type: ignore[assignment]
-        return found
+        try:
+            for i in keep:
+                if grads[i] is None:
+                    grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
+        except BaseException:
+            _release(grads)
+            raise
+        return {i: grads[i] for i in sorted(keep)}  # type: ignore[misc]
 
     def add_grad(self, gradients: list[AnyBuffer | None], id: int, g: AnyBuffer) -> None:
         """Adds a contribution to a node's gradient and takes its buffer over; released at once if the node needs none."""
-        node = self.node(id, "add_grad")
-        self.require_upstream(g, node.shape, f"add_grad: {node.name}")
-        if not node.requires_grad:
-            g.release()
-            return
-        old = gradients[id]
-        if old is None:
-            gradients[id] = g
-            return
-        total = self.kernels.add(old.buffer, g.buffer)
-        old.buffer.release()
+        try:
+            node = self.node(id, "add_grad")
+            self.require_upstream(g, node.shape, f"add_grad: node {id} ({node.name})")
+            self._require_slots(gradients, "add_grad")
+            old = gradients[id]
+            if node.requires_grad and old is None:
+                gradients[id] = g
+                return
+            if node.requires_grad and old is not None:
+                gradients[id] = AnyBuffer.of(node.shape, self.kernels.add(old.buffer, g.buffer))
+                if old.buffer is not g.buffer:
+                    old.buffer.release()
+        except BaseException:
+            _release([g])
+            raise
         g.buffer.release()
-        gradients[id] = AnyBuffer.of(node.shape, total)
 
     def backward_step(self, gradients: list[AnyBuffer | None], id: int) -> None:
         """One node's VJP: adds its contributions to the gradients of its parents."""
         node = self.node(id, "backward_step")
+        self._require_slots(gradients, "backward_step")
         g = gradients[id]
         if g is None or not node.requires_grad or not node.parents:
             return
-        made = self._pull(node, g)
+        self.require_upstream(g, node.shape, f"backward_step: node {id} ({node.name})")
+        self._step(gradients, operator.index(id), node, g, set())
+
+    def _require_slots(self, gradients: Sequence[Any], op: str) -> None:
+        if len(gradients) != len(self.nodes):
+            text = f"{op}: gradients: got {len(gradients)}, expected {len(self.nodes)}, one per node"
+            raise ArgumentError(text, op=op)
+
+    def _step(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
+        """The VJP of a node; its contributions, of the parents' shapes by construction, go to the parents that need one.
+        `sharing` collects the nodes whose gradient may share its storage with another one."""
+        nodes = self.nodes
+        parents = node.parents
         try:
+            if node._plan is not None:
+                pool = [None if p is None else nodes[p].buffer for p in parents]
+                needs = [p is not None and nodes[p].requires_grad for p in parents]
+                pool += (node.buffer, g.buffer)
+                if node._hosts is not None:
+                    pool += node._hosts.values()
+                made = [(parents[i], b) for i, b in node._plan.pull(pool, needs)]
+                shares = node._plan.shares
+            elif node._rule is not None:
+                made = self._by_hand(node, g)
+                shares = True
+            else:  # a view
+                made = [(parents[0], g.buffer.share())]
+                shares = True
+        except Exception as error:
+            error.add_note(f"in the backward pass, at node {place}: {node!r}")
+            raise
+        try:
+            add = self.kernels.add
+            made.reverse()
             while made:
-                parent, gradient = made.pop(0)
-                self.add_grad(gradients, parent, gradient)
+                id, new = made[-1]
+                old = grads[id]  # type: ignore[index]
+                if not nodes[id].requires_grad:  # type: ignore[index]
+                    new.release()
+                elif old is None:
+                    grads[id] = AnyBuffer.of(nodes[id].shape, new)  # type: ignore[index]
+                    if shares:
+                        sharing.add(id)  # type: ignore[arg-type]
+                else:
+                    grads[id] = AnyBuffer.of(old.shape, add(old.buffer, new))  # type: ignore[index]
+                    old.buffer.release()
+                    new.release()
+                made.pop()
         except BaseException:
-            for _, gradient in made:
-                gradient.release()
+            for _, new in made:
+                new.release()
             raise
 
-    def _pull(self, node: Node, g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
-        nodes = self.nodes
-        plan, parents = node._plan, node.parents
+    def _by_hand(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:
+        """The contributions of a VJP made by hand, checked; a buffer that is not the VJP's to give away is shared."""
+        given: list[tuple[int, AnyBuffer]] = []
+        made: list[tuple[int | None, Any]] = []
+        taken = {id(g.buffer), id(node.buffer), *map(id, node.cleanup)}
+        taken.update(id(self.nodes[p].buffer) for p in node.parents if p is not None)
         try:
-            if plan is not None:
-                buffers = [None if p is None else nodes[p].buffer for p in parents]
-                needs = [p is not None and nodes[p].requires_grad for p in parents]
-                found = plan.pull(buffers, node._hosts, node.buffer, g.buffer, needs)
-                of = AnyBuffer.of
-                return [(parents[i], of(nodes[parents[i]].shape, b)) for i, b in found]  # type: ignore[index, misc]
-            if node._rule is not None:
-                return list(node._rule(g))
-            (parent,) = parents  # a view
-            return [(parent, AnyBuffer.of(nodes[parent].shape, g.buffer.share()))]  # type: ignore[index, list-item]
-        except Exception as error:
-            where = next((i for i, n in enumerate(nodes) if n is node), -1)
-            error.add_note(f"in the backward pass, at node {where}: {node!r}")
+            for parent, contribution in node._rule(g):  # type: ignore[misc]
+                given.append((parent, contribution))
+            for parent, contribution in given:
+                if parent not in node.parents:
+                    text = f"{node.name}: backward: got a contribution to {parent}, expected parents {node.parents}"
+                    raise ArgumentError(text, op=node.name)
+                self.require_upstream(contribution, self.nodes[parent].shape, f"{node.name}: parent {parent}")
+                buffer = contribution.buffer
+                self._require_here(node.name, f"parent {parent}", buffer)
+                made.append((parent, buffer.share() if id(buffer) in taken else buffer))
+                taken.add(id(buffer))
+        except BaseException:
+            kept = {id(g.buffer), id(node.buffer), *map(id, node.cleanup)}
+            kept.update(id(self.nodes[p].buffer) for p in node.parents if p is not None)
+            for _, contribution in given:
+                if isinstance(contribution, AnyBuffer) and id(contribution.buffer) not in kept:
+                    contribution.release()
+            for _, buffer in made:
+                if id(buffer) not in kept:
+                    buffer.release()
             raise
+        return made
 
     def _backward(self, grads: list[AnyBuffer | None], keep: set[int] | None) -> list[AnyBuffer | None]:
-        """Runs the nodes in reverse; gradients not in `keep` (None: all) are released once consumed."""
+        """Runs the nodes in reverse; gradients not in `keep` (None: all) are released once consumed. Those that stay have
+        storage of their own."""
+        nodes = self.nodes
+        sharing = {i for i, g in enumerate(grads) if g is not None}
         try:
             for i in range(len(grads) - 1, -1, -1):
                 g = grads[i]
                 if g is None:
                     continue
-                self.backward_step(grads, i)
+                node = nodes[i]
+                if node.requires_grad and node.parents:
+                    self._step(grads, i, node, g, sharing)
                 if keep is not None and i not in keep:
                     g.buffer.release()
                     grads[i] = None
+            for i in sharing:  # a caller may change what it gets in place
+                g = grads[i]
+                if g is not None and g.buffer.references > 1:
+                    grads[i] = g.copy()
+                    g.buffer.release()
         except BaseException:
-            for g in grads:
-                if g is not None:
-                    g.release()
+            _release(grads)
             raise
         return grads
 
     def _filled(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
-        return [
-            g if g is not None else AnyBuffer.zeros(n.shape, self.device)
-            for g, n in zip(grads, self.nodes, strict=True)
-        ]
-
-    def _place(self, id: int) -> int:
-        self.node(id, "backward")
-        return operator.index(id)
+        try:
+            for i, node in enumerate(self.nodes):
+                if grads[i] is None:
+                    grads[i] = AnyBuffer.zeros(node.shape, self.device)
+        except BaseException:
+            _release(grads)
+            raise
+        return grads  # type: ignore[return-value]
 
     def _seed(self, output: int, seed: AnyBuffer | npt.ArrayLike | None) -> AnyBuffer:
         node = self.node(output, "backward")
+        where = f"node {output} ({node.name})"
         if seed is None:
-            if size_of(node.shape) != 1:
+            if prod(node.shape) != 1:
                 raise ArgumentError(
-                    f"backward: seed: missing, expected one of shape {node.shape} as the output {node.name} is no scalar",
+                    f"backward: seed: missing, expected one of shape {node.shape}, as the output {where} is no scalar",
                     op="backward",
                 )
             return AnyBuffer.of(node.shape, self.device.full(1, 1.0))
         if isinstance(seed, AnyBuffer):
-            return self.require_upstream(seed, node.shape, "backward: seed").share()
-        if np.shape(seed) != node.shape:
-            raise ShapeError(f"backward: seed: got shape {np.shape(seed)}, expected {node.shape}", op="backward")
-        return self.upload(seed)
+            self._require_here("backward", "seed", seed.buffer)
+        else:
+            seed = _convert._array("backward", "seed", seed, "float32, float64, integers or bool")
+        if seed.shape != node.shape:
+            raise ShapeError(
+                f"backward: seed: got shape {seed.shape}, expected {node.shape} of the output {where}", op="backward"
+            )
+        return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)
 
     # ---- life
 
     def clear(self) -> None:
         """Releases every buffer on the tape and forgets the nodes; the tape can be used again."""
         nodes, self.nodes = self.nodes, []
-        for node in nodes:
-            node.buffer.release()
-            for scratch in node.cleanup:
-                scratch.release()
+        _give_back(nodes)
 
     def release(self) -> None:
         """Releases every buffer on the tape for good. May be repeated."""
@@ -562,3 +575,16 @@ class Tape(Operations[int]):
         return "\n".join(
             f"{i:5} {n.name:24} {n.shape!s:20} {list(n.parents) if n.parents else ''}" for i, n in enumerate(self.nodes)
         )
+
+
+def _give_back(nodes: Iterable[Node]) -> None:
+    for node in nodes:
+        node.buffer.release()
+        for scratch in node.cleanup:
+            scratch.release()
+
+
+def _release(gradients: Iterable[AnyBuffer | None]) -> None:
+    for g in gradients:
+        if isinstance(g, AnyBuffer):
+            g.buffer.release()
