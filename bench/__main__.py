@@ -1,5 +1,6 @@
 """``python -m bench``: times the registry's operations beside NumPy and PyTorch in one run.
 
+A run of everything that writes a file ends with ``bench.growth`` on the same device, whose figures are a part of the file.
 Floor: the larger of bytes / bandwidth (each input read once, each output written once) and operations / peak. Bandwidth is
 measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from bench import core
+from bench import core, growth
 from bench.measure import (
     CACHE_BYTES,
     REFERENCE_FLOPS,
@@ -27,7 +28,6 @@ from bench.measure import (
     Subject,
     Timing,
     rms_error,
-    shape_of,
     time_host,
     time_marks,
 )
@@ -158,6 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         "--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor"
     )
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
@@ -174,8 +175,12 @@ def main(argv: list[str] | None = None) -> int:
             print(show(row), flush=True)
     names = None if names is None else [n for n in names if n != "core"]
     failed = []
+    grown = None
     try:
         failed = measure_all(names, limit, device, torch, rate, args.peak, rows)
+        if args.json and args.ops is None and not args.no_growth:
+            grown = growth.measure(device)
+            failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
     finally:
         if args.json:
             report = {
@@ -187,6 +192,7 @@ def main(argv: list[str] | None = None) -> int:
                 "torch": getattr(torch, "__version__", None),
                 "bandwidth": rate,
                 "rows": [r.as_dict() for r in rows],
+                **({"growth": grown} if grown else {}),
             }
             args.json.write_text(json.dumps(report, indent=1) + "\n")
     if any(r.in_cache for r in rows):
@@ -204,10 +210,11 @@ def measure_all(
             if which == "vjp" and (op.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
                 continue
             for size in op.bench:
-                if operand_bytes(op, size) > limit:
-                    continue
                 try:
-                    row = measure(Subject(op, size, which), device, torch, rate, peak if device.is_cuda else 0.0)
+                    subject = Subject(op, size, which)
+                    if subject.bytes > limit:
+                        continue
+                    row = measure(subject, device, torch, rate, peak if device.is_cuda else 0.0)
                 except Exception as error:  # one row that cannot run must not cost the others
                     failed.append(f"{op.name} {size}: {type(error).__name__}: {error}")
                     print(f"FAILED {failed[-1]}", flush=True)
@@ -216,10 +223,6 @@ def measure_all(
                 print(show(row), flush=True)
                 device.collect()
     return failed
-
-
-def operand_bytes(op: registry.Op, size: dict[str, Any]) -> float:
-    return sum(4.0 * np.prod(shape_of(a, size), dtype=float) for a in op.signature.inputs + op.signature.outputs)
 
 
 if __name__ == "__main__":

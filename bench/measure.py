@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,11 +60,11 @@ def summarise(samples: Sequence[float]) -> Timing:
     return Timing(statistics.median(ordered), ordered[-1 - quarter] - ordered[quarter], len(ordered))
 
 
-def time_host(call: Callable[[], Any], budget: float = 0.4) -> Timing:
+def time_host(call: Callable[[], Any], budget: float = 0.4, pause: float = 0.25) -> Timing:
     """Times `call` by the host clock: one warm-up, then samples of enough calls to last about a millisecond, until the
     budget in seconds is spent (at least 5). The pause before lets other libraries' worker threads, which spin for a while
     after their last call, go to sleep."""
-    time.sleep(0.25)
+    time.sleep(pause)
     call()
     start = time.perf_counter()
     call()
@@ -115,10 +117,16 @@ def shape_of(array: Array, names: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(out)
 
 
+def operand_bytes(sig: Signature, names: Mapping[str, Any]) -> int:
+    """Bytes of all inputs and outputs of a call without its optional inputs: what it must move at least."""
+    arrays = [a for a in sig.inputs if not a.optional] + list(sig.outputs)
+    return sum((8 if a.kind == "f64" else 4) * math.prod(shape_of(a, names)) for a in arrays)
+
+
 def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict[str, np.ndarray]:
-    """Standard normal float32 data (float64 for f64 arrays, uniform indices below `rows` or `n` for index arrays),
-    optional inputs left out. Past a few
-    million elements the data repeats: drawing more would take longer than the benchmark."""
+    """Standard normal float32 data, uniform data where the size gives an input's name an interval (low, high); float64 for f64
+    arrays, uniform indices below `rows` or `n` for index arrays. Optional inputs are left out. Past a few million elements
+    the data repeats: drawing more would take longer than the benchmark."""
     rng = np.random.default_rng(seed)
     out: dict[str, np.ndarray] = {}
     for a in sig.inputs:
@@ -130,8 +138,14 @@ def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict
         elif a.kind == "f64":
             out[a.name] = rng.standard_normal(shape)
         else:
-            n = int(np.prod(shape, dtype=np.int64))
-            out[a.name] = np.resize(rng.standard_normal(min(n, 2**22 + 1), dtype=np.float32), n).reshape(shape)
+            n = math.prod(shape)
+            drawn = min(n, 2**22 + 1)
+            if a.name in names:
+                low, high = names[a.name]
+                x = (low + (high - low) * rng.random(drawn)).astype(np.float32)
+            else:
+                x = rng.standard_normal(drawn, dtype=np.float32)
+            out[a.name] = (x if n == drawn else np.resize(x, n)).reshape(shape)
     return out
 
 
@@ -152,23 +166,27 @@ def rms_error(got: Any, reference: Any) -> float:
 
 
 class Subject:
-    """One operation at one size: the inputs, and the call on our side and on each peer's."""
+    """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's."""
 
     def __init__(self, op: Op, size: Mapping[str, Any], which: str):
         self.op, self.which = op, which
         self.signature = op.signature if which == "forward" else op.vjp_signature
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
-        self.inputs = draw_inputs(self.signature, self.names)
-        self.shapes = [shape_of(o, self.names) for o in self.signature.outputs]
-        elements = sum(v.nbytes for v in self.inputs.values())
-        self.bytes = int(elements + sum(4 * int(np.prod(s, dtype=np.int64)) for s in self.shapes))
+        self.bytes = operand_bytes(self.signature, self.names)
         self.flops = float(call_named(op.flops, self.names)) if op.flops else 0.0
         if which == "vjp":
             self.flops *= len(self.signature.outputs)
 
+    @cached_property
+    def inputs(self) -> dict[str, np.ndarray]:
+        return draw_inputs(self.signature, self.names)
+
     @property
     def label(self) -> str:
+        """Dimensions and parameters; intervals of drawn data are none."""
+        drawn = {a.name for a in self.signature.inputs}
+
         def one(v: Any) -> str:
             if isinstance(v, (list, tuple)):
                 return "(" + ",".join(map(one, v)) + ")"
@@ -176,10 +194,11 @@ class Subject:
                 return f"2^{v.bit_length() - 1}"
             return f"{v:g}" if isinstance(v, float) else str(v)
 
-        return " ".join(f"{k}={one(v)}" for k, v in self.names.items())
+        return " ".join(f"{k}={one(v)}" for k, v in self.names.items() if k not in drawn)
 
     def ours(self, device: tlrt.Device) -> Callable[[], Any]:
-        runtime = Runtime(device.name)
+        runtime = Runtime(device.name, upload=lambda array: tlrt.Buffer.from_numpy(array, device))
+        runtime.device = device  # this one and not the process's own of that name
         self.settle_outputs(runtime)
         placed = {k: runtime.upload(v) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
         name = self.op.name + ("" if self.which == "forward" else "_bwd")
@@ -224,6 +243,8 @@ class Subject:
         return lambda: call_named(function, values)
 
     def torch(self, torch: Any, place: str) -> Callable[[], Any] | None:
+        """PyTorch's call. A row's function that returns a function has made what a model keeps between calls (tables, what a
+        forward saves for its backward), and only what it returned is timed."""
         function = self.op.torch if self.which == "forward" else self.op.torch_vjp
         if function is None:
             return None
@@ -232,4 +253,6 @@ class Subject:
             k: torch.from_numpy(v.astype(np.int64) if v.dtype == np.uint32 else v).to(place)
             for k, v in self.inputs.items()
         }
-        return lambda: call_named(function, {"torch": torch, "device": place, **self.names, **tensors})
+        arguments = {"torch": torch, "device": place, **self.names, **tensors}
+        first = call_named(function, arguments)
+        return first if callable(first) else lambda: call_named(function, arguments)

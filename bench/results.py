@@ -23,12 +23,14 @@ NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """An evidence file; a plain benchmark file is seen as a run whose only part is `bench`."""
+    """An evidence file; a plain benchmark file is seen as a run of the parts `bench` and `growth`."""
     path = EVIDENCE / name
     if not path.exists():
         return None
     data: dict[str, Any] = json.loads(path.read_text())
-    return data if "bench" in data else {"bench": data, "date": data["date"], "commit": data.get("commit")}
+    if "bench" in data:
+        return data
+    return {"bench": data, "growth": data.get("growth"), "date": data["date"], "commit": data.get("commit")}
 
 
 def family_of(name: str) -> str:
@@ -92,11 +94,36 @@ def verified(run: dict[str, Any]) -> str:
     )
 
 
+#: how the values of a growth entry are written: their unit and the factor that gives it
+UNITS = {"time": ("ms", 1.0), "memory": ("MiB", 2.0**-20), "error": ("u", 1.0)}
+
+
+def growth_table(report: dict[str, Any]) -> list[str]:
+    """What :mod:`bench.growth` measured: every value, the figure drawn from them and its limit."""
+    lines = ["| what | sizes | values | figure | limit | |", "|---|---|---|---|---|---|"]
+    for e in report["entries"]:
+        unit, factor = UNITS[e["what"]]
+        values = f"{', '.join(figure(v * factor) for v in e['values'])} {unit}"
+        sizes = f"{e['size']} = {', '.join(map(str, e['sizes']))}" + (f"; {e['detail']}" if e["detail"] else "")
+        limit = "" if e["limit"] is None else f"≤ {figure(e['limit'])}"
+        verdict = "" if e["limit"] is None else "kept" if e["ok"] else "**missed**"
+        name = e["name"] if e["what"] in e["name"] else f"{e['name']}: {e['what']}"
+        lines.append(f"| {name} | {sizes} | {values} | {e['figure_is']}: {figure(e['figure'])} | {limit} | {verdict} |")
+    return lines
+
+
 def headline(name: str, run: dict[str, Any]) -> str:
     bench = run["bench"]
     versions = f"NumPy {bench['numpy']}" + (f", PyTorch {bench['torch']}" if bench["torch"] else "")
     commit = f", commit {run['commit'][:7]}" if run.get("commit") else ""
     return f"{bench['device']}; {versions}; {run['date'][:10]}{commit} ([{name}](evidence/{name}))"
+
+
+GROWTH = (
+    "A slope is that of the least-squares line through the logarithms of time or peak memory. Errors are those of N(0, 1) data",
+    "against NumPy's float64 transform, relative to the rms of the result, in units of u = 2⁻²⁴; the levels of a length with a",
+    "large prime factor are those of Bluestein's three transforms. The limits' reasons stand in `bench/growth.py`.",
+)
 
 
 def documents() -> dict[str, str]:
@@ -105,7 +132,9 @@ def documents() -> dict[str, str]:
         "",
         "Written by `python -m bench.results` from the files under `docs/evidence`. A ratio compares two medians of one run.",
         "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
-        "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device.",
+        "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device. What a",
+        "model keeps between calls (tables of angles, what a forward pass saves for its gradient) PyTorch is not charged for.",
+        "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
     ]
     short: list[str] = []
     for name, title, peers in RUNS:
@@ -118,6 +147,13 @@ def documents() -> dict[str, str]:
             page += [text, ""]
             short += ["", text]
         page += full_table(run, peers)
+        if run.get("growth"):
+            held = [e["ok"] for e in run["growth"]["entries"] if e["limit"] is not None]
+            short += [
+                "",
+                f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits.",
+            ]
+            page += ["", f"### Cost growth and accuracy: {title}", "", *GROWTH, "", *growth_table(run["growth"])]
         for peer in peers:
             if any(peer in row["peers"] for row in run["bench"]["rows"]):
                 short += ["", *summary(run, peer)]

@@ -328,6 +328,8 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a + b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
 
     Signature: a[*], b[*] -> out[*]
@@ -365,6 +367,8 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a - b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
 
     Signature: a[*], b[*] -> out[*]
@@ -401,6 +405,8 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Product, element by element.
 
     out = a · b
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
 
@@ -468,6 +474,8 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a / b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
 
     Signature: a[*], b[*] -> out[*]
@@ -534,6 +542,8 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
 
     out = c · x, c rounded to float32 first
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: IEEE 754. Correctly rounded.
 
     Signature: x[*] -> out[*]
@@ -571,6 +581,8 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
 
     out = a + c · b, c rounded to float32 first
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
 
     Signature: a[*], b[*] -> out[*]
@@ -607,6 +619,8 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Reciprocal.
 
     out = 1 / x
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
 
@@ -680,6 +694,8 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = √x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
 
     Signature: x[*] -> out[*]
@@ -751,6 +767,8 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Absolute value.
 
     out = |x|
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
 
@@ -824,6 +842,8 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = a if a > b else b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: NaN if either is NaN; +0 is larger than -0.
 
     Signature: a[*], b[*] -> out[*]
@@ -889,6 +909,8 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Smaller of two values.
 
     out = a if a < b else b
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: NaN if either is NaN; -0 is smaller than +0.
 
@@ -956,7 +978,11 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
 
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
-    Special values: NaN stays NaN. Errors: ARGUMENT unless lo <= hi.
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN stays NaN.
+
+    Errors: ARGUMENT unless lo <= hi.
 
     Signature: x[*] -> out[*]
 
@@ -1026,6 +1052,8 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = max(x, 0)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: NaN stays NaN; -0 gives +0.
 
     Signature: x[*] -> out[*]
@@ -1093,6 +1121,8 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Exponential.
 
     out = eˣ
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
 
@@ -1162,6 +1192,8 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ln x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
 
     Signature: x[*] -> out[*]
@@ -1230,7 +1262,11 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
-    Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 2^-50.
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: inf gives inf, -inf gives ln eps.
+
+    Errors: ARGUMENT unless eps >= 2^-50.
 
     Signature: x[*] -> out[*]
 
@@ -1297,6 +1333,8 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Logistic function.
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: σ(-inf) = +0, σ(inf) = 1.
 
@@ -1366,6 +1404,8 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = tanh x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: tanh ±inf = ±1, tanh ±0 = ±0.
 
     Signature: x[*] -> out[*]
@@ -1434,6 +1474,8 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
 
     Signature: x[*] -> out[*]
@@ -1501,6 +1543,8 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Sigmoid linear unit.
 
     out = x · σ(x)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
 
@@ -1573,6 +1617,8 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Gaussian error linear unit, tanh form.
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
 
@@ -2522,8 +2568,11 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
 
     out[j] = vec[indices[j]] if indices[j] < n, else 0
 
-    vec (n), indices (k) -> out (k). A copy: NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0
-    zeros.
+    Shapes: vec (n), indices (k) on the host, out (k).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
+
+    Errors: none beyond lengths; an index of n or more reads 0.
 
     Signature: vec[n], indices: u32[k] -> out[k]
 
@@ -2599,8 +2648,11 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
 
     out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
 
-    mat (rows, cols), indices (k) -> out (k, cols). A copy: NaN and -0 come through unchanged. k = 0 or cols = 0 gives
-    an empty result, rows = 0 zeros.
+    Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
+
+    Errors: none beyond lengths; an index of rows or more reads zeros.
 
     Signature: mat[rows, cols], indices: u32[k] -> out[k, cols]
 
@@ -2678,8 +2730,11 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
 
     out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
 
-    x (n), values (k), indices (k) -> out (n). Indices of n or more are ignored; an element without a hit keeps its
-    bits. IEEE special values; deterministic. k = 0 copies x.
+    Shapes: x (n), values (k), indices (k) on the host, out (n).
+
+    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+
+    Errors: none beyond lengths; an index of n or more is ignored.
 
     Signature: x[n], values[k], indices: u32[k] -> out[n]
 
@@ -2721,8 +2776,12 @@ def scatter_add_rows(
 
     out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
 
-    mat (rows, cols), values (k, cols), indices (k) -> out (rows, cols). Indices of rows or more are ignored; a row
-    without a hit keeps its bits. IEEE special values; deterministic. k = 0 copies mat.
+    Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
+
+    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
+    result.
+
+    Errors: none beyond lengths; an index of rows or more is ignored.
 
     Signature: mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]
 
@@ -2762,8 +2821,11 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
 
     out[i, c] = mat[i, c] + row[c]; every other row is copied
 
-    mat (rows, cols), row (cols) -> out (rows, cols). IEEE special values; the copied rows keep their bits. An i of rows
-    or more is refused (INDEX), so an empty matrix always is.
+    Shapes: mat (rows, cols), row (cols), out (rows, cols).
+
+    Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
+
+    Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
 
     Signature: mat[rows, cols], row[cols] -> out[rows, cols]
 
@@ -2800,8 +2862,9 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
 
     out[i, j] = Σ_k A[i, k]·B[k, j]
 
-    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0
-    an empty result.
+    Shapes: A (m, n), B (n, p), out (m, p).
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result.
 
     Signature: A[m, n], B[n, p] -> out[m, p]
 
@@ -2875,8 +2938,9 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
 
     out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
 
-    A (batch, m, n), B (batch, n, p) -> out (batch, m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; any
-    other zero dimension an empty result.
+    Shapes: A (batch, m, n), B (batch, n, p), out (batch, m, p).
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result.
 
     Signature: A[batch, m, n], B[batch, n, p] -> out[batch, m, p]
 
@@ -2953,8 +3017,9 @@ def linear(
 
     y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
 
-    W (outputs, inputs), x (batch, inputs), b (outputs) -> y (batch, outputs). IEEE special values: 0·inf is NaN.
-    inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
+    Shapes: W (outputs, inputs), x (batch, inputs), b (outputs), y (batch, outputs).
+
+    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
 
     Signature: W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]
 
@@ -3038,8 +3103,9 @@ def dgemm(
 
     out[i, j] = Σ_k A[i, k]·B[k, j], in float64
 
-    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes
-    nothing.
+    Shapes: A (m, n), B (n, p), out (m, p), all on the host.
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing.
 
     Signature: A: f64[m, n], B: f64[n, p] -> out: f64[m, p]
 
@@ -4775,7 +4841,7 @@ def flash_attention(
     mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
     gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
 
-    Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+    Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
 
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
@@ -5053,7 +5119,7 @@ def rotary(
     (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
     the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
 
-    x, out (batch, n, d), d even.
+    Shapes: x, out (batch, n, d), d even.
 
     Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
     Empty dimensions give an empty result.
@@ -5145,7 +5211,7 @@ def sinusoidal(
 
     out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
 
-    x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+    Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
 
     Special values: IEEE. Empty dimensions give an empty result.
 
@@ -5397,10 +5463,12 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
 
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
-    x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
-    even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
-    beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
-    result. ArgumentError for n = 0.
+    Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
+
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
+    the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
+
+    Errors: ARGUMENT for n = 0.
 
     Signature: x[batch, n] -> spec[batch, n // 2 + 1, 2]
 
@@ -5473,8 +5541,12 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
 
     x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
 
-    spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
-    NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+    Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
+
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
+    all of the row NaN. batch = 0 gives an empty result.
+
+    Errors: ARGUMENT for n = 0.
 
     Signature: spec[batch, n // 2 + 1, 2] -> x[batch, n]
 
@@ -5548,9 +5620,12 @@ def spectral_conv1d_rfft(
 
     y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
 
-    x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
-    at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
-    channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+    Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
+
+    Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
+    all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
+
+    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
 
     Signature: x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]
 
@@ -5763,7 +5838,9 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
 
     out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
 
-    Exact; multiples of 2^-24, never 1.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: exact multiples of 2^-24, never 1.
 
     Signature: -> out[n]
 
@@ -5800,7 +5877,11 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
 
     out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
 
-    keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: keep = 1 always keeps, keep = 0 never does.
+
+    Errors: ARGUMENT unless 0 <= keep <= 1.
 
     Signature: -> out[n]
 
@@ -5840,7 +5921,11 @@ def rand_normal(
     out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
     of the draw
 
-    Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: finite for finite mean and std; |z| is at most 5.77.
+
+    Errors: ARGUMENT unless std >= 0.
 
     Signature: -> out[n]
 

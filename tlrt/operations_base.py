@@ -329,7 +329,8 @@ class BaseOperations(Generic[Ref]):
         op = "concat_dim0"
         first, second = self._shape(op, a), self._shape(op, b)
         if not first or not second or first[1:] != second[1:]:
-            text = f"{op}: {self._named('b', b)}: got shape {second}, expected (m{''.join(f', {d}' for d in first[1:])}) to follow {first}"
+            wanted = ", ".join(["m", *map(str, first[1:])])
+            text = f"{op}: {self._named('b', b)}: got shape {second}, expected ({wanted}) to follow {first}"
             raise ShapeError(text, op=op)
         joined = self._apply("concat1d", (self._flat(op, a), self._flat(op, b)))
         return self._view(joined, (first[0] + second[0], *first[1:]), op) if len(first) > 1 else joined

@@ -229,12 +229,14 @@ class Op:
     #: value classes of tlspec.cases the row is drawn with; None is the default of its bound
     data: tuple[str, ...] | None = None
     laws: tuple[Any, ...] = ()
-    #: benchmark sizes: dictionaries of dimensions and parameters ("n" for elementwise rows)
+    #: benchmark sizes: dictionaries of dimensions and parameters ("n" for elementwise rows); an input's name with an interval
+    #: (low, high) makes that input uniform where N(0, 1) would not do
     bench: tuple[dict[str, Any], ...] = ()
     #: floating-point operations of one call, f(dimensions by name), where they and not the bytes may set the floor
     flops: Callable[..., float] | None = None
     #: the same computation in NumPy and PyTorch for the benchmark: arguments by name out of np or torch, inputs,
-    #: dimensions, parameters; torch_vjp gets the cotangent g as well
+    #: dimensions, parameters; torch_vjp gets the cotangent g as well. A function that returns a function has prepared what a
+    #: model keeps between calls, and what it returned is timed
     numpy: Callable[..., Any] | None = None
     torch: Callable[..., Any] | None = None
     torch_vjp: Callable[..., Any] | None = None

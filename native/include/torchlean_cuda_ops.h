@@ -17,6 +17,8 @@ extern "C" {
  *
  * out = a + b
  *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
+ *
  * Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
  *
  * Shapes: a[*], b[*] -> out[*] */
@@ -26,6 +28,8 @@ TL_API int32_t torchlean_cuda_buffer_add(torchlean_buffer *a, torchlean_buffer *
  *
  * out = a - b
  *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
+ *
  * Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
  *
  * Shapes: a[*], b[*] -> out[*] */
@@ -34,6 +38,8 @@ TL_API int32_t torchlean_cuda_buffer_sub(torchlean_buffer *a, torchlean_buffer *
 /* Product, element by element.
  *
  * out = a · b
+ *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
  *
  * Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
  *
@@ -54,6 +60,8 @@ TL_API int32_t torchlean_cuda_buffer_mul_bwd(torchlean_buffer *a, torchlean_buff
  *
  * out = a / b
  *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
+ *
  * Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
  *
  * Shapes: a[*], b[*] -> out[*] */
@@ -73,6 +81,8 @@ TL_API int32_t torchlean_cuda_buffer_div_bwd(torchlean_buffer *a, torchlean_buff
  *
  * out = c · x, c rounded to float32 first
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: IEEE 754. Correctly rounded.
  *
  * Shapes: x[*] -> out[*] */
@@ -82,6 +92,8 @@ TL_API int32_t torchlean_cuda_buffer_scale(torchlean_buffer *x, double c, torchl
  *
  * out = a + c · b, c rounded to float32 first
  *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
+ *
  * Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
  *
  * Shapes: a[*], b[*] -> out[*] */
@@ -90,6 +102,8 @@ TL_API int32_t torchlean_cuda_buffer_axpy(torchlean_buffer *a, torchlean_buffer 
 /* Reciprocal.
  *
  * out = 1 / x
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
  *
@@ -107,6 +121,8 @@ TL_API int32_t torchlean_cuda_buffer_inv_bwd(torchlean_buffer *x, torchlean_buff
  *
  * out = √x
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
  *
  * Shapes: x[*] -> out[*] */
@@ -123,6 +139,8 @@ TL_API int32_t torchlean_cuda_buffer_sqrt_bwd(torchlean_buffer *x, torchlean_buf
  *
  * out = |x|
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
  *
  * Shapes: x[*] -> out[*] */
@@ -138,6 +156,8 @@ TL_API int32_t torchlean_cuda_buffer_abs_bwd(torchlean_buffer *x, torchlean_buff
 /* Larger of two values.
  *
  * out = a if a > b else b
+ *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
  *
  * Special values: NaN if either is NaN; +0 is larger than -0.
  *
@@ -158,6 +178,8 @@ TL_API int32_t torchlean_cuda_buffer_max_bwd(torchlean_buffer *a, torchlean_buff
  *
  * out = a if a < b else b
  *
+ * Shapes: a, b and out alike, any shape; empty operands give an empty out.
+ *
  * Special values: NaN if either is NaN; -0 is smaller than +0.
  *
  * Shapes: a[*], b[*] -> out[*] */
@@ -177,7 +199,11 @@ TL_API int32_t torchlean_cuda_buffer_min_bwd(torchlean_buffer *a, torchlean_buff
  *
  * out = min(hi, max(lo, x)), lo and hi rounded to float32 first
  *
- * Special values: NaN stays NaN. Errors: ARGUMENT unless lo <= hi.
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
+ * Special values: NaN stays NaN.
+ *
+ * Errors: ARGUMENT unless lo <= hi.
  *
  * Shapes: x[*] -> out[*] */
 TL_API int32_t torchlean_cuda_buffer_clamp(torchlean_buffer *x, double lo, double hi, torchlean_buffer **out);
@@ -193,6 +219,8 @@ TL_API int32_t torchlean_cuda_buffer_clamp_bwd(torchlean_buffer *x, torchlean_bu
 /* Rectified linear unit.
  *
  * out = max(x, 0)
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: NaN stays NaN; -0 gives +0.
  *
@@ -210,6 +238,8 @@ TL_API int32_t torchlean_cuda_buffer_relu_bwd(torchlean_buffer *x, torchlean_buf
  *
  * out = eˣ
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
  *
  * Shapes: x[*] -> out[*] */
@@ -225,6 +255,8 @@ TL_API int32_t torchlean_cuda_buffer_exp_bwd(torchlean_buffer *out, torchlean_bu
 /* Natural logarithm.
  *
  * out = ln x
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
  *
@@ -242,7 +274,11 @@ TL_API int32_t torchlean_cuda_buffer_log_bwd(torchlean_buffer *x, torchlean_buff
  *
  * out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
  *
- * Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 2^-50.
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
+ * Special values: inf gives inf, -inf gives ln eps.
+ *
+ * Errors: ARGUMENT unless eps >= 2^-50.
  *
  * Shapes: x[*] -> out[*] */
 TL_API int32_t torchlean_cuda_buffer_safe_log(torchlean_buffer *x, double eps, torchlean_buffer **out);
@@ -258,6 +294,8 @@ TL_API int32_t torchlean_cuda_buffer_safe_log_bwd(torchlean_buffer *x, torchlean
 /* Logistic function.
  *
  * out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: σ(-inf) = +0, σ(inf) = 1.
  *
@@ -275,6 +313,8 @@ TL_API int32_t torchlean_cuda_buffer_sigmoid_bwd(torchlean_buffer *out, torchlea
  *
  * out = tanh x
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: tanh ±inf = ±1, tanh ±0 = ±0.
  *
  * Shapes: x[*] -> out[*] */
@@ -290,6 +330,8 @@ TL_API int32_t torchlean_cuda_buffer_tanh_bwd(torchlean_buffer *out, torchlean_b
 /* Smooth rectifier.
  *
  * out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
  *
@@ -307,6 +349,8 @@ TL_API int32_t torchlean_cuda_buffer_softplus_bwd(torchlean_buffer *x, torchlean
  *
  * out = x · σ(x)
  *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
+ *
  * Special values: -inf gives -0, its limit; inf gives inf.
  *
  * Shapes: x[*] -> out[*] */
@@ -322,6 +366,8 @@ TL_API int32_t torchlean_cuda_buffer_silu_bwd(torchlean_buffer *x, torchlean_buf
 /* Gaussian error linear unit, tanh form.
  *
  * out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+ *
+ * Shapes: x and out alike, any shape; an empty x gives an empty out.
  *
  * Special values: -inf gives -0, its limit; inf gives inf.
  *
@@ -607,8 +653,11 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_acb(torchlean_buffer *x, uint32
  *
  * out[j] = vec[indices[j]] if indices[j] < n, else 0
  *
- * vec (n), indices (k) -> out (k). A copy: NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0
- * zeros.
+ * Shapes: vec (n), indices (k) on the host, out (k).
+ *
+ * Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
+ *
+ * Errors: none beyond lengths; an index of n or more reads 0.
  *
  * Shapes: vec[n], indices: u32[k] -> out[k] */
 TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
@@ -626,8 +675,11 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, tor
  *
  * out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
  *
- * mat (rows, cols), indices (k) -> out (k, cols). A copy: NaN and -0 come through unchanged. k = 0 or cols = 0 gives
- * an empty result, rows = 0 zeros.
+ * Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
+ *
+ * Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
+ *
+ * Errors: none beyond lengths; an index of rows or more reads zeros.
  *
  * Shapes: mat[rows, cols], indices: u32[k] -> out[k, cols] */
 TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const uint32_t *indices, uint32_t rows,
@@ -645,8 +697,11 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd(const uint32_t *indices, to
  *
  * out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
  *
- * x (n), values (k), indices (k) -> out (n). Indices of n or more are ignored; an element without a hit keeps its
- * bits. IEEE special values; deterministic. k = 0 copies x.
+ * Shapes: x (n), values (k), indices (k) on the host, out (n).
+ *
+ * Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+ *
+ * Errors: none beyond lengths; an index of n or more is ignored.
  *
  * Shapes: x[n], values[k], indices: u32[k] -> out[n] */
 TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_buffer *values,
@@ -657,8 +712,12 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_
  *
  * out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
  *
- * mat (rows, cols), values (k, cols), indices (k) -> out (rows, cols). Indices of rows or more are ignored; a row
- * without a hit keeps its bits. IEEE special values; deterministic. k = 0 copies mat.
+ * Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
+ *
+ * Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
+ * result.
+ *
+ * Errors: none beyond lengths; an index of rows or more is ignored.
  *
  * Shapes: mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, torchlean_buffer *values,
@@ -669,8 +728,11 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, tor
  *
  * out[i, c] = mat[i, c] + row[c]; every other row is copied
  *
- * mat (rows, cols), row (cols) -> out (rows, cols). IEEE special values; the copied rows keep their bits. An i of rows
- * or more is refused (INDEX), so an empty matrix always is.
+ * Shapes: mat (rows, cols), row (cols), out (rows, cols).
+ *
+ * Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
+ *
+ * Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
  *
  * Shapes: mat[rows, cols], row[cols] -> out[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_scatter_add_row(torchlean_buffer *mat, torchlean_buffer *row, uint32_t rows,
@@ -682,8 +744,9 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_row(torchlean_buffer *mat, torc
  *
  * out[i, j] = Σ_k A[i, k]·B[k, j]
  *
- * A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0
- * an empty result.
+ * Shapes: A (m, n), B (n, p), out (m, p).
+ *
+ * Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result.
  *
  * Shapes: A[m, n], B[n, p] -> out[m, p] */
 TL_API int32_t torchlean_cuda_buffer_matmul(torchlean_buffer *A, torchlean_buffer *B, uint32_t m, uint32_t n,
@@ -704,8 +767,9 @@ TL_API int32_t torchlean_cuda_buffer_matmul_bwd(torchlean_buffer *A, torchlean_b
  *
  * out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
  *
- * A (batch, m, n), B (batch, n, p) -> out (batch, m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; any
- * other zero dimension an empty result.
+ * Shapes: A (batch, m, n), B (batch, n, p), out (batch, m, p).
+ *
+ * Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result.
  *
  * Shapes: A[batch, m, n], B[batch, n, p] -> out[batch, m, p] */
 TL_API int32_t torchlean_cuda_buffer_bmm(torchlean_buffer *A, torchlean_buffer *B, uint32_t batch, uint32_t m,
@@ -726,8 +790,9 @@ TL_API int32_t torchlean_cuda_buffer_bmm_bwd(torchlean_buffer *A, torchlean_buff
  *
  * y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
  *
- * W (outputs, inputs), x (batch, inputs), b (outputs) -> y (batch, outputs). IEEE special values: 0·inf is NaN.
- * inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
+ * Shapes: W (outputs, inputs), x (batch, inputs), b (outputs), y (batch, outputs).
+ *
+ * Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
  *
  * Shapes: W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs] */
 TL_API int32_t torchlean_cuda_buffer_linear(torchlean_buffer *W, torchlean_buffer *x, torchlean_buffer *b,
@@ -748,8 +813,9 @@ TL_API int32_t torchlean_cuda_buffer_linear_bwd(torchlean_buffer *W, torchlean_b
  *
  * out[i, j] = Σ_k A[i, k]·B[k, j], in float64
  *
- * A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes
- * nothing.
+ * Shapes: A (m, n), B (n, p), out (m, p), all on the host.
+ *
+ * Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing.
  *
  * Shapes: A: f64[m, n], B: f64[n, p] -> out: f64[m, p] */
 TL_API int32_t torchlean_cuda_dgemm(torchlean_context *context, const double *A, const double *B, uint32_t m,
@@ -1238,7 +1304,7 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d_bwd(torchlean_buffer *x, 
  * mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
  * gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
  *
- * Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+ * Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
  *
  * Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
  * NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
@@ -1315,7 +1381,7 @@ TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, 
  * (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
  * the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
  *
- * x, out (batch, n, d), d even.
+ * Shapes: x, out (batch, n, d), d even.
  *
  * Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
  * Empty dimensions give an empty result.
@@ -1338,7 +1404,7 @@ TL_API int32_t torchlean_cuda_buffer_rotary_bwd(torchlean_buffer *g, uint32_t ba
  *
  * out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
  *
- * x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+ * Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
  *
  * Special values: IEEE. Empty dimensions give an empty result.
  *
@@ -1427,10 +1493,12 @@ TL_API int32_t torchlean_cuda_buffer_selective_scan_diag_var_bwd(torchlean_buffe
  *
  * spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
  *
- * x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
- * even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
- * beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
- * result. ArgumentError for n = 0.
+ * Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
+ *
+ * Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
+ * the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
+ *
+ * Errors: ARGUMENT for n = 0.
  *
  * Shapes: x[batch, n] -> spec[batch, n // 2 + 1, 2] */
 TL_API int32_t torchlean_cuda_buffer_rfft1d_packed(torchlean_buffer *x, uint32_t batch, uint32_t n,
@@ -1449,8 +1517,12 @@ TL_API int32_t torchlean_cuda_buffer_rfft1d_packed_bwd(torchlean_buffer *g, uint
  *
  * x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
  *
- * spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
- * NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+ * Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
+ *
+ * Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
+ * all of the row NaN. batch = 0 gives an empty result.
+ *
+ * Errors: ARGUMENT for n = 0.
  *
  * Shapes: spec[batch, n // 2 + 1, 2] -> x[batch, n] */
 TL_API int32_t torchlean_cuda_buffer_irfft1d_packed(torchlean_buffer *spec, uint32_t batch, uint32_t n,
@@ -1468,9 +1540,12 @@ TL_API int32_t torchlean_cuda_buffer_irfft1d_packed_bwd(torchlean_buffer *g, uin
  *
  * y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
  *
- * x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
- * at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
- * channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+ * Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
+ *
+ * Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
+ * all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
+ *
+ * Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
  *
  * Shapes: x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width] */
 TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_fwd(torchlean_buffer *x, torchlean_buffer *wRe,
@@ -1534,7 +1609,9 @@ TL_API int32_t torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wim(torchlean_buff
  *
  * out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
  *
- * Exact; multiples of 2^-24, never 1.
+ * Shapes: out (n); n = 0 gives an empty result.
+ *
+ * Special values: exact multiples of 2^-24, never 1.
  *
  * Shapes: -> out[n] */
 TL_API int32_t torchlean_cuda_buffer_rand_uniform(torchlean_context *context, uint32_t n, uint64_t key,
@@ -1544,7 +1621,11 @@ TL_API int32_t torchlean_cuda_buffer_rand_uniform(torchlean_context *context, ui
  *
  * out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
  *
- * keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+ * Shapes: out (n); n = 0 gives an empty result.
+ *
+ * Special values: keep = 1 always keeps, keep = 0 never does.
+ *
+ * Errors: ARGUMENT unless 0 <= keep <= 1.
  *
  * Shapes: -> out[n] */
 TL_API int32_t torchlean_cuda_buffer_bernoulli_mask(torchlean_context *context, uint32_t n, uint64_t key, double keep,
@@ -1555,7 +1636,11 @@ TL_API int32_t torchlean_cuda_buffer_bernoulli_mask(torchlean_context *context, 
  * out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
  * of the draw
  *
- * Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+ * Shapes: out (n); n = 0 gives an empty result.
+ *
+ * Special values: finite for finite mean and std; |z| is at most 5.77.
+ *
+ * Errors: ARGUMENT unless std >= 0.
  *
  * Shapes: -> out[n] */
 TL_API int32_t torchlean_cuda_buffer_rand_normal(torchlean_context *context, uint32_t n, uint64_t key, double mean,

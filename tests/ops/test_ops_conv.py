@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from tlrt.verify_run import Runtime
 from tlspec import registry, shapes
-from tlspec.cases import build_case, generator
+from tlspec.cases import build_case, generator, refused_by
+from tlspec.compare import compare
+from tlspec.registry import Op
 
 
 def sizes(batch: int, channels: tuple[int, int], *lists: list[int]) -> dict[str, Any]:
@@ -43,39 +46,68 @@ EDGES = {
 }  # fmt: skip
 
 
+def convolves(row: Op, which: str = "forward") -> bool:
+    """Whether the row slides weights over images: over lists of axes, or over two named ones."""
+    dims = set(row.signature.dims)
+    return "in_channels" in dims and (dims >= LISTS or dims >= PLANE)
+
+
+#: how a row spells its spatial axes
+LISTS, PLANE = {"*spatial", "*kernel"}, {"in_h", "in_w", "kernel_h", "kernel_w"}
+
+
+def values_of(row: Op, lists: dict[str, Any]) -> dict[str, Any] | None:
+    """Dimensions and parameters of a row, None where it has no such convolution."""
+    values = dict(lists)
+    if set(row.signature.dims) >= PLANE:
+        if len(lists["spatial"]) != 2:
+            return None
+        for old, new in (("spatial", "in"), ("kernel", "kernel"), ("stride", "stride"), ("padding", "padding")):
+            values[f"{new}_h"], values[f"{new}_w"] = values.pop(old)
+    return values if refused_by(row, values) is None else None
+
+
 @pytest.mark.parametrize("data", ["normal", "integers", "special"])
-@pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
-@pytest.mark.parametrize("which", ["forward", "vjp"])
-def test_edges(runtime: Runtime, name: str, which: str, edge: str, data: str) -> None:
-    row, values = registry.get(name), EDGES[edge]
-    if not getattr(shapes, f"{name}_ok")(*(values[k] for k in ("spatial", "kernel", "stride", "padding"))):
-        pytest.skip("no such transposed convolution")
-    case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
-    for got, want, tolerance in zip(runtime.run(case), case.expected.outputs, case.expected.tolerances, strict=True):
-        assert got is not None
-        with np.errstate(invalid="ignore"):
-            fine = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= tolerance)
-        assert fine.all()
+@pytest.mark.only(where=convolves)
+def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
+    row, which = entry
+    for edge, lists in EDGES.items():
+        values = values_of(row, lists)
+        if values is None:
+            continue
+        case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
+        e = case.expected
+        for got, want, tolerance in zip(runtime.run(case), e.outputs, e.tolerances, strict=True):
+            assert got is not None
+            result = compare(got, want, tolerance, signed_zeros=e.signed_zeros)
+            assert result.ok, f"{edge}: {result.explain()}"
 
 
-@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
-def test_an_image_does_not_see_its_batch(runtime: Runtime, name: str) -> None:
-    values = sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1])
-    whole = build_case(registry.get(name), values, {}, generator("batch"), which="vjp")
-    forward = build_case(registry.get(name), values, whole.inputs, generator("batch"))
+@pytest.mark.only(where=convolves)
+def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
+    values = values_of(row, sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1]))
+    assert values is not None
+    whole = build_case(row, values, {}, generator("batch"), which="vjp")
+    forward = build_case(row, values, whole.inputs, generator("batch"))
     out, (gx, *_) = runtime.run(forward)[0], runtime.run(whole)
     assert out is not None and gx is not None
     for n in range(5):
         given = {**whole.inputs, "x": whole.inputs["x"][n : n + 1], "g": whole.cotangents["g"][n : n + 1]}  # type: ignore[index]
         alone = {k: v for k, v in given.items() if k != "g"}
-        one = build_case(registry.get(name), values | {"batch": 1}, alone, generator("batch"))
+        one = build_case(row, values | {"batch": 1}, alone, generator("batch"))
         np.testing.assert_array_equal(runtime.run(one)[0], out[n : n + 1])
-        one = build_case(registry.get(name), values | {"batch": 1}, given, generator("batch"), which="vjp")
+        one = build_case(row, values | {"batch": 1}, given, generator("batch"), which="vjp")
         np.testing.assert_array_equal(runtime.run(one)[0], gx[n : n + 1])
 
 
-@pytest.mark.parametrize("size", [shapes.conv_size, shapes.conv_transpose_size])
+def test_convolutions_are_found() -> None:
+    assert [r.name for r in registry.ops("conv") if not convolves(r)] == []
+    for row in registry.ops("conv"):  # each edge is some row's
+        assert sum(values_of(row, edge) is not None for edge in EDGES.values()) >= 3
+    assert all(any(values_of(row, edge) is not None for row in registry.ops("conv")) for edge in EDGES.values())
+
+
+@pytest.mark.parametrize("size", [f for name, f in shapes.FUNCTIONS.items() if re.fullmatch(r"conv\w*_size", name)])
 def test_sizes_are_total(size: Any) -> None:
     """No argument below 2^32 divides by zero or leaves 0 .. 2^32."""
     for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1), repeat=4):

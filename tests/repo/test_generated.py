@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -36,6 +37,35 @@ def test_library_exports_the_declared_set(build: str) -> None:
     text = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
     exported = {line.split()[-1] for line in text.splitlines() if line.split()[-2] in "TBDRVW"}
     assert exported == declared()
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_multiplications_fuse_only_where_written(build: str) -> None:
+    """gcc 12's vectoriser turns neighbouring a*b + c and a*b - c into one fused instruction with alternating signs, in spite of
+    -ffp-contract=off; no fmaf of ours is one, so the library must hold none."""
+    library = ROOT / f"native/build/{build}/libtorchlean_cuda.so"
+    if not library.exists():
+        pytest.skip(f"the {build} library is not built")
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("objdump is not installed")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("not an x86-64 library")
+    fused: dict[str, int] = {}
+    place = ""
+    with subprocess.Popen(
+        [objdump, "-d", "--no-show-raw-insn", str(library)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.endswith(">:\n"):
+                place = line.split("<")[1][:-3]
+            elif "vfm" in line:
+                alternating = re.search(r"\bvfm(?:addsub|subadd)\w*", line)
+                fused[place if alternating else ""] = fused.get(place if alternating else "", 0) + 1
+    assert process.returncode == 0
+    assert fused.pop("", 0) > 0, "no fused multiply-add at all: the disassembly was not read"
+    assert fused == {}
 
 
 def test_promised_names_are_declared() -> None:

@@ -188,7 +188,8 @@ def _torch_attention(torch, Q, K, V, mask, mask_mode, scale):
 
 def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
     Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
-    return torch.autograd.grad(_torch_attention(torch, Q, K, V, mask, mask_mode, scale), (Q, K, V), g)
+    out = _torch_attention(torch, Q, K, V, mask, mask_mode, scale)
+    return lambda: torch.autograd.grad(out, (Q, K, V), g, retain_graph=True)
 
 
 @op(
@@ -226,7 +227,7 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     mask_mode 0: no mask. 1: S[i, j] = -1000 where mask[b, i, j] = 0. 2: weight 0 there, and a row that is blocked entirely
     gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
 
-    Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
+    Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
 
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
@@ -297,6 +298,28 @@ def _turn_tolerance(x, base, start, halves, sign):
     return tolerance + spacing(_turn(x, base, start, halves, sign)) / 2
 
 
+def _torch_angles(torch, x, base, start):
+    n, d = x.shape[1:]
+    position, pair = (torch.arange(k, dtype=torch.float64, device=x.device) for k in (n, (d + 1) // 2))
+    return torch.outer(start + position, base ** (-2 * pair / d))
+
+
+def _torch_rotary(torch, x, base, start, halves, sign=1):
+    """Pairs of columns times tables of cosines and sines, which a model makes once."""
+    angle = _torch_angles(torch, x, base, start)
+    c, s, m = angle.cos().float(), sign * angle.sin().float(), x.shape[2] // 2
+    if halves:
+        return lambda: torch.cat((x[..., :m] * c - x[..., m:] * s, x[..., :m] * s + x[..., m:] * c), 2)
+    return lambda: torch.stack((x[..., ::2] * c - x[..., 1::2] * s, x[..., ::2] * s + x[..., 1::2] * c), 3).flatten(2)
+
+
+def _torch_sinusoidal(torch, x, base, start):
+    """A sum with the table, which a model makes once."""
+    angle = _torch_angles(torch, x, base, start)
+    table = torch.stack((angle.sin(), angle.cos()), 2).flatten(1)[:, : x.shape[2]].float()
+    return lambda: x + table
+
+
 def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
@@ -340,6 +363,8 @@ POSITION_BENCH = [{"batch": 64, "n": 2048, "d": 64}, {"batch": 32, "n": 4096, "d
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
     bench=[{**size, "halves": 1} for size in POSITION_BENCH],
+    torch=_torch_rotary,
+    torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1),
     source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34",
 )
 def rotary(x, base, start, halves):
@@ -348,7 +373,7 @@ def rotary(x, base, start, halves):
     (out[b, p, i'], out[b, p, i'']) = (x' cos a - x'' sin a, x' sin a + x'' cos a), a = (start + p)·base^(-2i/d), where pair i is
     the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
 
-    x, out (batch, n, d), d even.
+    Shapes: x, out (batch, n, d), d even.
 
     Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
     Empty dimensions give an empty result.
@@ -391,6 +416,7 @@ def _sinusoidal_draw(d):
     checks=POSITION_CHECKS,
     draw=_sinusoidal_draw,
     bench=POSITION_BENCH,
+    torch=_torch_sinusoidal,
     source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5",
 )
 def sinusoidal(x, base, start):
@@ -398,7 +424,7 @@ def sinusoidal(x, base, start):
 
     out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
 
-    x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
+    Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
 
     Special values: IEEE. Empty dimensions give an empty result.
 

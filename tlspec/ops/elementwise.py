@@ -46,6 +46,8 @@ def add(a, b):
 
     out = a + b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
     """
     return a + b
@@ -63,6 +65,8 @@ def sub(a, b):
     """Difference, element by element.
 
     out = a - b
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
     """
@@ -82,6 +86,8 @@ def mul(a, b):
 
     out = a · b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
     """
     return a * b
@@ -99,6 +105,8 @@ def div(a, b):
     """Quotient, element by element, unguarded.
 
     out = a / b
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
     """
@@ -118,6 +126,8 @@ def scale(x, c):
 
     out = c · x, c rounded to float32 first
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: IEEE 754. Correctly rounded.
     """
     return c * x
@@ -135,6 +145,8 @@ def axpy(a, b, c):
     """Scaled sum with one rounding (a fused multiply-add).
 
     out = a + c · b, c rounded to float32 first
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
     """
@@ -154,6 +166,8 @@ def inv(x):
 
     out = 1 / x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
     """
     return 1 / x
@@ -171,6 +185,8 @@ def sqrt(x):
     """Square root.
 
     out = √x
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
     """
@@ -193,6 +209,8 @@ def abs_(x):
 
     out = |x|
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
     """
     return np.abs(x)
@@ -210,6 +228,8 @@ def max_(a, b):
     """Larger of two values.
 
     out = a if a > b else b
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: NaN if either is NaN; +0 is larger than -0.
     """
@@ -236,6 +256,8 @@ def min_(a, b):
 
     out = a if a < b else b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
     Special values: NaN if either is NaN; -0 is smaller than +0.
     """
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
@@ -261,7 +283,11 @@ def clamp(x, lo, hi):
 
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
-    Special values: NaN stays NaN. Errors: ARGUMENT unless lo <= hi.
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN stays NaN.
+
+    Errors: ARGUMENT unless lo <= hi.
     """
     return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
 
@@ -278,6 +304,8 @@ def relu(x):
     """Rectified linear unit.
 
     out = max(x, 0)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: NaN stays NaN; -0 gives +0.
     """
@@ -300,6 +328,8 @@ def exp(x):
 
     out = eˣ
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
     """
     return np.exp(x)
@@ -316,6 +346,8 @@ def log(x):
     """Natural logarithm.
 
     out = ln x
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
     """
@@ -353,7 +385,11 @@ def safe_log(x, eps):
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
-    Special values: inf gives inf, -inf gives ln eps. Errors: ARGUMENT unless eps >= 2^-50.
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: inf gives inf, -inf gives ln eps.
+
+    Errors: ARGUMENT unless eps >= 2^-50.
     """
     beyond_one = _softplus(x) + (eps - 1)
     return np.where(np.abs(beyond_one) < 0.5, np.log1p(beyond_one), np.log(_softplus(x) + eps))
@@ -381,6 +417,8 @@ def sigmoid(x):
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: σ(-inf) = +0, σ(inf) = 1.
     """
     return expit(x)
@@ -400,6 +438,8 @@ def tanh(x):
 
     out = tanh x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: tanh ±inf = ±1, tanh ±0 = ±0.
     """
     return np.tanh(x)
@@ -418,6 +458,8 @@ def softplus(x):
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
     """
     return _softplus(x)
@@ -435,6 +477,8 @@ def silu(x):
     """Sigmoid linear unit.
 
     out = x · σ(x)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
     """
@@ -472,6 +516,8 @@ def gelu(x):
     """Gaussian error linear unit, tanh form.
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
     """

@@ -70,8 +70,11 @@ def gather_vec(vec, indices):
 
     out[j] = vec[indices[j]] if indices[j] < n, else 0
 
-    vec (n), indices (k) -> out (k). A copy: NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0
-    zeros.
+    Shapes: vec (n), indices (k) on the host, out (k).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
+
+    Errors: none beyond lengths; an index of n or more reads 0.
     """
     return gathered(vec, indices)
 
@@ -91,8 +94,11 @@ def gather_rows(mat, indices):
 
     out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
 
-    mat (rows, cols), indices (k) -> out (k, cols). A copy: NaN and -0 come through unchanged. k = 0 or cols = 0 gives
-    an empty result, rows = 0 zeros.
+    Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
+
+    Errors: none beyond lengths; an index of rows or more reads zeros.
     """
     return gathered(mat, indices)
 
@@ -119,8 +125,11 @@ def scatter_add(x, values, indices):
 
     out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
 
-    x (n), values (k), indices (k) -> out (n). Indices of n or more are ignored; an element without a hit keeps its
-    bits. IEEE special values; deterministic. k = 0 copies x.
+    Shapes: x (n), values (k), indices (k) on the host, out (n).
+
+    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+
+    Errors: none beyond lengths; an index of n or more is ignored.
     """
     return scattered(x, values, indices)
 
@@ -146,8 +155,12 @@ def scatter_add_rows(mat, values, indices):
 
     out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
 
-    mat (rows, cols), values (k, cols), indices (k) -> out (rows, cols). Indices of rows or more are ignored; a row
-    without a hit keeps its bits. IEEE special values; deterministic. k = 0 copies mat.
+    Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
+
+    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
+    result.
+
+    Errors: none beyond lengths; an index of rows or more is ignored.
     """
     return scattered(mat, values, indices)
 
@@ -172,8 +185,11 @@ def scatter_add_row(mat, row, i):
 
     out[i, c] = mat[i, c] + row[c]; every other row is copied
 
-    mat (rows, cols), row (cols) -> out (rows, cols). IEEE special values; the copied rows keep their bits. An i of rows
-    or more is refused (INDEX), so an empty matrix always is.
+    Shapes: mat (rows, cols), row (cols), out (rows, cols).
+
+    Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
+
+    Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
     """
     out = mat.copy()
     out[i] += row

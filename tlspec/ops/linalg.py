@@ -25,8 +25,9 @@ def matmul(A, B):
 
     out[i, j] = Σ_k A[i, k]·B[k, j]
 
-    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0
-    an empty result.
+    Shapes: A (m, n), B (n, p), out (m, p).
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result.
     """
     return A @ B
 
@@ -46,8 +47,9 @@ def bmm(A, B):
 
     out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
 
-    A (batch, m, n), B (batch, n, p) -> out (batch, m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; any
-    other zero dimension an empty result.
+    Shapes: A (batch, m, n), B (batch, n, p), out (batch, m, p).
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result.
     """
     return A @ B
 
@@ -69,8 +71,9 @@ def linear(W, x, b):
 
     y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
 
-    W (outputs, inputs), x (batch, inputs), b (outputs) -> y (batch, outputs). IEEE special values: 0·inf is NaN.
-    inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
+    Shapes: W (outputs, inputs), x (batch, inputs), b (outputs), y (batch, outputs).
+
+    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
     """
     return x @ W.T + b
 
@@ -96,8 +99,9 @@ def dgemm(A, B):
 
     out[i, j] = Σ_k A[i, k]·B[k, j], in float64
 
-    A (m, n), B (n, p) -> out (m, p). IEEE special values: 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes
-    nothing.
+    Shapes: A (m, n), B (n, p), out (m, p), all on the host.
+
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing.
     """
     # The oracle needs more than float64: longdouble has 64 or 113 bits where the C compiler's long double does.
     with np.errstate(all="ignore"):

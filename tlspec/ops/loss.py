@@ -14,6 +14,11 @@ from tlspec.registry import check, op
 # ---- mean squared error ---------------------------------------------------------------------------------------------
 
 
+def squares(yhat, target):
+    """Σ (yhat - target)², the mean's largest intermediate."""
+    return ((yhat - target) ** 2).sum(keepdims=True)
+
+
 def mse_vjp_tolerance(yhat, target, g):
     """2·(d·c), d = ŷ - t and c = g/n: three roundings, u each, and the underflow of c and of the product."""
     d, n = np.abs(yhat - target), max(yhat.size, 1)
@@ -25,7 +30,9 @@ def mse_vjp_tolerance(yhat, target, g):
     "yhat[n], target[n] -> out[1]",
     data=("normal", "uniform", "integers", "special", "structured"),
     bound=tree(
-        lambda n: tree_height(n) + 4, lambda yhat, target: ((yhat - target) ** 2).sum(keepdims=True) / max(yhat.size, 1)
+        lambda n: tree_height(n) + 4,
+        lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
+        peak=lambda yhat, target: squares(yhat, target),
     ),
     bench=[{"n": 2**20}, {"n": 2**26}],
     numpy=lambda np, yhat, target: np.mean((yhat - target) ** 2),
@@ -42,8 +49,7 @@ def mse_loss(yhat, target):
 
     Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
     """
-    total = ((yhat - target) ** 2).sum(keepdims=True)
-    return total / yhat.size if yhat.size else np.full(1, np.nan)
+    return squares(yhat, target) / yhat.size if yhat.size else np.full(1, np.nan)
 
 
 @mse_loss.vjp("yhat, target, g -> gyhat, gtarget", bound=custom(mse_vjp_tolerance, "3u·|r|"))

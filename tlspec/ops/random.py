@@ -44,7 +44,9 @@ def rand_uniform(n, key):
 
     out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
 
-    Exact; multiples of 2^-24, never 1.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: exact multiples of 2^-24, never 1.
     """
     return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
@@ -57,7 +59,11 @@ def bernoulli_mask(n, key, keep):
 
     out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
 
-    keep = 1 always keeps, keep = 0 never does. Errors: ARGUMENT unless 0 <= keep <= 1.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: keep = 1 always keeps, keep = 0 never does.
+
+    Errors: ARGUMENT unless 0 <= keep <= 1.
     """
     return (rand_uniform.reference(n, key) < keep).astype(np.float64)
 
@@ -89,6 +95,10 @@ def rand_normal(n, key, mean, std):
     out[i] = mean + std·√(-2 ln u1)·cos(2π u2), u1 = ((w0 >> 8) + 1)·2^-24 and u2 = (w1 >> 8)·2^-24 from words 2i and 2i + 1
     of the draw
 
-    Finite for finite mean and std; |z| is at most 5.77. Errors: ARGUMENT unless std >= 0.
+    Shapes: out (n); n = 0 gives an empty result.
+
+    Special values: finite for finite mean and std; |z| is at most 5.77.
+
+    Errors: ARGUMENT unless std >= 0.
     """
     return mean + std * _standard_normal(n, key)

@@ -21,8 +21,9 @@ from tlspec import laws
 from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, spacing
 from tlspec.registry import check, op
 
-#: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block
-TILE, TILES = 64, 64
+#: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block on the CPU; with more modes no
+#: device truncates; blocks that share the grid on CUDA
+TILE, TILES, TRUNCATED, SHARES = 64, 64, 512, 528
 DATA = ("normal", "uniform", "structured", "special")
 
 
@@ -121,10 +122,12 @@ def rfft1d_packed(x):
 
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
-    x (batch, n) -> spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included. The imaginary part of bin 0, and for
-    even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of the row
-    beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty
-    result. ArgumentError for n = 0.
+    Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
+
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
+    the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
+
+    Errors: ARGUMENT for n = 0.
     """
     return _packed(_rfft(x, 1))
 
@@ -158,8 +161,12 @@ def irfft1d_packed(spec, n):
 
     x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
 
-    spec (batch, n/2 + 1, 2) -> x (batch, n). The imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other
-    NaN or infinity in a row makes all of the row NaN. batch = 0 gives an empty result. ArgumentError for n = 0.
+    Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
+
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
+    all of the row NaN. batch = 0 gives an empty result.
+
+    Errors: ARGUMENT for n = 0.
     """
     return _inverse(spec, n)
 
@@ -189,21 +196,71 @@ def _back(f, x, batch, n):
 # ---- the spectral convolution ------------------------------------------------------------------------------------------
 
 
-def _analysis(x, modes):
-    """The first bins of every channel, and the error of each channel's."""
-    n = x.shape[0]
-    X = _rfft(x, 0)
+class _Error:
+    """The error of the parts of complex numbers: its worst case, and the variance of what mean-zero independent roundings make of
+    it, each at most u. A bound is the smaller of the worst case and λ standard deviations, as for a tree; that a sum's parts
+    are independent lets the variances add where only the worst cases would."""
+
+    def __init__(self, worst, variance):
+        self.worst, self.variance = worst, variance
+
+    @staticmethod
+    def rounded(h, magnitude):
+        """h roundings of at most u times a magnitude each, and as many underflows."""
+        step = U * magnitude + TINY
+        return _Error(h * step, h * step**2)
+
+    def __add__(self, other):
+        return _Error(self.worst + other.worst, self.variance + other.variance)
+
+    def scaled(self, factor):
+        return _Error(self.worst * factor, self.variance * factor**2)
+
+    def through(self, pattern, weight, *, together=0.0):
+        """Of a sum of products with weights, the parts' errors independent but for a share of the variance that is `together`
+        the same rounding in every term."""
+        spread, size = np.einsum(pattern, self.variance, weight**2), np.einsum(pattern, np.sqrt(self.variance), weight)
+        return _Error(np.einsum(pattern, self.worst, weight), (1 - together) * spread + together * size**2)
+
+    @property
+    def bound(self):
+        return np.minimum(self.worst, LAMBDA * np.sqrt(self.variance))
+
+
+#: of a transform's roundings, those of its roots: at most one in four, and the same roots serve every channel
+ROOTS = 0.25
+
+
+def _tile_height(n, width, modes):
+    """Roundings from an element to a bin of the truncated transform: a pair's sum, its cosine, a chain over the pairs of a tile
+    that are not padding, root, product and difference of the tile's turn, then the sum over tiles in either device's order
+    (that of native/src/cuda/spectral_conv.cu: four interleaved chains over a block's tiles and four over the blocks)."""
     tiles = -(-n // TILE)
-    h = TILE // 2 + 7 + min(tiles, TILES) + column_height(-(-tiles // TILES))
-    error = _roundings(max(h, _height(n))) * (2 * U * np.abs(X).max(axis=0, initial=0) + n * TINY)
-    return X[:modes], error
+    blocks = max(1, SHARES // max(1, -(-width // 64) * -(-modes // 16)))
+    per_block = 4 * -(-tiles // (4 * blocks))
+    chained = per_block // 4 + 2 + -(-tiles // per_block) // 4 + 3
+    return min(n, TILE // 2) + 5 + min(tiles - 1, max(min(tiles, TILES) + column_height(-(-tiles // TILES)), chained))
 
 
-def _synthesis_error(A, error, n):
-    """Error of Σ_k Re A_k cos θ - Im A_k sin θ for coefficients with a given error."""
-    h = max(2 * len(A) + 8, _height(n) + 2)
-    size = np.abs(A.real) + np.abs(A.imag)
-    return (error + _roundings(h) * (U * size + TINY)).sum(axis=0)
+def _analysis(x, modes):
+    """The first bins of every channel, and the error of each channel's, as large as the worse of the ways to get them has it."""
+    n, width = x.shape
+    X = _rfft(x, 0)
+    h = _height(n) if modes > TRUNCATED else max(_height(n), _tile_height(n, width, modes))
+    error = _Error.rounded(h, 2 * np.abs(X).max(axis=0, initial=0) + n * TINY / U)
+    return X[:modes], _Error(*(np.broadcast_to(e, (modes, width)) for e in (error.worst, error.variance)))
+
+
+def _synthesis(A, error, n, y):
+    """Error of y_t = Σ_k Re A_k cos θ - Im A_k sin θ for coefficients whose parts have an error. Those of different bins add like
+    independent ones: what a level of a transform gets wrong reaches the bins by a multiple of a unitary map, whose rows are
+    orthogonal, and the bins of a truncated transform share no sums. The synthesis adds either a transform's roundings, or those
+    of the sum itself: a turned coefficient has four, of parts that may be √2 of it, and the chain one per mode."""
+    own = _Error.rounded(_height(n) + 2, np.sqrt(2) * np.abs(y).max(axis=0, initial=0) + n * TINY / U)
+    if len(A) <= TRUNCATED:
+        summed = _Error.rounded(len(A) + 8, np.abs(A).sum(axis=0))
+        own = _Error(np.maximum(own.worst, summed.worst), np.maximum(own.variance, summed.variance))
+    return (_Error(error.worst.sum(axis=0), error.variance.sum(axis=0)) + own).bound
 
 
 def _products(a, b, pattern):
@@ -211,16 +268,20 @@ def _products(a, b, pattern):
     return np.einsum(pattern, np.abs(a.real) + np.abs(a.imag), np.maximum(np.abs(b.real), np.abs(b.imag)))
 
 
+def _mixed(a, error, W, pattern):
+    """The mix of channels: the coefficients' error through the weights, and the roundings of a part's chain."""
+    through = error.through(pattern, np.abs(W), together=ROOTS)
+    return through + _Error.rounded(2 * W.shape[1], _products(a, W, pattern))
+
+
 def _conv_tolerance(x, wRe, wIm):
     n, modes = len(x), len(wRe)
     X, eX = _analysis(x, modes)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
-    Z = np.einsum("kc,kco->ko", X, W)
-    h = 2 * x.shape[1]
-    eZ = 2 * np.einsum("c,kco->ko", eX, np.abs(wRe) + np.abs(wIm)) + 2 * _roundings(h) * (
-        U * _products(X, W, "kc,kco->ko") + TINY
-    )
-    return _synthesis_error(Z * a, eZ * a, n) + spacing(spectral_conv1d_rfft.reference(x, wRe, wIm)) / 2
+    Z = np.einsum("kc,kco->ko", X, W) * a
+    eZ = _mixed(X, eX, W, "kc,kco->ko").scaled(a) + _Error.rounded(2, np.abs(Z))
+    y = spectral_conv1d_rfft.reference(x, wRe, wIm)
+    return _synthesis(Z, eZ, n, y) + spacing(y) / 2
 
 
 def _conv_vjp_tolerance(x, wRe, wIm, g):
@@ -228,18 +289,18 @@ def _conv_vjp_tolerance(x, wRe, wIm, g):
     X, eX = _analysis(x, modes)
     G, eG = _analysis(g, modes)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
-    dZ, eZ = G * a, eG * a + 2 * U * np.abs(G * a) + TINY
-    h = 2 * x.shape[1]
+    dZ = G * a
+    eZ = eG.scaled(a) + _Error.rounded(2, np.abs(dZ))
     dX = np.einsum("ko,kco->kc", dZ, W.conj())
-    edX = 2 * np.einsum("ko,kco->kc", eZ, np.abs(wRe) + np.abs(wIm)) + 2 * _roundings(h) * (
-        U * _products(dZ, W, "ko,kco->kc") + TINY
-    )
-    eW = np.einsum("kc,ko->kco", np.abs(X.real) + np.abs(X.imag), eZ) + np.einsum(
-        "c,ko->kco", eX, np.abs(dZ.real) + np.abs(dZ.imag)
-    )
-    eW = eW + 2 * np.einsum("c,ko->kco", eX, eZ) + 3 * U * _products(X, dZ, "kc,ko->kco") + 2 * TINY
+    edX = _mixed(dZ, eZ, W, "ko,kco->kc")
+    # a part of X·conj dZ: the errors of either factor times the other, and of both, then three roundings
+    left, right = np.abs(X)[:, :, None], np.abs(dZ)[:, None, :]
+    bX, bZ = eX.bound[:, :, None], eZ.bound[:, None, :]
+    sX, sZ = eX.variance[:, :, None], eZ.variance[:, None, :]
+    eW = _Error(left * bZ + right * bX, left**2 * sZ + right**2 * sX).bound + bX * bZ
+    eW = eW + 3 * (U * _products(X, dZ, "kc,ko->kco") + TINY)
     gx, gr, gi = spectral_conv1d_rfft_vjp(x, wRe, wIm, g)
-    return _synthesis_error(dX, edX, n) + spacing(gx) / 2, eW + spacing(gr) / 2, eW + spacing(gi) / 2
+    return _synthesis(dX, edX, n, gx) + spacing(gx) / 2, eW + spacing(gr) / 2, eW + spacing(gi) / 2
 
 
 def _draw(d):
@@ -271,9 +332,12 @@ def spectral_conv1d_rfft(x, wRe, wIm):
 
     y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
 
-    x (grid, width), wRe and wIm (modes, width, width) -> y (grid, width). The imaginary part of Z at bin 0, and for even grid
-    at bin grid/2, is ignored. A NaN or an infinity in x makes all of y NaN if there are modes; one in the weights its output
-    channel. modes = 0 gives zeros; width = 0 an empty result. ArgumentError for grid = 0 or modes > grid/2 + 1.
+    Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
+
+    Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
+    all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
+
+    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
     """
     n, modes = len(x), len(wRe)
     if modes == 0:

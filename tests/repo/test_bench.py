@@ -1,0 +1,79 @@
+"""The benchmark's own arithmetic: sizes that rows give, bytes, drawn data, slopes, and the report's tables."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import tlrt
+from bench import growth, results
+from bench.measure import Subject, draw_inputs, operand_bytes, shape_of
+from tlspec import registry
+from tlspec.cases import refused_by
+from tlspec.registry import Op
+
+#: bytes a test may draw
+SMALL = 2**26
+
+
+@pytest.mark.only(where=lambda row: row.bench)
+def test_sizes_are_calls_of_the_row(row: Op) -> None:
+    sig = row.signature
+    known = {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | ({"n"} if sig.elementwise else set())
+    inputs = {a.name for a in sig.inputs}
+    for size in row.bench:
+        assert set(size) <= known | inputs
+        for name in set(size) & inputs:
+            low, high = size[name]
+            assert low < high
+        assert (
+            refused_by(row, {k: v for k, v in Subject(row, size, "forward").names.items() if k not in inputs}) is None
+        )
+
+
+@pytest.mark.only(where=lambda row: row.bench)
+def test_bytes_are_those_of_the_arrays(row: Op) -> None:
+    for which in ("forward", "vjp") if row.vjp_rule is not None else ("forward",):
+        for size in row.bench:
+            subject = Subject(row, size, which)
+            if subject.bytes > SMALL:
+                continue
+            outputs = sum(
+                (8 if o.kind == "f64" else 4) * math.prod(shape_of(o, subject.names)) for o in subject.signature.outputs
+            )
+            assert subject.bytes == sum(x.nbytes for x in subject.inputs.values()) + outputs
+
+
+def test_an_interval_is_kept() -> None:
+    row = registry.get("selective_scan_diag")
+    size = {"seq_len": 3, "state": 10000, "A": (-0.5, 0.25)}
+    drawn = draw_inputs(row.signature, size)
+    assert drawn["A"].min() >= -0.5 and drawn["A"].max() < 0.25 and np.ptp(drawn["A"]) > 0.7
+    assert drawn["x"].std() == pytest.approx(1, abs=5 / math.sqrt(drawn["x"].size))
+    assert "A=" not in Subject(row, size, "forward").label
+    assert operand_bytes(row.signature, size) == 4 * (3 * 10000 + 2 * 30000)
+
+
+def test_slope_of_a_power() -> None:
+    sizes = [512, 1024, 4096, 65536]
+    assert growth.slope(sizes, [3 * n**1.75 for n in sizes]) == pytest.approx(1.75)
+
+
+def test_growth_entries_are_reported() -> None:
+    device = tlrt.device("cpu", new=True)
+    sweep = next(s for s in growth.sweeps(False) if s.memory)
+    sweep.sizes = [{**s, "n": s["n"] // 16} for s in sweep.sizes[:3]]
+    entries = [*growth.run_sweep(sweep, device, growth.Bar(3))]
+    assert [e.what for e in entries] == ["time", "memory"]
+    assert all(len(e.values) == 3 and min(e.values) > 0 for e in entries)
+    four = [4 * 4 * s["batch"] * s["n"] * s["d"] for s in sweep.sizes]
+    assert all(peak >= bytes_ for peak, bytes_ in zip(entries[1].values, four, strict=True))
+    entries[0].limit, entries[1].limit = entries[0].figure - 1, None
+    report = json.loads(json.dumps({"entries": [e.as_dict() for e in entries]}))
+    assert [e["ok"] for e in report["entries"]] == [False, True]
+    table = results.growth_table(report)
+    assert len(table) == 4 and "missed" in table[2] and "MiB" in table[3]
+    device.close()
