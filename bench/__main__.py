@@ -31,6 +31,7 @@ from bench.measure import (
     time_host,
     time_marks,
 )
+from tlrt.verify_run import content
 from tlspec import registry
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)
@@ -90,7 +91,7 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         results = result if isinstance(result, tuple) else (result,)
         references = reference if isinstance(reference, tuple) else (reference,)
         error = max(
-            rms_error(r if isinstance(r, np.ndarray) else r.numpy(), ref)
+            rms_error(r if isinstance(r, np.ndarray) else content(r), ref)
             for r, ref in zip(results, references, strict=True)
         )
     ours = clock(device)(call)

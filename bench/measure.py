@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from tlrt.verify_run import Runtime, face
+from tlrt import kernels
+from tlrt.verify_run import Runtime, counterpart, face
 from tlspec import shapes
 from tlspec.bounds import call_named, call_reference
 from tlspec.registry import Array, Op, Signature
@@ -110,6 +111,8 @@ def shape_of(array: Array, names: Mapping[str, Any]) -> tuple[int, ...]:
     """The declared shape of an array for given dimensions and parameters."""
     if array.elementwise:
         return (names["n"],)
+    if array.listed:
+        return (sum(names["lengths"]),)
     out: list[int] = []
     for item in array.dims:
         value = evaluate(item.removeprefix("*"), names)
@@ -180,7 +183,10 @@ class Subject:
 
     @cached_property
     def inputs(self) -> dict[str, np.ndarray]:
-        return draw_inputs(self.signature, self.names)
+        drawn = draw_inputs(self.signature, self.names)
+        for name in self.op.nonnegative:
+            np.abs(drawn[name], out=drawn[name])
+        return drawn
 
     @property
     def label(self) -> str:
@@ -188,6 +194,8 @@ class Subject:
         drawn = {a.name for a in self.signature.inputs}
 
         def one(v: Any) -> str:
+            if isinstance(v, (list, tuple)) and len(v) > 8 and len(set(v)) == 1:
+                return f"{len(v)}x{one(v[0])}"
             if isinstance(v, (list, tuple)):
                 return "(" + ",".join(map(one, v)) + ")"
             if isinstance(v, int) and v >= 4096 and v & (v - 1) == 0:
@@ -201,10 +209,15 @@ class Subject:
         runtime.device = device  # this one and not the process's own of that name
         self.settle_outputs(runtime)
         placed = {k: runtime.upload(v) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
+        for a in self.signature.lists:
+            placed[a.name] = kernels.pack(runtime.upload_list(self.inputs[a.name], self.names["lengths"]))
         name = self.op.name + ("" if self.which == "forward" else "_bwd")
         known = {**self.names, **placed, "": device}
         keywords = {a.name: known[a.of] for a in face(name) if a.of in known}
         function = getattr(runtime.kernels, name)
+        if any(o.listed for o in self.signature.outputs):  # in place, as steps are made
+            lists = tuple(placed[counterpart(o)] for o in self.signature.outputs)
+            keywords["out"] = lists if len(lists) > 1 else lists[0]
         return lambda: function(**keywords)
 
     def settle_outputs(self, runtime: Runtime) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ exhaust = list
 WRONG = (AttributeError, TypeError, OverflowError, ValueError)
 
 _SLOT = _library.ffi.typeof("torchlean_buffer **")
+_LIST = _library.ffi.typeof("torchlean_buffer *[]")
 _new = _library.ffi.new
 
 #: output slots not in use
@@ -112,6 +113,101 @@ def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Devic
     )
 
 
+# ---- lists of buffers
+
+
+class Pack(tuple[Buffer, ...]):
+    """Buffers as a tuple that remembers their handles."""
+
+    _handles: Any
+
+    def __new__(cls, xs: Iterable[Buffer]) -> Pack:
+        self = super().__new__(cls, xs)
+        self._handles = _new(_LIST, [x._handle for x in self])
+        return self
+
+
+def pack(xs: Sequence[Buffer]) -> Pack:
+    """`xs` as a :class:`Pack`; itself if it is one."""
+    if not _convert.is_list(xs):
+        raise TypeError("not a sequence")
+    return xs if type(xs) is Pack else Pack(xs)
+
+
+def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...]) -> tuple[list[Any], int]:
+    """The handles of each list as a C array, and the number of buffers in each."""
+    count = len(values[0])
+    arrays = []
+    for name, xs in zip(names, values, strict=True):
+        if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not _convert.is_list(xs):
+            raise TypeError("not a sequence")
+        if len(xs) != count:
+            expected = f"{count}, as many as {names[0]}"
+            raise ShapeError(f"{op}: {name}: got {len(xs)} buffers, expected {expected}", op=op)
+        arrays.append(xs._handles if type(xs) is Pack else _new(_LIST, [x._handle for x in xs]))
+    return arrays, count
+
+
+def owner(op: str, name: str, xs: Sequence[Buffer], device: Device | None) -> Device:
+    """The device of a call on lists."""
+    if device is not None:
+        return device
+    if not len(xs):
+        raise ArgumentError(f"{op}: {name}: got an empty list, expected buffers, or `device` to tell where", op=op)
+    return xs[0]._device
+
+
+def list_slots(
+    op: str, names: tuple[str, ...], out: Sequence[Sequence[Buffer | None] | None] | None, count: int
+) -> tuple[list[Any], list[Sequence[Buffer | None] | None], Iterator[Any]]:
+    """One array of slots per list of outputs; the lists the caller supplied; and an iterator that, run to its end, releases
+    what C put into the slots that were empty. A pack's own array serves, as C writes to empty slots alone."""
+    if out is None:
+        out = (None,) * len(names)
+    elif not isinstance(out, (tuple, list)) or len(out) != len(names):
+        got = _convert.type_name(out) if not isinstance(out, (tuple, list)) else f"{len(out)} entries"
+        expected = f"{len(names)} lists of buffers, for {', '.join(names)}"
+        error = ArgumentError if isinstance(out, (tuple, list)) else ArgumentTypeError
+        raise error(f"{op}: out: got {got}, expected {expected}", op=op)
+    places: list[Any] = []
+    empty: list[tuple[Any, int]] = []
+    for name, xs in zip(names, out, strict=True):
+        if xs is None:
+            array = _new(_LIST, count)
+            empty += [(array, i) for i in range(count)]
+        elif type(xs) is Pack:
+            array = xs._handles
+        elif not _convert.is_list(xs) or not hasattr(xs, "__len__"):
+            got = _convert.type_name(xs)
+            raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected a sequence of buffers", op=op)
+        else:
+            for i, x in enumerate(xs):
+                if x is not None and not isinstance(x, Buffer):
+                    got = _convert.type_name(x)
+                    raise ArgumentTypeError(f"{op}: out: got {got} for {name}[{i}], expected Buffer or None", op=op)
+            array = _new(_LIST, [NULL if x is None else x._handle for x in xs])
+            empty += [(array, i) for i, x in enumerate(xs) if x is None]
+        if xs is not None and len(xs) != count:
+            raise ShapeError(f"{op}: out: got {len(xs)} buffers for {name}, expected {count}", op=op)
+        places.append(array)
+    return places, list(out), map(release, itertools.starmap(operator.getitem, empty))
+
+
+def list_results(
+    places: Sequence[Any], given: Sequence[Sequence[Buffer | None] | None], device: Device
+) -> tuple[list[Buffer], ...]:
+    """The lists of outputs of a call that succeeded: the caller's buffers, and new ones in the places he left empty."""
+    results = []
+    for array, xs in zip(places, given, strict=True):
+        if type(xs) is Pack:
+            results.append(list(xs))
+        elif xs is None:
+            results.append([Buffer(own(handle, release), device) for handle in array])
+        else:
+            results.append([Buffer(own(array[i], release), device) if x is None else x for i, x in enumerate(xs)])
+    return tuple(results)
+
+
 #: the exceptions for an integer below 0 and for one that has too many bits, by what the integer is
 _RANGE: dict[str, tuple[type[TorchleanError], type[TorchleanError]]] = {
     "dimension": (ShapeError, SizeOverflowError),
@@ -149,7 +245,12 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
             return None
         hint = " (Buffer.from_numpy(array, device) makes one)" if hasattr(value, "__array__") else ""
         return ArgumentTypeError(f"{op}: {name}: got {got}, expected {kind.replace(' | ', ' or ')}{hint}", op=op)
-    if kind == "Device" and not isinstance(value, Device):
+    if kind == "Sequence[Buffer]":
+        if not _convert.is_list(value) or not hasattr(value, "__len__"):
+            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of Buffers", op=op)
+        blamed = (_blame(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
+        return next((found for found in blamed if found is not None), None)
+    if kind.startswith("Device") and not isinstance(value, Device) and (value is not None or kind == "Device"):
         return ArgumentTypeError(f"{op}: {name}: got {got}, expected Device (tlrt.device('cpu') gives one)", op=op)
     if kind == "int":
         return _blame_integer(op, name, value, role)

@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from tlrt.errors import ArgumentError, TorchleanError
 from tlrt.plan import Plan
-from tlrt.session import Session, TensorRef
+from tlrt.session import Gradients, Session, TensorRef
 from tlrt.tape import AnyBuffer, Node
 from tlspec.cases import Case, cotangent_names
 from tlspec.compare import Comparison
@@ -201,7 +201,8 @@ class _Watch:
         self.shares: dict[int, float] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         self.exact = session.device.name == "spec"
-        self._step, self._forget = session.tape._step, session._forget
+        self._step, self._forget, self._backward = session.tape._step, session._forget, session.backward
+        session.backward = self._followed  # type: ignore[method-assign]
         session.tape._step = self._stepped  # type: ignore[method-assign]
         session._forget = self._forgotten  # type: ignore[method-assign]
 
@@ -209,6 +210,7 @@ class _Watch:
         """Checks what the program left on the tape, and its parameters."""
         self._checked()
         session = self.session
+        session.backward = self._backward  # type: ignore[method-assign]
         session.tape._step, session._forget = self._step, self._forget  # type: ignore[method-assign]
         self.final = {n: p.numpy() for n, p in session.parameters.items()}
         if self.reference is not None:
@@ -277,6 +279,13 @@ class _Watch:
         row.drift = _drift(self._value(i), value)
 
     # ---- backward
+
+    def _followed(self, loss: TensorRef, seed: npt.ArrayLike | None = None) -> Gradients:
+        """Runs backward and keeps every value: an optimiser's step changes the parameters on the tape in place."""
+        found = self._backward(loss, seed)
+        for i in range(self.session.tape.size):
+            self._value(i)
+        return found
 
     def _stepped(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
         """Runs the node's VJP once to look at its gradients, and once for the tape."""

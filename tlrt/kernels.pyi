@@ -10,6 +10,8 @@ from tlrt.context import Device
 __all__ = [
     "abs",
     "abs_bwd",
+    "adam_step",
+    "adamw_step",
     "add",
     "avg_pool",
     "avg_pool2d",
@@ -26,6 +28,7 @@ __all__ = [
     "broadcast_vec_to_rows",
     "clamp",
     "clamp_bwd",
+    "clip_scale",
     "concat1d",
     "conv",
     "conv2d",
@@ -53,6 +56,7 @@ __all__ = [
     "gather_vec_bwd",
     "gelu",
     "gelu_bwd",
+    "global_norm",
     "inv",
     "inv_bwd",
     "irfft1d_packed",
@@ -75,10 +79,12 @@ __all__ = [
     "max_pool_bwd",
     "min",
     "min_bwd",
+    "momentum_step",
     "mse_loss",
     "mse_loss_bwd",
     "mul",
     "mul_bwd",
+    "pack",
     "rand_normal",
     "rand_uniform",
     "reduce_from_broadcast",
@@ -108,6 +114,7 @@ __all__ = [
     "selective_scan_diag_bwd",
     "selective_scan_diag_var",
     "selective_scan_diag_var_bwd",
+    "sgd_step",
     "share",
     "sigmoid",
     "sigmoid_bwd",
@@ -144,6 +151,10 @@ __all__ = [
 
 def share(x: Buffer) -> Buffer:
     """A second handle to the storage of `x`; see :meth:`Buffer.share`."""
+
+def pack(xs: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The same buffers as a tuple that remembers their handles: pass it where a list is taken, in `out` too, and the
+    call costs the same in Python for one buffer and for a hundred."""
 
 def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Sum, element by element.
@@ -2852,4 +2863,224 @@ def rand_normal(
 
     Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64); Box and
         Muller, Ann. Math. Statist. 29, 1958
+    """
+
+def sgd_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    *,
+    lr: float = 0.01,
+    weight_decay: float = 0.0,
+    device: Device | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> list[Buffer]:
+    """A step of stochastic gradient descent on every tensor of a list.
+
+    p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
+
+    Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
+    legal and does nothing.
+
+    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
+
+    Signature: ps: list[count], gs: list[count] -> ps_out: list[count]
+
+    Returns ps_out. `out` is a list with a Buffer or None for each; it may be an input list, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay).
+
+    Source: Robbins and Monro, Ann. Math. Statist. 22, 1951
+    """
+
+def momentum_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    *,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: int = 0,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer]]:
+    """A step of gradient descent with momentum on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = momentum·v + (1 - dampening)·d
+    p_out = p - lr·v_out, or p - lr·(d + momentum·v_out) with nesterov
+
+    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+
+    From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
+    first step for that.
+
+    Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+
+    Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
+    with momentum > 0 and dampening = 0.
+
+    Signature: ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count]
+
+    Returns (ps_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each element;
+    an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless lr finite and 0 or more (lr); ArgumentError unless weight_decay
+        finite and 0 or more (weight_decay); ArgumentError unless momentum finite and 0 or more (momentum);
+        ArgumentError unless dampening finite (dampening); ArgumentError unless 0, or 1 with momentum > 0 and
+        dampening = 0 (nesterov).
+
+    Source: Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning,
+        ICML 2013
+    """
+
+def adam_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    ms: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    *,
+    step: int,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
+    """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
+
+    d = g + weight_decay·p
+    m_out = beta1·m + (1 - beta1)·d;  v_out = beta2·v + (1 - beta2)·d²
+    p_out = p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+
+    step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
+
+    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+    more.
+
+    Signature: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out:
+        list[count], vs_out: list[count]
+
+    Returns (ps_out, ms_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each
+    element; an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless step >= 1 (step); ArgumentError unless lr finite and 0 or more
+        (lr); ArgumentError unless weight_decay finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1
+        < 1 (beta1); ArgumentError unless 0 <= beta2 < 1 (beta2); ArgumentError unless eps finite and 0 or more
+        (eps).
+
+    Source: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1
+    """
+
+def adamw_step(
+    ps: Sequence[Buffer],
+    gs: Sequence[Buffer],
+    ms: Sequence[Buffer],
+    vs: Sequence[Buffer],
+    *,
+    step: int,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    device: Device | None = None,
+    out: Sequence[Sequence[Buffer | None] | None] | None = None,
+) -> tuple[list[Buffer], list[Buffer], list[Buffer]]:
+    """A step of AdamW on every tensor of a list, weight decay decoupled.
+
+    m_out = beta1·m + (1 - beta1)·g;  v_out = beta2·v + (1 - beta2)·g²
+    p_out = (1 - lr·weight_decay)·p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+
+    step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once, as is
+    1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
+
+    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+
+    Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+
+    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+    more.
+
+    Signature: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out:
+        list[count], vs_out: list[count]
+
+    Returns (ps_out, ms_out, vs_out). `out` has a list or None for each of them, a list a Buffer or None for each
+    element; an input list may be given there, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device; ArgumentError unless step >= 1 (step); ArgumentError unless lr finite and 0 or more
+        (lr); ArgumentError unless weight_decay finite and 0 or more (weight_decay); ArgumentError unless 0 <= beta1
+        < 1 (beta1); ArgumentError unless 0 <= beta2 < 1 (beta2); ArgumentError unless eps finite and 0 or more
+        (eps).
+
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2
+    """
+
+def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buffer | None = None) -> Buffer:
+    """The Euclidean norm of all numbers of a list of tensors, left on the device.
+
+    out[0] = √(Σ_i Σ_j g_i[j]²)
+
+    Summed in float64, so no square over- or underflows and the result is the nearest float32 or its neighbour at a tie; each
+    tensor by the row tree, then the tensors' sums by the same tree.
+
+    Shapes: gs a list of tensors, out one element.
+
+    Special values: NaN where a number is NaN, else infinity where one is
+    infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+
+    Signature: gs: list[count] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError for an empty
+        list without a device.
+
+    Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
+    """
+
+def clip_scale(
+    gs: Sequence[Buffer],
+    norm: Buffer,
+    *,
+    max_norm: float,
+    eps: float = 1e-6,
+    out: Sequence[Buffer | None] | None = None,
+) -> list[Buffer]:
+    """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
+
+    g_out = g·min(1, max_norm/(norm + eps))
+
+    The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
+
+    Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
+
+    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
+    0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
+
+    Signature: gs: list[count], norm[1] -> gs_out: list[count]
+
+    Returns gs_out. `out` is a list with a Buffer or None for each; it may be an input list, element by element.
+
+    Raises ShapeError where a length does not fit its shape or lists differ in length; ArgumentError unless max_norm
+        >= 0 (max_norm); ArgumentError unless eps finite and 0 or more (eps).
+
+    Source: Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013
     """

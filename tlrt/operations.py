@@ -218,9 +218,8 @@ class Operations(BaseOperations[Ref]):
         two = name.endswith("2d")
         rank = 2 if two else len(shape) - 1 if hasattr(kernel, "__index__") else len(integers(name, "kernel", kernel))
         if len(shape) not in (rank + 1, rank + 2) or rank < 1:
-            raise ShapeError(
-                f"{name}: x: got shape {shape}, expected {rank + 1} axes, or {rank + 2} with a batch", op=name
-            )
+            text = f"{name}: {self._named('x', x)}: got shape {shape}, expected {rank + 1} axes, or {rank + 2} with a batch"
+            raise ShapeError(text, op=name)
         lists = [_each(name, n, v, rank) for n, v in (("kernel", kernel), ("stride", stride), ("padding", padding))]
         batched = len(shape) == rank + 2
         if batched:  # every channel of every image is pooled alone

@@ -242,6 +242,8 @@ class _Function:
             raise kind(f"{name}: {failed.name}: expected {failed.say or failed.expression}", op=name)
         if any(_listed(a) for a in e.signature.inputs):
             values["lengths"] = self._lengths(arrays)
+            if device is None:
+                raise errors.ArgumentError(f"{name}: device: missing, expected one as the lists are empty", op=name)
         inputs: dict[str, Any] = {}
         for a in e.signature.inputs:
             inputs[a.name] = self._shaped(a, arrays[a.name], values, inputs)
@@ -355,6 +357,9 @@ class _Function:
         for result, each in zip(results, places, strict=True):
             parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
             slots = [None] * len(parts) if each is None else list(each)
+            if len(slots) != len(parts):
+                text = f"{self.__name__}: out: got {len(slots)} entries, expected {len(parts)}"
+                raise errors.ArgumentError(text, op=self.__name__)
             made.append([self._placed(r, place, device) for r, place in zip(parts, slots, strict=True)])
         return tuple(made) if several else made[0]
 

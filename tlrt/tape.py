@@ -106,6 +106,8 @@ class Tape(Operations[int]):
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
+        if type(id) is int and 0 <= id < len(self.nodes):
+            return self.nodes[id]
         place = self._index(id, op)
         if not 0 <= place < len(self.nodes):
             self._require_live(op)
@@ -418,8 +420,8 @@ class Tape(Operations[int]):
     def _step(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
         """The VJP of a node; its contributions, of the parents' shapes by construction, go to the parents that need one.
         `sharing` collects the nodes whose gradient may share its storage with another one."""
-        nodes = self.nodes
-        parents = node.parents
+        nodes, parents, add = self.nodes, node.parents, self.kernels.add
+        made: list[tuple[int | None, Any]] = []
         try:
             if node._plan is not None:
                 pool = [None if p is None else nodes[p].buffer for p in parents]
@@ -435,11 +437,6 @@ class Tape(Operations[int]):
             else:  # a view
                 made = [(parents[0], g.buffer.share())]
                 shares = True
-        except Exception as error:
-            error.add_note(f"in the backward pass, at node {place}: {node!r}")
-            raise
-        try:
-            add = self.kernels.add
             made.reverse()
             while made:
                 id, new = made[-1]
@@ -455,9 +452,11 @@ class Tape(Operations[int]):
                     old.buffer.release()
                     new.release()
                 made.pop()
-        except BaseException:
+        except BaseException as error:
             for _, new in made:
                 new.release()
+            if isinstance(error, Exception):
+                error.add_note(f"in the backward pass, at node {place}: {node!r}")
             raise
 
     def _by_hand(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:

@@ -179,6 +179,8 @@ class Verifier:
     def _repetitions(self, case: Case, runtime: Runtime) -> Iterator[Again]:
         """The same call again, in every way that must not change a bit."""
         yield Again("when repeated into a filled output", partial(runtime.run, case, poison=True))
+        if any(a.listed for a in case.signature.outputs):
+            yield Again("in place", partial(runtime.run, case, in_place=True))
         rule = case.op.vjp_rule
         if case.which == "vjp" and rule is not None and rule.via is None and len(rule.gives) > 1:
             names = [a.name for a in case.signature.outputs]

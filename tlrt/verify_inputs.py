@@ -1,7 +1,8 @@
 """``verify --inputs FILE.npz``: operations checked on the user's own arrays.
 
 The file holds arrays named as an operation names its inputs; their shapes give the dimensions. Scalars, dimension lists,
-parameters and dimensions that no input shows are arrays of their own name; parameters with a default may be left out.
+parameters and dimensions that no input shows are arrays of their own name; parameters with a default may be left out. A list
+is an array of all its numbers, with `lengths` for where to cut it.
 Cotangents (``g``) are drawn unless the file has them. float64, integers and bool are converted to float32 once.
 """
 
@@ -84,6 +85,8 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
             values[name] = _integers(op, name, arrays[name]) if is_list else _integer(op, name, arrays[name])
     for p in sig.params:
         values[p.name] = _parameter(op, p, arrays)
+    if sig.lists:
+        values |= _lengths(op, arrays)
     inputs: dict[str, np.ndarray] = {}
     absent = [a.name for a in sig.inputs if not a.optional and a.name not in arrays]
     if absent:
@@ -136,9 +139,21 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
     return values, given
 
 
+def _lengths(op: Op, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The lengths of a list's elements, which the file holds end to end: those in the file, else one element of all."""
+    first, count = op.signature.lists[0], op.signature.lists[0].dims[0]
+    if "lengths" in arrays:
+        lengths = _integers(op, "lengths", arrays["lengths"])
+    else:
+        lengths = [arrays[first.name].size] if first.name in arrays else []
+    if count in arrays and (got := _integer(op, count, arrays[count])) != len(lengths):
+        raise InputError(f"{op.name}: {count}: got {got}, expected {len(lengths)}, as there are lengths")
+    return {"lengths": lengths, count: len(lengths)}
+
+
 def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
     """Reads dimensions off the shape of one input."""
-    if a.elementwise:
+    if a.elementwise or a.listed:
         return
     stars = [i for i, d in enumerate(a.dims) if d.startswith("*")]
     if not stars and x.ndim != len(a.dims):

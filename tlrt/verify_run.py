@@ -18,7 +18,7 @@ import numpy as np
 from tlspec import abi, pyface
 from tlspec.cases import Case
 
-__all__ = ["Fault", "Runtime", "cpu_settings", "cpu_variants", "device_names"]
+__all__ = ["Fault", "Runtime", "content", "counterpart", "cpu_settings", "cpu_variants", "device_names"]
 
 #: bits of the NaN that outputs are filled with before a call
 POISON = np.uint32(0x7FC0DEAD)
@@ -69,16 +69,28 @@ class Runtime:
     # ---- cases
 
     def place(self, case: Case) -> dict[str, Any]:
-        """The case's arguments as the binding takes them: device buffers, and host arrays as they are."""
+        """The case's arguments as the binding takes them: device buffers, lists of them, and host arrays as they are."""
         out: dict[str, Any] = {}
         for array in case.signature.inputs:
             value = case.arguments[array.name]
-            out[array.name] = value if value is None or array.host else self.upload(value)
+            if value is not None and array.listed:
+                out[array.name] = self.upload_list(value, case.values["lengths"])
+            else:
+                out[array.name] = value if value is None or array.host else self.upload(value)
         return out
 
-    def run(self, case: Case, *, poison: bool = False, want: Sequence[str] | None = None) -> list[np.ndarray | None]:
+    def upload_list(self, value: np.ndarray, lengths: Sequence[int]) -> list[Any]:
+        """The elements of a list that a case holds end to end, as buffers."""
+        return (
+            [self.upload(x) for x in np.split(value, np.cumsum(lengths, dtype=np.int64)[:-1])] if len(lengths) else []
+        )
+
+    def run(
+        self, case: Case, *, poison: bool = False, want: Sequence[str] | None = None, in_place: bool = False
+    ) -> list[np.ndarray | None]:
         """The case's outputs in their declared shapes; None for a gradient not in `want`. With `poison` the outputs are
-        given, filled with a NaN pattern, between canaries. Raises :class:`Fault`."""
+        given, filled with a NaN pattern, between canaries; with `in_place` output lists are the input lists they are named
+        after. Raises :class:`Fault`."""
         placed = self.place(case)
         outputs = case.signature.outputs
         canaries: list[Any] = []
@@ -89,6 +101,9 @@ class Runtime:
                 results = self._compose(case, placed)
             else:
                 options: dict[str, Any] = {}
+                if in_place:
+                    lists = [placed[counterpart(a)] for a in outputs]
+                    options["out"] = lists[0] if len(lists) == 1 else tuple(lists)
                 if poison:
                     for array in outputs:
                         canaries.append(self.upload(CANARY))
@@ -98,7 +113,10 @@ class Runtime:
                             filler = np.full(int(np.prod(case.shape(array), dtype=np.int64)), POISON, np.uint32).view(
                                 np.float32
                             )
-                            given.append(self.upload(filler))
+                            if array.listed:
+                                given.append(self.upload_list(filler, case.values["lengths"]))
+                            else:
+                                given.append(self.upload(filler))
                         else:
                             given.append(None)
                     canaries.append(self.upload(CANARY))
@@ -106,22 +124,19 @@ class Runtime:
                 if want is not None:
                     options["want"] = tuple(a.name in want for a in outputs)
                 results = self.call(case.name, placed, case.values, **options)
-            results = list(results) if isinstance(results, (tuple, list)) else [results]
+            single = not isinstance(results, tuple) and (len(outputs) == 1 or not isinstance(results, list))
+            results = [results] if single else list(results)
             if len(results) != len(outputs):
                 raise Fault(f"{case.name} returned {len(results)} results, expected {len(outputs)}")
             arrays = [self._fetch(case, a, r) for a, r in zip(outputs, results, strict=True)]
+            written = [counterpart(a) for a in outputs] if in_place else []
             if poison and not composed:
                 self._inspect(case, arrays, canaries, placed)
             else:
-                self._inspect(case, [], [], placed)
+                self._inspect(case, [], [], {k: v for k, v in placed.items() if k not in written})
         finally:
-            released = [*placed.values(), *canaries, *given]
-            for buffer in released:
-                if hasattr(buffer, "release"):
-                    buffer.release()
-        for r in results:
-            if hasattr(r, "release"):
-                r.release()
+            _release([*placed.values(), *canaries, *given])
+        _release(results)
         return arrays
 
     def run_single(self, case: Case, suffix: str, index: int) -> list[np.ndarray | None]:
@@ -145,8 +160,12 @@ class Runtime:
     def _fetch(self, case: Case, array: Any, result: Any) -> np.ndarray | None:
         if result is None:
             return None
-        flat = np.asarray(result) if array.host else result.numpy()
         shape = case.shape(array)
+        if array.listed:
+            lengths = [len(x) for x in result]
+            if lengths != list(case.values["lengths"]):
+                raise Fault(f"{array.name} has elements of lengths {lengths}, expected {case.values['lengths']}")
+        flat = np.asarray(result) if array.host else content(result)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
             raise Fault(f"{array.name} has {flat.size} elements, expected {shape}")
         return flat.reshape(shape)
@@ -156,9 +175,9 @@ class Runtime:
     ) -> None:
         for array in case.signature.inputs:
             value = case.arguments[array.name]
-            if value is None:
+            if value is None or array.name not in placed:
                 continue
-            now = placed[array.name] if array.host else placed[array.name].numpy()
+            now = placed[array.name] if array.host else content(placed[array.name])
             if np.ascontiguousarray(now).tobytes() != np.ascontiguousarray(value).tobytes():
                 raise Fault(f"input {array.name} was modified")
         for canary in canaries:
@@ -171,6 +190,26 @@ class Runtime:
             if stale.any():
                 where = tuple(int(i) for i in np.argwhere(stale)[0])
                 raise Fault(f"{spec.name}{list(where)} was never written ({int(stale.sum())} of {out.size} elements)")
+
+
+def counterpart(array: Any) -> str:
+    """The input list that an output list is named after: ps for ps_out."""
+    return str(array.name).removesuffix("_out")
+
+
+def content(x: Any) -> np.ndarray:
+    """The numbers of a buffer, or of a list of buffers end to end."""
+    if not isinstance(x, list):
+        return np.asarray(x.numpy())
+    return np.concatenate([np.zeros(0, np.float32), *(b.numpy() for b in x)])
+
+
+def _release(values: Sequence[Any]) -> None:
+    """Releases the buffers among some values and lists of them."""
+    for value in values:
+        for buffer in value if isinstance(value, list) else [value]:
+            if hasattr(buffer, "release"):
+                buffer.release()
 
 
 # ---- devices and settings of the CPU path --------------------------------------------------------------------------------

@@ -81,7 +81,10 @@ def c_parameters(e: Entry) -> list[str]:
     if sig.needs_context:
         out.append("torchlean_context *context")
     for a in sig.inputs:
-        kind = {"f32": "torchlean_buffer *", "u32": "const uint32_t *", "f64": "const double *"}[a.kind]
+        kind = {
+            "f32": "torchlean_buffer *", "list": "torchlean_buffer *const *", "u32": "const uint32_t *",
+            "f64": "const double *",
+        }[a.kind]  # fmt: skip
         out.append(f"{kind}{a.name}")
     for d in sig.dims:
         out += [f"const uint32_t *{d[1:]}", f"uint32_t {d[1:]}_rank"] if d.startswith("*") else [f"uint32_t {d}"]
@@ -99,17 +102,22 @@ def kernel_parameters(sig: Signature) -> list[str]:
     """The parameters of a kernel: data pointers and checked 64-bit dimensions."""
     out = ["tl_context *ctx"]
     for a in sig.inputs:
-        out.append({"f32": "const float *", "u32": "const uint32_t *", "f64": "const double *"}[a.kind] + a.name)
+        kind = {
+            "f32": "const float *", "list": "const float *const *", "u32": "const uint32_t *", "f64": "const double *",
+        }[a.kind]  # fmt: skip
+        out.append(kind + a.name)
     if sig.elementwise:
         out.append("int64_t n")
     for d in sig.dims:
         out.append(f"const tl_dims *{d[1:]}" if d.startswith("*") else f"int64_t {d}")
+    if sig.lists:
+        out.append("const int64_t *lengths")
     for p in sig.params:
         out.append(
             {"float": "float ", "u32": "int64_t ", "u64": "uint64_t ", "dims": "const tl_dims *"}[p.kind] + p.name
         )
     for a in sig.outputs:
-        out.append({"f32": "float *", "f64": "double *"}[a.kind] + a.name)
+        out.append({"f32": "float *", "list": "float *const *", "f64": "double *"}[a.kind] + a.name)
     return out
 
 
@@ -226,11 +234,11 @@ def entry_point(e: Entry) -> str:
     else:
         first = next(a for a in sig.buffers if not a.optional)
         body.append(f'tl_enter(&call, "{e.symbol}", "{first.name}", {first.name});')
-    if sig.elementwise:
+    if sig.elementwise or any(a.listed for a in sig.outputs):
         body.append("call.elementwise = 1;")
     used = set().union(
         *[_names(c.expression) for c in checks],
-        *[_names(i.lstrip("*")) for a in sig.inputs + sig.outputs for i in a.dims if i != "*"],
+        *[_names(i.lstrip("*")) for a in sig.inputs + sig.outputs for i in a.dims if i != "*" and not a.listed],
     )
     for d in sig.dims:
         name = d.lstrip("*")
@@ -248,7 +256,14 @@ def entry_point(e: Entry) -> str:
     body += [_require(c, sig, 116) for c in checks if not _names(c.expression) & hosts]
     lists: list[str] = []
     args: list[str] = []
+    if sig.lists:
+        outputs = sum(a.listed for a in sig.outputs)
+        body.append(f"tl_lists(&call, {len(sig.lists)}, {outputs}, {sig.lists[0].dims[0]});")
     for a in sig.inputs:
+        if a.listed:
+            body.append(f'const float *const *{a.name}_ = tl_input_list(&call, "{a.name}", {a.name});')
+            args.append(f"{a.name}_")
+            continue
         spelled, count = _size(e, a, lists)
         body += lists
         lists.clear()
@@ -272,12 +287,18 @@ def entry_point(e: Entry) -> str:
         args.append("(int64_t)n")
     for d in sig.dims:
         args.append(f"&{d[1:]}_" if d.startswith("*") else d)
+    if sig.lists:
+        args.append("call.list.lengths")
     for p in sig.params:
         args.append({"dims": f"&{p.name}_", "float": f"{p.name}_"}.get(p.kind, p.name))
     index = 0
     for i, a in enumerate(sig.outputs):
         if e.only is not None and i != e.only:
             args.append("NULL")
+            continue
+        if a.listed:
+            body.append(f'tl_output_list(&call, "{a.name}", {a.name});')
+            args.append(f"tl_out_list(&call, {i})")
             continue
         spelled, count = _size(e, a, lists)
         body += lists
@@ -378,7 +399,7 @@ def shapes_text(e: Entry) -> str:
     """``A[batch, m, n], B[batch, n, p] -> out[batch, m, p]``."""
 
     def one(a: Array) -> str:
-        return f"{a.name}{'?' if a.optional else ''}{': ' + a.kind if a.host else ''}[{', '.join(a.dims)}]"
+        return f"{a.name}{'?' if a.optional else ''}{': ' + a.kind if a.kind != 'f32' else ''}[{', '.join(a.dims)}]"
 
     return f"{', '.join(one(a) for a in e.signature.inputs)} -> {', '.join(one(a) for a in e.outputs)}".strip()
 
@@ -402,7 +423,9 @@ def kernels_header() -> str:
         " *",
         " * A kernel returns a status (TORCHLEAN_OK or what tl_fail returned). Its arguments are checked: lengths fit, lists are",
         " * valid, outputs do not alias inputs except in the elementwise family (where an output may be an input). A NULL output is",
-        " * one the caller does not want. A kernel is not called when every wanted output is empty. */",
+        " * one the caller does not want. A kernel is not called when every wanted output is empty. A list is an array of `count`",
+        " * data pointers; element i has lengths[i] elements (both may be 0), and an output's element may be an input's of the",
+        " * same index. */",
         "#ifndef TL_KERNELS_H",
         "#define TL_KERNELS_H",
         "",

@@ -104,6 +104,20 @@ class Draw:
         self.rng.shuffle(out)
         return out
 
+    def lengths(self, lists: int) -> list[int]:
+        """The lengths of the elements of `lists` lists: 1, 3, 17 or 100 elements (0 where the case may be empty), some of no
+        or of one number, and one that takes most of the budget."""
+        count = self.choice([1, 3, 17, 100, *([0] if self.empty else [])])
+        left = max(1, self.budget // lists)
+        cap = max(1, left // (2 * max(count, 1)))
+        choices = [n for n in DIMS if n <= cap]
+        out = [0 if self.rng.random() < 0.1 else int(self.rng.choice(choices)) for _ in range(count)]
+        if count:
+            at = int(self.rng.integers(count))
+            room = left - sum(out) + out[at]
+            out[at] = int(self.rng.choice([n for n in DIMS if n <= room][-4:]))
+        return out
+
     def integer(self, low: int, high: int) -> int:
         """An integer in [low, high], both ends included."""
         return int(self.rng.integers(low, high, endpoint=True))
@@ -292,7 +306,9 @@ def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
 
 
 def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a non-elementwise array for given dimensions and parameters."""
+    """The shape of a non-elementwise array for given dimensions and parameters; of a list, that of its elements end to end."""
+    if array.listed:
+        return (int(sum(values["lengths"])),)
     shape: list[int] = []
     for item in array.dims:
         if item.startswith("*"):
@@ -338,6 +354,9 @@ def _values(op: Op, d: Draw) -> dict[str, Any]:
             values.update(
                 zip((i for i in a.dims if i.isidentifier() and i not in values), np.shape(values[a.name]), strict=False)
             )
+    if sig.lists:
+        values.setdefault("lengths", d.lengths(sum(a.listed for a in sig.inputs + sig.outputs)))
+        values[sig.lists[0].dims[0]] = len(values["lengths"])
     missing = [i for i in sig.dims if i.lstrip("*") not in values]
     for j in d.rng.permutation(len(missing)):
         item = missing[int(j)]
@@ -419,8 +438,7 @@ def build_case(
 ) -> Case:
     """A case of given dimensions and parameters; arrays that are not `given` are drawn."""
     sig = op.signature
-    names = [i.lstrip("*") for i in sig.dims]
-    dims = {n: values[n] for n in names}
+    dims = {n: values[n] for n in sig.sizes}
     params = {p.name: values[p.name] for p in sig.params}
     tags = rng.integers(0, 2**63, size=4)
     bounds = [op.bound] + ([op.vjp_rule.bound] if op.vjp_rule else [])
@@ -432,6 +450,8 @@ def build_case(
         if array.kind == "f64":
             return double(stream, shape, data)
         x = fill(stream, shape, data, extremes=extremes, span=span)
+        if array.name in op.nonnegative and data != "special":
+            x = np.abs(x)
         return patterned(generator("payload", *tags, key), x) if payloads else x
 
     def arrays(span: int) -> Case:

@@ -181,7 +181,7 @@ def _case(
 ) -> Case:
     from tlspec.cases import Case, shape_of
 
-    dims = {d.lstrip("*"): values[d.lstrip("*")] for d in row.signature.dims}
+    dims = {n: values[n] for n in row.signature.sizes}
     params = {p.name: values[p.name] for p in row.signature.params}
     arrays: dict[str, Any] = {}
     for a in row.signature.inputs:

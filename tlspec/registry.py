@@ -14,6 +14,8 @@ Inputs
     ``x[*dims]``         a buffer whose shape is the dimension list ``dims`` (rank at most 8)
     ``mask?[n, n]``      a buffer that may be left out (NULL in C, None in Python)
     ``indices: u32[k]``  a host array of uint32; ``A: f64[m, n]`` a host array of float64
+    ``ps: list[count]``  `count` device buffers (``torchlean_buffer *const *`` in C, a sequence in Python), each of its own
+                         length; all lists of a row have one `count`, and elements of one index have one length
 Parameters
     ``c: float``         crosses as double, rounded to float32 once on entry; ``eps: float = 1e-6`` has a default
     ``axis: u32``        an unsigned integer below 2^32; ``seed: u64`` likewise below 2^64
@@ -22,6 +24,8 @@ Outputs
     ``out[rows, n // 2 + 1]``      integer expressions over dimensions and parameters
     ``out[*drop(dims, axis)]``     a function of :mod:`tlspec.shapes`, named the same in C
     ``out: f64[m, p]``             a host array the caller supplies
+    ``ps_out: list[count]``        a list of outputs of the lengths of the input lists; each may be the input of its index, as
+                                   the operation is elementwise; a row has either lists or other outputs
 
 In C the order is: inputs, dimensions in order of first appearance (or as ``order="rows, cols"`` says), parameters, outputs. A dimension list is a pointer and
 a rank. A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an output, or ``g`` (``g_NAME``
@@ -59,7 +63,7 @@ class Array:
 
     name: str
     dims: tuple[str, ...]
-    kind: str = "f32"  # f32: device buffer; u32, f64: host array
+    kind: str = "f32"  # f32: device buffer; list: device buffers; u32, f64: host array
     optional: bool = False
 
     @property
@@ -68,7 +72,11 @@ class Array:
 
     @property
     def host(self) -> bool:
-        return self.kind != "f32"
+        return self.kind in ("u32", "f64")
+
+    @property
+    def listed(self) -> bool:
+        return self.kind == "list"
 
     @property
     def spelled(self) -> str:
@@ -119,11 +127,22 @@ class Signature:
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        return tuple(a for a in self.inputs if not a.host)
+        return tuple(a for a in self.inputs if a.kind == "f32")
+
+    @property
+    def lists(self) -> tuple[Array, ...]:
+        """The lists among the inputs."""
+        return tuple(a for a in self.inputs if a.listed)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """What sizes a case: the dimensions, and with lists the lengths of their elements. A case holds a list as one array,
+        its elements end to end."""
+        return (*(d.lstrip("*") for d in self.dims), *(["lengths"] if self.lists else []))
 
     @property
     def needs_context(self) -> bool:
-        """True when no input buffer tells the context, so the caller passes it."""
+        """True when no input buffer tells the context, so the caller passes it; a list may be empty and tells none."""
         return not any(not a.optional for a in self.buffers)
 
     @staticmethod
@@ -158,6 +177,13 @@ class Signature:
             if sorted(listed) != sorted(dims):
                 raise ValueError(f"order {order!r} is no permutation of the dimensions {list(dims)} of {text!r}")
             dims = dict.fromkeys(listed)
+        lists = [a for a in inputs + outputs if a.listed]
+        if lists and (len({a.dims for a in lists}) > 1 or not lists[0].dims or any(a.optional for a in lists)):
+            raise ValueError(f"lists have one dimension, the same for all, and are not optional: {text!r}")
+        if lists and (not lists[0].dims[0].isidentifier() or "lengths" in names):
+            raise ValueError(f"a list's dimension is a name, and `lengths` is taken: {text!r}")
+        if any(o.listed for o in outputs) and not (all(o.listed for o in outputs) and any(a.listed for a in inputs)):
+            raise ValueError(f"outputs are all lists or none, and lists of outputs need lists of inputs: {text!r}")
         if any(a.elementwise for a in inputs) and dims:
             raise ValueError(f"[*] and named dimensions do not mix: {text!r}")
         return Signature(inputs, params, outputs, tuple(dims))
@@ -174,7 +200,7 @@ def _split(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64))?\s*\[(?P<dims>.*)\]$")
+_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64|list))?\s*\[(?P<dims>.*)\]$")
 _PARAM = re.compile(r"^(?P<name>[A-Za-z]\w*)\s*:\s*(?P<kind>float|u32|u64|dims)(?:\s*=\s*(?P<default>.+))?$")
 
 
@@ -226,6 +252,8 @@ class Op:
     checks: tuple[Check, ...] = ()
     #: draws dimensions and parameters: draw(rng, size) -> dict; None uses the default draw of tlspec.cases
     draw: Callable[..., dict[str, Any]] | None = None
+    #: inputs that are squares or norms, drawn as absolute values except among special ones
+    nonnegative: tuple[str, ...] = ()
     #: value classes of tlspec.cases the row is drawn with; None is the default of its bound
     data: tuple[str, ...] | None = None
     laws: tuple[Any, ...] = ()
@@ -271,6 +299,8 @@ class Op:
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Declares the VJP on its float64 reference, which is called with the arrays named on the left and the row's
         parameters it asks for by keyword, and returns the gradients named on the right."""
+        if self.signature.lists:
+            raise ValueError(f"{self.name}: a row with lists has no VJP")
         left, _, right = text.partition("->")
         reads, gives = tuple(_split(left)), tuple(_split(right))
         inputs = {a.name for a in self.signature.inputs}
@@ -319,6 +349,7 @@ def op(
     cuda: str = "own",
     checks: Sequence[Check] = (),
     draw: Callable[..., dict[str, Any]] | None = None,
+    nonnegative: Sequence[str] = (),
     data: Sequence[str] | None = None,
     laws: Sequence[Any] = (),
     bench: Sequence[dict[str, Any]] = (),
@@ -342,7 +373,7 @@ def op(
             raise ValueError(f"operation {name} is registered twice")
         row = Op(
             name, function.__module__.rpartition(".")[2], text, Signature.parse(text, order), function, bound, same_bits, cuda,
-            tuple(checks), draw, None if data is None else tuple(data), tuple(laws), tuple(bench), flops, numpy, torch, torch_vjp,
+            tuple(checks), draw, tuple(nonnegative), None if data is None else tuple(data), tuple(laws), tuple(bench), flops, numpy, torch, torch_vjp,
             source, no_vjp, None, inspect.getdoc(function) or "", len(_OPS), fwd,
         )  # fmt: skip
         _OPS[name] = row

@@ -11,6 +11,9 @@
  *     a NULL, stale, released or made-up handle gives a status, not a crash.
  *   - An output is `torchlean_buffer **out`. If *out is NULL a buffer is allocated and stored there; otherwise *out must
  *     have exactly the right length, belong to the same context, and is overwritten. A refused call changes no output.
+ *   - A list of buffers is an array of handles, all lists of a call having `count` of them, elements of the same index the
+ *     same length; a list of outputs is an array of such `*out`. Where there is a list of outputs, an element of it may be
+ *     an input of the same index. An empty list is legal, and its pointer may be NULL.
  *   - Lengths, dimensions and indices are uint32_t. Products of them are formed in 64 bits and checked.
  *   - Scalars are double and are rounded to float32 once, on entry.
  *   - CUDA work is asynchronous on the context's stream. Downloads and torchlean_cuda_context_synchronize wait.

@@ -1646,6 +1646,129 @@ TL_API int32_t torchlean_cuda_buffer_bernoulli_mask(torchlean_context *context, 
 TL_API int32_t torchlean_cuda_buffer_rand_normal(torchlean_context *context, uint32_t n, uint64_t key, double mean,
                                                  double std, torchlean_buffer **out);
 
+/* ---- optim ----------------------------------------------------------------------------------------------------------- */
+
+/* A step of stochastic gradient descent on every tensor of a list.
+ *
+ * p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
+ *
+ * Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
+ *
+ * Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
+ * legal and does nothing.
+ *
+ * Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
+ *
+ * Shapes: ps: list[count], gs: list[count] -> ps_out: list[count] */
+TL_API int32_t torchlean_cuda_buffer_sgd_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                              torchlean_buffer *const *gs, uint32_t count, double lr,
+                                              double weight_decay, torchlean_buffer **ps_out);
+
+/* A step of gradient descent with momentum on every tensor of a list.
+ *
+ * d = g + weight_decay·p
+ * v_out = momentum·v + (1 - dampening)·d
+ * p_out = p - lr·v_out, or p - lr·(d + momentum·v_out) with nesterov
+ *
+ * Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+ *
+ * From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
+ * first step for that.
+ *
+ * Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
+ * nothing.
+ *
+ * Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
+ * with momentum > 0 and dampening = 0.
+ *
+ * Shapes: ps: list[count], gs: list[count], vs: list[count] -> ps_out: list[count], vs_out: list[count] */
+TL_API int32_t torchlean_cuda_buffer_momentum_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                   torchlean_buffer *const *gs, torchlean_buffer *const *vs,
+                                                   uint32_t count, double lr, double momentum, double dampening,
+                                                   double weight_decay, uint32_t nesterov, torchlean_buffer **ps_out,
+                                                   torchlean_buffer **vs_out);
+
+/* A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
+ *
+ * d = g + weight_decay·p
+ * m_out = beta1·m + (1 - beta1)·d;  v_out = beta2·v + (1 - beta2)·d²
+ * p_out = p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+ *
+ * step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
+ *
+ * Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+ *
+ * Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+ * IEEE 754. An empty list is legal and does nothing.
+ *
+ * Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+ * more.
+ *
+ * Shapes: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out: list[count], vs_out: list[count] */
+TL_API int32_t torchlean_cuda_buffer_adam_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                               torchlean_buffer *const *gs, torchlean_buffer *const *ms,
+                                               torchlean_buffer *const *vs, uint32_t count, uint64_t step, double lr,
+                                               double beta1, double beta2, double eps, double weight_decay,
+                                               torchlean_buffer **ps_out, torchlean_buffer **ms_out,
+                                               torchlean_buffer **vs_out);
+
+/* A step of AdamW on every tensor of a list, weight decay decoupled.
+ *
+ * m_out = beta1·m + (1 - beta1)·g;  v_out = beta2·v + (1 - beta2)·g²
+ * p_out = (1 - lr·weight_decay)·p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+ *
+ * step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once, as is
+ * 1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
+ *
+ * Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+ *
+ * Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
+ * nothing.
+ *
+ * Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+ * more.
+ *
+ * Shapes: ps: list[count], gs: list[count], ms: list[count], vs: list[count] -> ps_out: list[count], ms_out: list[count], vs_out: list[count] */
+TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torchlean_buffer *const *ps,
+                                                torchlean_buffer *const *gs, torchlean_buffer *const *ms,
+                                                torchlean_buffer *const *vs, uint32_t count, uint64_t step, double lr,
+                                                double beta1, double beta2, double eps, double weight_decay,
+                                                torchlean_buffer **ps_out, torchlean_buffer **ms_out,
+                                                torchlean_buffer **vs_out);
+
+/* The Euclidean norm of all numbers of a list of tensors, left on the device.
+ *
+ * out[0] = √(Σ_i Σ_j g_i[j]²)
+ *
+ * Summed in float64, so no square over- or underflows and the result is the nearest float32 or its neighbour at a tie; each
+ * tensor by the row tree, then the tensors' sums by the same tree.
+ *
+ * Shapes: gs a list of tensors, out one element.
+ *
+ * Special values: NaN where a number is NaN, else infinity where one is
+ * infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+ *
+ * Shapes: gs: list[count] -> out[1] */
+TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, torchlean_buffer *const *gs,
+                                                 uint32_t count, torchlean_buffer **out);
+
+/* Scales a list of gradients so that their norm, given on the device, is at most max_norm.
+ *
+ * g_out = g·min(1, max_norm/(norm + eps))
+ *
+ * The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
+ *
+ * Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
+ *
+ * Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
+ * 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+ *
+ * Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
+ *
+ * Shapes: gs: list[count], norm[1] -> gs_out: list[count] */
+TL_API int32_t torchlean_cuda_buffer_clip_scale(torchlean_buffer *const *gs, torchlean_buffer *norm, uint32_t count,
+                                                double max_norm, double eps, torchlean_buffer **gs_out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -93,8 +93,9 @@ class Call:
 
 
 def has_kernel(row: Op, which: str) -> bool:
-    """Whether an entry point is its own; a VJP composed of other operations has none."""
-    return which == "forward" or (row.vjp_rule is not None and row.vjp_rule.via is None)
+    """Whether an entry point is its own; a VJP composed of other operations has none. Lists have tests of their own."""
+    own = which == "forward" or (row.vjp_rule is not None and row.vjp_rule.via is None)
+    return own and not row.signature.lists
 
 
 def signature(row: Op, which: str) -> Signature:

@@ -93,6 +93,8 @@ def batch_dimension(row: Op, which: str) -> tuple[str, tuple[int, ...]] | None:
 def _batch_dimension(name: str, which: str) -> tuple[str, tuple[int, ...]] | None:
     row = registry.get(name)
     sig = row.signature if which == "forward" else row.vjp_signature
+    if sig.lists:  # their tensors have lengths of their own; the laws split them
+        return None
     for dim in (d for d in row.signature.dims if not d.startswith("*")):
         outputs = tuple(j for j, o in enumerate(sig.outputs) if leads(o, dim) and not within(dim, o.dims[1:]))
         elsewhere = any(within(dim, a.dims[leads(a, dim) :]) for a in sig.inputs)

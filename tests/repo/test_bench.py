@@ -23,6 +23,7 @@ SMALL = 2**26
 def test_sizes_are_calls_of_the_row(row: Op) -> None:
     sig = row.signature
     known = {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | ({"n"} if sig.elementwise else set())
+    known |= {"lengths"} if sig.lists else set()
     inputs = {a.name for a in sig.inputs}
     for size in row.bench:
         assert set(size) <= known | inputs

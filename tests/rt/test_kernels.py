@@ -19,7 +19,8 @@ def plain(entry: abi.Entry, device: tlrt.Device) -> dict[str, object]:
     values = {
         "device": device, "u32": [0], "f64": np.zeros((1, 1)), "dim": 1, "dims": [1], "int": 0, "float": 1.0,
     }  # fmt: skip
-    made = {a.name: device.zeros(1) if a.kind == "buffer" else values[a.kind] for a in pyface.arguments(entry)}
+    make = {"buffer": lambda: device.zeros(1), "list": lambda: [device.zeros(1)]}
+    made = {a.name: make.get(a.kind, lambda a=a: values[a.kind])() for a in pyface.arguments(entry)}
     for name in made:
         if name == "padding":  # at most half of a kernel of 1
             made[name] = [0]
@@ -50,6 +51,7 @@ def test_documented_and_typed(name):
 WRONG = {
     "device": ("cpu", "expected Device"),
     "buffer": (np.ones(1, np.float32), "got ndarray of float32, expected Buffer"),
+    "list": (np.ones(1, np.float32), "[0]: got float32, expected Buffer"),
     "u32": ([0.5], "expected integers"),
     "f64": (["a"], "expected float64"),
     "dim": (1.0, "got float, expected an integer"),
@@ -70,7 +72,8 @@ def test_wrong_types(name, argument):
         assert str(caught.value).startswith(f"{name}: {argument}")
         assert said in str(caught.value)
         assert caught.value.op == name
-        live = sum(isinstance(v, tlrt.Buffer) for v in values.values())
+        held = [x for v in values.values() for x in (v if isinstance(v, list) else [v])]
+        live = sum(isinstance(x, tlrt.Buffer) for x in held)
         assert device.memory().live_buffers == live
 
 

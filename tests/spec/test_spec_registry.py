@@ -23,6 +23,13 @@ from tlspec.registry import Op, Signature
         ("a[n]; n: float -> out[a]", "used twice"),
         ("call[n] -> out[n]", "reserved"),
         ("a[*], b[n] -> out[*]", "do not mix"),
+        ("a: list[n], b: list[m] -> out: list[n]", "one dimension"),
+        ("a?: list[n] -> out: list[n]", "not optional"),
+        ("a: list[2] -> out: list[2]", "is a name"),
+        ("a: list[n], lengths[n] -> out: list[n]", "`lengths` is taken"),
+        ("a: list[n] -> out: list[n], z[n]", "all lists or none"),
+        ("a[n] -> out: list[n]", "need lists of inputs"),
+        ("a[*], b: list[n] -> out[*]", "do not mix"),
     ],
 )
 def test_refused_signatures(text: str, message: str) -> None:
@@ -41,6 +48,19 @@ def test_a_signature() -> None:
     assert not sig.elementwise
     assert not sig.needs_context
     assert Signature.parse("s: u32[k] -> out[k]").needs_context
+
+
+def test_lists() -> None:
+    sig = Signature.parse("a: list[count], x[1]; c: float -> out: list[count]")
+    assert [a.name for a in sig.lists] == ["a"]
+    assert [a.name for a in sig.buffers] == ["x"]
+    assert sig.dims == ("count",)
+    assert sig.sizes == ("count", "lengths")
+    assert not sig.needs_context
+    assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
+    row = Op("toy", "optim", "", sig, lambda a, x, c: a, exact())
+    with pytest.raises(ValueError, match="no VJP"):
+        row.vjp("g -> ga")
 
 
 def toy() -> Op:

@@ -1,12 +1,25 @@
 /* The helpers the entry points are made of: open a call, check its arguments, allocate its outputs, close it. The
  * contract of each is in internal.h; the first failure sticks and turns the rest into no-ops. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "handles.h"
 
 /* Of the calling thread's open call, for messages; a thread has one call open at a time. */
 static _Thread_local uint32_t serial_at_enter;
-static _Thread_local const char *input_names[TL_MAX_INPUTS];
+
+/* A plain argument's name, or that of an element of a list: "ps[3]". Spelled for messages only. */
+typedef struct spelling {
+    char text[80];
+} spelling;
+
+static const char *spell(spelling *s, const char *name, int64_t index)
+{
+    if (index < 0)
+        return name;
+    snprintf(s->text, sizeof s->text, "%s[%lld]", name, (long long)index);
+    return s->text;
+}
 
 /* ---- the floating-point mode ----------------------------------------------------------------------------------- */
 /* Subnormals are kept and rounding is to nearest whatever the caller's thread was set to: libraries built with
@@ -38,6 +51,11 @@ static void open_call(tl_call *call, const char *op)
     call->ctx = NULL;
     call->status = TORCHLEAN_OK;
     call->inputs = call->outputs = 0;
+    call->input_room = TL_MAX_INPUTS;
+    call->output_room = TL_MAX_OUTPUTS;
+    call->in = call->few_in;
+    call->out = call->few_out;
+    call->list.memory = NULL;
     call->elementwise = 0;
     call->saved_mode = 0;
     serial_at_enter = tl_error_serial();
@@ -111,18 +129,19 @@ tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint
 /* ---- arguments ------------------------------------------------------------------------------------------------- */
 
 /* A live buffer of the call's context, or NULL with the status set. */
-static tl_buffer *find(tl_call *call, const char *name, const torchlean_buffer *handle)
+static tl_buffer *find(tl_call *call, const char *name, int64_t index, const torchlean_buffer *handle)
 {
+    spelling s;
     tl_buffer *buffer = NULL;
     tl_verdict verdict = tl_find_buffer(handle, &buffer);
     if (verdict != TL_LIVE) {
-        call->status = tl_fail_handle(call->op, name, "buffer", handle, verdict);
+        call->status = tl_fail_handle(call->op, spell(&s, name, index), "buffer", handle, verdict);
         return NULL;
     }
     /* Buffers of our context cannot change now; one of another may, but it stays another's. */
     if (atomic_load_explicit(&buffer->ctx, memory_order_relaxed) != call->ctx) {
         call->status = tl_fail(TORCHLEAN_DEVICE, "%s: %s: got a buffer of another context, expected all of one",
-                               call->op, name);
+                               call->op, spell(&s, name, index));
         return NULL;
     }
     return buffer;
@@ -149,7 +168,7 @@ uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer)
 {
     if (call->status)
         return 0;
-    tl_buffer *found = find(call, name, buffer);
+    tl_buffer *found = find(call, name, -1, buffer);
     return found ? atomic_load_explicit(&found->n, memory_order_relaxed) : 0;
 }
 
@@ -157,15 +176,14 @@ const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer,
 {
     if (call->status || !fits(call, name, expected, n))
         return NULL;
-    tl_buffer *found = find(call, name, buffer);
+    tl_buffer *found = find(call, name, -1, buffer);
     if (!found || !has_length(call, name, found, expected, n))
         return NULL;
-    if (call->inputs == TL_MAX_INPUTS) {
+    if (call->inputs == call->input_room) {
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d inputs", call->op, name, TL_MAX_INPUTS);
         return NULL;
     }
-    input_names[call->inputs] = name;
-    call->input_storage[call->inputs++] = found->block;
+    call->in[call->inputs++] = (tl_call_input){name, found->block, -1};
     return found->block->p;
 }
 
@@ -177,22 +195,16 @@ const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer
 
 static void add_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
 {
-    if (call->outputs == TL_MAX_OUTPUTS) {
+    if (call->outputs == call->output_room) {
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d outputs", call->op, name, TL_MAX_OUTPUTS);
         return;
     }
-    int32_t i = call->outputs++;
-    call->out[i].name = name;
-    call->out[i].slot = slot;
-    call->out[i].storage = NULL;
-    call->out[i].made = NULL;
-    call->out[i].data = NULL;
-    call->out[i].n = n;
-    call->out[i].wanted = slot != NULL;
-    call->out[i].fresh = slot && !*slot;
+    int64_t i = call->outputs++;
+    call->out[i] = (tl_call_output){.name = name, .slot = slot, .n = n, .index = -1, .wanted = slot != NULL,
+                                    .fresh = slot && !*slot};
     if (!slot || !fits(call, name, expected, n))
         return;
-    for (int32_t k = 0; k < i; k++) {
+    for (int64_t k = 0; k < i; k++) {
         if (call->out[k].slot == slot) {
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got the place of output %s, expected one of its own",
                                    call->op, name, call->out[k].name);
@@ -200,7 +212,7 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
         }
     }
     if (*slot) {
-        tl_buffer *found = find(call, name, *slot);
+        tl_buffer *found = find(call, name, -1, *slot);
         if (!found || !has_length(call, name, found, expected, n))
             return;
         call->out[i].storage = found->block;
@@ -222,6 +234,105 @@ void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot
 {
     if (!call->status)
         add_output(call, name, slot, expected, n);
+}
+
+/* ---- lists ----------------------------------------------------------------------------------------------------- */
+
+void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
+{
+    call->list.count = count;
+    call->list.inputs = call->list.outputs = 0;
+    call->list.first = NULL;
+    call->list.lengths = NULL;
+    call->list.data = NULL;
+    if (!call->status && count > TL_INDEX_MAX)
+        call->status = tl_fail(TORCHLEAN_OVERFLOW, "%s: got lists of %u buffers, expected at most 2^28 - 1", call->op,
+                               count);
+    if (call->status || !count)
+        return;
+    const int64_t input_room = (int64_t)inputs * count + TL_MAX_INPUTS;
+    const int64_t output_room = (int64_t)outputs * count + TL_MAX_OUTPUTS;
+    const size_t ins = (size_t)input_room * sizeof(tl_call_input), outs = (size_t)output_room * sizeof(tl_call_output);
+    const size_t lengths = (size_t)count * sizeof(int64_t), data = (size_t)(inputs + outputs) * count * sizeof(float *);
+    char *memory = malloc(ins + outs + lengths + data); /* all of 8-byte alignment */
+    if (!memory) {
+        call->status = tl_fail(TORCHLEAN_NO_MEMORY, "%s: out of host memory for lists of %u buffers", call->op, count);
+        return;
+    }
+    call->list.memory = memory;
+    call->in = (tl_call_input *)memory;
+    call->out = (tl_call_output *)(memory + ins);
+    call->list.lengths = (int64_t *)(memory + ins + outs);
+    call->list.data = (float **)(memory + ins + outs + lengths);
+    call->input_room = input_room;
+    call->output_room = output_room;
+}
+
+/* The element of a list, if it has the length of the first list's. */
+static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const torchlean_buffer *handle)
+{
+    spelling s, t;
+    tl_buffer *found = find(call, name, i, handle);
+    if (!found)
+        return NULL;
+    const int64_t got = atomic_load_explicit(&found->n, memory_order_relaxed);
+    if (got == call->list.lengths[i])
+        return found;
+    call->status = tl_fail(TORCHLEAN_SHAPE, "%s: %s: got %lld elements, expected the length of %s = %lld", call->op,
+                           spell(&s, name, i), (long long)got, spell(&t, call->list.first, i),
+                           (long long)call->list.lengths[i]);
+    return NULL;
+}
+
+const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buffer *const *list)
+{
+    const int64_t count = call->list.count;
+    tl_host(call, name, list, call->list.count);
+    if (call->status || !count)
+        return NULL;
+    float **data = call->list.data + call->list.inputs++ * count;
+    const int first = !call->list.first;
+    if (first)
+        call->list.first = name;
+    for (int64_t i = 0; i < count; i++) {
+        tl_buffer *found = first ? find(call, name, i, list[i]) : find_element(call, name, i, list[i]);
+        if (!found)
+            return NULL;
+        if (first)
+            call->list.lengths[i] = atomic_load_explicit(&found->n, memory_order_relaxed);
+        call->in[call->inputs++] = (tl_call_input){name, found->block, i};
+        data[i] = found->block->p;
+    }
+    return (const float *const *)data;
+}
+
+void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
+{
+    tl_host(call, name, slots, call->list.count);
+    if (call->status)
+        return;
+    const int64_t count = call->list.count;
+    for (int64_t k = 0; k < call->outputs; k += count) {
+        torchlean_buffer **other = call->out[k].slot;
+        if (slots < other + count && other < slots + count) {
+            call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got the place of output %s, expected one of its own",
+                                   call->op, name, call->out[k].name);
+            return;
+        }
+    }
+    call->list.outputs++;
+    for (int64_t i = 0; i < count; i++) {
+        tl_call_output *out = &call->out[call->outputs++];
+        *out = (tl_call_output){.name = name, .slot = &slots[i], .n = (uint64_t)call->list.lengths[i], .index = i,
+                                .wanted = 1, .fresh = !slots[i]};
+        if (slots[i]) {
+            tl_buffer *found = find_element(call, name, i, slots[i]);
+            if (!found)
+                return;
+            out->storage = found->block;
+            out->data = found->block->p;
+        }
+    }
 }
 
 void tl_host(tl_call *call, const char *name, const void *array, uint64_t count)
@@ -247,27 +358,39 @@ float tl_scalar(double value) { return (float)value; }
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
+/* Refuses an output that shares storage with another, or with an input that is not its own counterpart. Each supplied
+ * output's storage is marked with the output, so that lists take one look per buffer; the storage is the context's,
+ * which is locked. */
 static void check_aliases(tl_call *call)
 {
-    for (int32_t i = 0; i < call->outputs; i++) {
-        const void *storage = call->out[i].storage;
-        if (!storage)
+    spelling s, t;
+    int64_t marked = 0;
+    int any = 0;
+    for (; marked < call->outputs; marked++) {
+        tl_call_output *out = &call->out[marked];
+        if (!out->storage)
             continue;
-        for (int32_t k = 0; k < call->inputs && !call->elementwise; k++) {
-            if (call->input_storage[k] == storage) {
-                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
-                                       call->out[i].name, input_names[k]);
-                return;
-            }
+        if (out->storage->output) {
+            const tl_call_output *other = &call->out[out->storage->output - 1];
+            call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of output %s, expected its own", call->op,
+                                   spell(&s, out->name, out->index), spell(&t, other->name, other->index));
+            break;
         }
-        for (int32_t k = 0; k < i; k++) {
-            if (call->out[k].storage == storage) {
-                call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of output %s, expected its own", call->op,
-                                       call->out[i].name, call->out[k].name);
-                return;
-            }
-        }
+        out->storage->output = (uint32_t)marked + 1;
+        any = 1;
     }
+    for (int64_t k = 0; k < call->inputs && any && !call->status; k++) {
+        const tl_call_input *in = &call->in[k];
+        if (!in->storage->output)
+            continue;
+        const tl_call_output *out = &call->out[in->storage->output - 1];
+        if (!call->elementwise || in->index != out->index)
+            call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
+                                   spell(&s, out->name, out->index), spell(&t, in->name, in->index));
+    }
+    for (int64_t i = 0; i < marked; i++)
+        if (call->out[i].storage)
+            call->out[i].storage->output = 0;
 }
 
 /* Host code is about to compute: the standard mode, if the caller's differs. */
@@ -287,7 +410,7 @@ int tl_begin(tl_call *call)
         check_aliases(call);
     if (call->status)
         return 0;
-    for (int32_t i = 0; i < call->outputs; i++) {
+    for (int64_t i = 0; i < call->outputs; i++) {
         if (call->out[i].fresh) {
             tl_buffer *made;
             call->status = tl_buffer_make(call->ctx, (uint32_t)call->out[i].n, NULL, &made);
@@ -314,6 +437,17 @@ int tl_begin_host(tl_call *call)
 
 float *tl_out(const tl_call *call, int32_t i) { return call->out[i].wanted ? call->out[i].data : NULL; }
 
+float *const *tl_out_list(const tl_call *call, int32_t i)
+{
+    const int64_t count = call->list.count;
+    if (!count)
+        return NULL;
+    float **data = call->list.data + (call->list.inputs + i) * count;
+    for (int64_t k = 0; k < count; k++)
+        data[k] = call->out[i * count + k].data;
+    return data;
+}
+
 int32_t tl_end(tl_call *call)
 {
     tl_context *ctx = call->ctx;
@@ -325,7 +459,7 @@ int32_t tl_end(tl_call *call)
         call->status = tl_cuda_after(ctx->cuda);
     if (call->status)
         tl_error_name(call->op, call->status, serial_at_enter);
-    for (int32_t i = 0; i < call->outputs; i++) {
+    for (int64_t i = 0; i < call->outputs; i++) {
         tl_buffer *made = call->out[i].made;
         if (!made)
             continue;
@@ -334,6 +468,7 @@ int32_t tl_end(tl_call *call)
         else
             *call->out[i].slot = tl_buffer_handle(made);
     }
+    free(call->list.memory);
     tl_unlock(ctx);
     return call->status;
 }

@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/* Of inputs and outputs that are no elements of lists. */
 enum { TL_MAX_RANK = 8, TL_MAX_INPUTS = 16, TL_MAX_OUTPUTS = 16 };
 
 typedef struct tl_context tl_context;
@@ -101,23 +102,42 @@ uint32_t tl_fork_serial(void);
  * is a no-op, so an entry point needs no branches. tl_begin allocates the outputs after all checks have passed, and
  * tl_end stores them in the caller's slots only if the kernel succeeded. */
 
+typedef struct tl_call_input {
+    const char *name;
+    struct tl_block *storage;
+    int64_t index; /* in its list, else -1 */
+} tl_call_input;
+
+typedef struct tl_call_output {
+    const char *name;
+    torchlean_buffer **slot;
+    struct tl_block *storage; /* of a buffer the caller supplied, else of the one tl_begin made */
+    float *data;
+    uint64_t n;
+    int64_t index;          /* in its list, else -1 */
+    struct tl_buffer *made; /* by tl_begin; tl_end stores its handle in the slot or releases it */
+    int8_t fresh, wanted;
+} tl_call_output;
+
 typedef struct tl_call {
     const char *op; /* the exported name */
     tl_context *ctx;
     int32_t status;
-    int32_t inputs, outputs;
-    int8_t elementwise; /* an output may be one of the inputs */
-    const void *input_storage[TL_MAX_INPUTS];
+    int8_t elementwise; /* an output may be an input, in lists that of the same index */
+    int64_t inputs, outputs, input_room, output_room;
+    tl_call_input *in;   /* few_in, or with lists in `memory` */
+    tl_call_output *out; /* few_out, or with lists in `memory` */
     struct {
-        const char *name;
-        torchlean_buffer **slot;
-        void *storage; /* of a buffer the caller supplied, else of the one tl_begin made */
-        float *data;
-        uint64_t n;
-        struct tl_buffer *made; /* by tl_begin; tl_end stores its handle in the slot or releases it */
-        int8_t fresh, wanted;
-    } out[TL_MAX_OUTPUTS];
+        uint32_t count;        /* elements of each */
+        int32_t inputs, outputs; /* lists met so far */
+        const char *first;     /* the name of the first, whose elements' lengths are everyone's */
+        int64_t *lengths;
+        float **data; /* the lists' data pointers, inputs before outputs */
+        void *memory; /* of everything here; tl_end frees it */
+    } list;
     uint64_t saved_mode; /* the caller's floating-point mode where tl_begin had to change it, else 0 */
+    tl_call_input few_in[TL_MAX_INPUTS];
+    tl_call_output few_out[TL_MAX_OUTPUTS];
 } tl_call;
 
 /* Opens a call on the context of `first`, the operation's first buffer (its argument name for the message), and locks
@@ -143,6 +163,12 @@ const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer
 void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
 /* The same, but a NULL slot means the caller does not want this output; the kernel gets a NULL pointer for it. */
 void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
+/* Makes room for lists of `count` buffers each; comes before the first input. */
+void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count);
+/* Checks an input list: elements live, of the call's context, of the lengths of the first list's. Returns their data. */
+const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buffer *const *list);
+/* Declares a list of outputs, of the lengths of the first input list; NULL elements are allocated. */
+void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots);
 /* A host array argument: NULL is refused unless count is 0. */
 void tl_host(tl_call *call, const char *name, const void *array, uint64_t count);
 /* Reads a dimension list (rank at most TL_MAX_RANK, at least min_rank). */
@@ -159,6 +185,8 @@ int tl_begin(tl_call *call);
 int tl_begin_host(tl_call *call);
 /* Data of output i after tl_begin; NULL if it is not wanted. */
 float *tl_out(const tl_call *call, int32_t i);
+/* Data of output list i after tl_begin. */
+float *const *tl_out_list(const tl_call *call, int32_t i);
 /* Stores fresh outputs (or releases them on failure), unlocks the context, returns the status. */
 int32_t tl_end(tl_call *call);
 

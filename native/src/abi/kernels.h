@@ -2,7 +2,9 @@
  *
  * A kernel returns a status (TORCHLEAN_OK or what tl_fail returned). Its arguments are checked: lengths fit, lists are
  * valid, outputs do not alias inputs except in the elementwise family (where an output may be an input). A NULL output is
- * one the caller does not want. A kernel is not called when every wanted output is empty. */
+ * one the caller does not want. A kernel is not called when every wanted output is empty. A list is an array of `count`
+ * data pointers; element i has lengths[i] elements (both may be 0), and an output's element may be an input's of the
+ * same index. */
 #ifndef TL_KERNELS_H
 #define TL_KERNELS_H
 
@@ -134,6 +136,12 @@
 #define tl_cpu_rand_uniform TL_V(tl_cpu_rand_uniform)
 #define tl_cpu_bernoulli_mask TL_V(tl_cpu_bernoulli_mask)
 #define tl_cpu_rand_normal TL_V(tl_cpu_rand_normal)
+#define tl_cpu_sgd_step TL_V(tl_cpu_sgd_step)
+#define tl_cpu_momentum_step TL_V(tl_cpu_momentum_step)
+#define tl_cpu_adam_step TL_V(tl_cpu_adam_step)
+#define tl_cpu_adamw_step TL_V(tl_cpu_adamw_step)
+#define tl_cpu_global_norm TL_V(tl_cpu_global_norm)
+#define tl_cpu_clip_scale TL_V(tl_cpu_clip_scale)
 #endif
 
 #ifdef __cplusplus
@@ -589,6 +597,40 @@ int32_t tl_cuda_bernoulli_mask(tl_context *ctx, int64_t n, uint64_t key, float k
 int32_t tl_cpu_rand_normal(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
 int32_t tl_cuda_rand_normal(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
 
+/* optim */
+int32_t tl_cpu_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
+                        const int64_t *lengths, float lr, float weight_decay, float *const *ps_out);
+int32_t tl_cuda_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
+                         const int64_t *lengths, float lr, float weight_decay, float *const *ps_out);
+int32_t tl_cpu_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *vs,
+                             int64_t count, const int64_t *lengths, float lr, float momentum, float dampening,
+                             float weight_decay, int64_t nesterov, float *const *ps_out, float *const *vs_out);
+int32_t tl_cuda_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *vs,
+                              int64_t count, const int64_t *lengths, float lr, float momentum, float dampening,
+                              float weight_decay, int64_t nesterov, float *const *ps_out, float *const *vs_out);
+int32_t tl_cpu_adam_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                         const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                         float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                         float *const *ms_out, float *const *vs_out);
+int32_t tl_cuda_adam_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                          const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                          float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                          float *const *ms_out, float *const *vs_out);
+int32_t tl_cpu_adamw_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                          const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                          float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                          float *const *ms_out, float *const *vs_out);
+int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                           const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                           float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                           float *const *ms_out, float *const *vs_out);
+int32_t tl_cpu_global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, float *out);
+int32_t tl_cuda_global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, float *out);
+int32_t tl_cpu_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
+                          const int64_t *lengths, float max_norm, float eps, float *const *gs_out);
+int32_t tl_cuda_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
+                           const int64_t *lengths, float max_norm, float eps, float *const *gs_out);
+
 /* The CPU path of one SIMD variant. */
 struct tl_cpu_kernels {
     int32_t (*add)(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
@@ -801,6 +843,22 @@ struct tl_cpu_kernels {
     int32_t (*rand_uniform)(tl_context *ctx, int64_t n, uint64_t key, float *out);
     int32_t (*bernoulli_mask)(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out);
     int32_t (*rand_normal)(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out);
+    int32_t (*sgd_step)(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
+                        const int64_t *lengths, float lr, float weight_decay, float *const *ps_out);
+    int32_t (*momentum_step)(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *vs,
+                             int64_t count, const int64_t *lengths, float lr, float momentum, float dampening,
+                             float weight_decay, int64_t nesterov, float *const *ps_out, float *const *vs_out);
+    int32_t (*adam_step)(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                         const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                         float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                         float *const *ms_out, float *const *vs_out);
+    int32_t (*adamw_step)(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                          const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                          float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                          float *const *ms_out, float *const *vs_out);
+    int32_t (*global_norm)(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, float *out);
+    int32_t (*clip_scale)(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
+                          const int64_t *lengths, float max_norm, float eps, float *const *gs_out);
 };
 
 #ifdef __cplusplus

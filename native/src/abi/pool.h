@@ -17,6 +17,7 @@ typedef struct tl_block {
     uint64_t bytes;          /* of the class */
     uint32_t size_class;
     uint32_t references;     /* handles that share it; 0 in the cache */
+    uint32_t output;         /* while a call looks for aliases: 1 + which of its outputs this is, else 0 */
     struct tl_block *cached; /* next in the class's free list */
     struct tl_block *chain;  /* next in the pointer map's bucket */
 } tl_block;

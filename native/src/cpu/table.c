@@ -128,4 +128,10 @@ const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {
     .rand_uniform = tl_cpu_rand_uniform,
     .bernoulli_mask = tl_cpu_bernoulli_mask,
     .rand_normal = tl_cpu_rand_normal,
+    .sgd_step = tl_cpu_sgd_step,
+    .momentum_step = tl_cpu_momentum_step,
+    .adam_step = tl_cpu_adam_step,
+    .adamw_step = tl_cpu_adamw_step,
+    .global_norm = tl_cpu_global_norm,
+    .clip_scale = tl_cpu_clip_scale,
 };

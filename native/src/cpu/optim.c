@@ -1,0 +1,261 @@
+/* Optimiser steps and the global norm on the CPU, over lists of tensors.
+ *
+ * The tensors of a list, end to end, are one row of elements; task k owns the elements k·TL_SPAN .. of it, whichever
+ * tensors they lie in, so that a hundred small tensors are a few tasks and a large one is many. An output may be the
+ * input of its index, because each element is read before it is written. */
+#include "../abi/kernels.h"
+#include "../formula/optim.h"
+#include "../formula/sum_tree.h"
+
+/* Seven operands of 64 KiB stay within a core's L2 cache and pay for handing the task to a thread. */
+enum { TL_SPAN = 16384 };
+
+typedef struct lists {
+    const float *const *in[4];
+    float *const *out[3];
+    const int64_t *lengths;
+    int64_t count, *start; /* start[i]: the elements before tensor i; start[count]: all */
+} lists;
+
+/* Where the tensors begin in the row of all elements; with `unit` > 1 counted in pieces of that many elements, an empty
+ * tensor being one piece. Given back with tl_pool_free. */
+static int32_t find_starts(tl_context *ctx, const int64_t *lengths, int64_t count, int64_t unit, int64_t **start)
+{
+    void *memory;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(count + 1) * sizeof(int64_t), &memory);
+    if (status)
+        return status;
+    *start = memory;
+    (*start)[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t pieces = (lengths[i] + unit - 1) / unit;
+        (*start)[i + 1] = (*start)[i] + (unit > 1 && pieces == 0 ? 1 : pieces);
+    }
+    return TORCHLEAN_OK;
+}
+
+/* The tensor that element (or piece) `at` lies in: the last that starts there or before, and is not empty. */
+static int64_t find_tensor(const int64_t *start, int64_t count, int64_t at)
+{
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (start[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tl_step {
+    lists lists;
+    union {
+        tl_sgd sgd;
+        tl_momentum momentum;
+        tl_adam adam;
+        float factor;
+    } rule;
+} tl_step;
+
+static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
+{
+    const int32_t status = find_starts(ctx, step.lists.lengths, step.lists.count, 1, &step.lists.start);
+    if (status)
+        return status;
+    tl_parallel((step.lists.start[step.lists.count] + TL_SPAN - 1) / TL_SPAN, span, &step);
+    tl_pool_free(ctx, step.lists.start);
+    return TORCHLEAN_OK;
+}
+
+/* Defines name(arg, task, worker): for every tensor i that the task's span meets, `body` on the elements first .. last
+ * of it. A body's loops are over independent elements, which gcc vectorises. */
+#define TL_SPAN_FUNCTION(name, ...)                                                                                   \
+    static void name(void *arg, int64_t task, int32_t worker)                                                         \
+    {                                                                                                                 \
+        (void)worker;                                                                                                 \
+        const tl_step step = *(const tl_step *)arg;                                                                   \
+        const lists l = step.lists;                                                                               \
+        const int64_t end = (task + 1) * TL_SPAN;                                                                     \
+        for (int64_t i = find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) {       \
+            const int64_t first = task * TL_SPAN > l.start[i] ? task * TL_SPAN - l.start[i] : 0;                      \
+            const int64_t last = end < l.start[i + 1] ? end - l.start[i] : l.lengths[i];                              \
+            __VA_ARGS__                                                                                               \
+        }                                                                                                             \
+    }
+
+TL_SPAN_FUNCTION(
+    sgd_span, const float *p = l.in[0][i], *g = l.in[1][i]; float *p_out = l.out[0][i]; const tl_sgd s = step.rule.sgd;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) p_out[j] = tl_sgd_element(s, p[j], g[j]);)
+
+TL_SPAN_FUNCTION(
+    momentum_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i];
+    float *p_out = l.out[0][i], *v_out = l.out[1][i]; const tl_momentum s = step.rule.momentum;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_v;
+        tl_momentum_element(s, p[j], g[j], v[j], &after_p, &after_v);
+        p_out[j] = after_p;
+        v_out[j] = after_v;
+    })
+
+TL_SPAN_FUNCTION(
+    adam_span, const float *p = l.in[0][i], *g = l.in[1][i], *m = l.in[2][i], *v = l.in[3][i];
+    float *p_out = l.out[0][i], *m_out = l.out[1][i], *v_out = l.out[2][i]; const tl_adam s = step.rule.adam;
+    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
+        float after_p, after_m, after_v;
+        tl_adam_element(s, p[j], g[j], m[j], v[j], &after_p, &after_m, &after_v);
+        p_out[j] = after_p;
+        m_out[j] = after_m;
+        v_out[j] = after_v;
+    })
+
+/* In place a factor of 1 has nothing to do. */
+TL_SPAN_FUNCTION(
+    clip_span, const float *g = l.in[0][i]; float *g_out = l.out[0][i]; const float factor = step.rule.factor;
+    if (factor != 1.0f || g != g_out)
+        _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) g_out[j] = factor * g[j];)
+
+int32_t tl_cpu_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
+                        const int64_t *lengths, float lr, float weight_decay, float *const *ps_out)
+{
+    return run(ctx, sgd_span, (tl_step){{{ps, gs}, {ps_out}, lengths, count, NULL}, {.sgd = {lr, weight_decay}}});
+}
+
+int32_t tl_cpu_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *vs,
+                             int64_t count, const int64_t *lengths, float lr, float momentum, float dampening,
+                             float weight_decay, int64_t nesterov, float *const *ps_out, float *const *vs_out)
+{
+    const tl_momentum s = tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov);
+    return run(ctx, momentum_span, (tl_step){{{ps, gs, vs}, {ps_out, vs_out}, lengths, count, NULL}, {.momentum = s}});
+}
+
+int32_t tl_cpu_adam_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                         const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                         float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                         float *const *ms_out, float *const *vs_out)
+{
+    const tl_adam s = tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f);
+    return run(ctx, adam_span,
+               (tl_step){{{ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, lengths, count, NULL}, {.adam = s}});
+}
+
+int32_t tl_cpu_adamw_step(tl_context *ctx, const float *const *ps, const float *const *gs, const float *const *ms,
+                          const float *const *vs, int64_t count, const int64_t *lengths, uint64_t step, float lr,
+                          float beta1, float beta2, float eps, float weight_decay, float *const *ps_out,
+                          float *const *ms_out, float *const *vs_out)
+{
+    const tl_adam s = tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay);
+    return run(ctx, adam_span,
+               (tl_step){{{ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, lengths, count, NULL}, {.adam = s}});
+}
+
+int32_t tl_cpu_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
+                          const int64_t *lengths, float max_norm, float eps, float *const *gs_out)
+{
+    return run(ctx, clip_span, (tl_step){{{gs}, {gs_out}, lengths, count, NULL},
+                                         {.factor = tl_clip_factor(norm[0], max_norm, eps)}});
+}
+
+/* ---- the global norm: the row tree of formula/sum_tree.h in double ----------------------------------------------- */
+
+/* Folds 1024 lanes in halves; t is used up. Lanes past a row's end hold +0. */
+static double fold_lanes(double *t)
+{
+    for (int64_t s = TL_SUM_LANES / 2; s > 0; s /= 2)
+        for (int64_t k = 0; k < s; k++)
+            t[k] += t[k + s];
+    return t[0];
+}
+
+/* Sums the values of a leaf, VALUE(k) for k < n <= TL_SUM_LEAF, into one. */
+#define TL_LEAF(VALUE)                                                                                                \
+    double t[TL_SUM_LANES] = {0};                                                                                     \
+    for (int64_t first = 0; first < n; first += TL_SUM_LANES) {                                                       \
+        const int64_t lanes = n - first < TL_SUM_LANES ? n - first : TL_SUM_LANES;                                    \
+        for (int64_t k = 0; k < lanes; k++)                                                                           \
+            t[k] += VALUE(first + k);                                                                                 \
+    }                                                                                                                 \
+    return fold_lanes(t);
+
+#define SQUARE(k) tl_square(x[k])
+static double leaf_of_squares(const float *x, int64_t n)
+{
+    if (n <= 16) { /* the tensors of biases and scales: a plain halving tree over 16 lanes */
+        double t[16] = {0};
+        for (int64_t k = 0; k < n; k++)
+            t[k] = SQUARE(k);
+        for (int64_t s = 8; s > 0; s /= 2)
+            for (int64_t k = 0; k < s; k++)
+                t[k] += t[k + s];
+        return t[0];
+    }
+    TL_LEAF(SQUARE)
+}
+
+#define ITSELF(k) x[k]
+static double leaf_of_sums(const double *x, int64_t n)
+{
+    TL_LEAF(ITSELF)
+}
+
+/* The tree over a row of sums, in their place: x is used up. */
+static double sum_row(double *x, int64_t n)
+{
+    if (n == 0)
+        return 0.0;
+    while (n > 1) {
+        const int64_t leaves = (n + TL_SUM_LEAF - 1) / TL_SUM_LEAF;
+        for (int64_t k = 0; k < leaves; k++) {
+            const int64_t left = n - k * TL_SUM_LEAF;
+            x[k] = leaf_of_sums(x + k * TL_SUM_LEAF, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);
+        }
+        n = leaves;
+    }
+    return x[0];
+}
+
+typedef struct tl_squares {
+    const float *const *gs;
+    const int64_t *lengths, *start;
+    int64_t count;
+    double *sums; /* of every leaf, tensor after tensor */
+} tl_squares;
+
+/* Leaves of a task: 256 KiB of large tensors. */
+enum { TL_LEAVES = 4 };
+
+static void square_leaves(void *arg, int64_t task, int32_t worker)
+{
+    (void)worker;
+    const tl_squares s = *(const tl_squares *)arg;
+    const int64_t last = (task + 1) * TL_LEAVES < s.start[s.count] ? (task + 1) * TL_LEAVES : s.start[s.count];
+    int64_t i = find_tensor(s.start, s.count, task * TL_LEAVES);
+    for (int64_t leaf = task * TL_LEAVES; leaf < last; leaf++) {
+        while (leaf >= s.start[i + 1])
+            i++;
+        const int64_t first = (leaf - s.start[i]) * TL_SUM_LEAF, left = s.lengths[i] - first;
+        s.sums[leaf] = leaf_of_squares(s.gs[i] + first, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);
+    }
+}
+
+int32_t tl_cpu_global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, float *out)
+{
+    int64_t *start;
+    void *sums;
+    int32_t status = find_starts(ctx, lengths, count, TL_SUM_LEAF, &start);
+    if (status)
+        return status;
+    status = tl_pool_alloc(ctx, (size_t)start[count] * sizeof(double), &sums);
+    if (!status) {
+        tl_squares s = {gs, lengths, start, count, sums};
+        tl_parallel((start[count] + TL_LEAVES - 1) / TL_LEAVES, square_leaves, &s);
+        for (int64_t i = 0; i < count; i++)
+            s.sums[i] = sum_row(s.sums + start[i], start[i + 1] - start[i]);
+        out[0] = (float)sqrt(sum_row(s.sums, count));
+    }
+    tl_pool_free(ctx, status ? NULL : sums);
+    tl_pool_free(ctx, start);
+    return status;
+}

@@ -1,0 +1,434 @@
+/* Optimiser steps and the global norm on CUDA, over lists of tensors.
+ *
+ * Pointers and lengths travel by value in the kernel's parameters (up to 32,764 bytes since CUDA 12.1 on sm_70 and
+ * later), so a list of several hundred tensors is one launch and nothing is copied beforehand; longer lists take several.
+ * Tables come in three sizes, because a launch pays for all of its parameters.
+ *
+ * Blocks are dealt to chunks of tensors by a fixed mapping: tensor i owns the blocks first[i] .. first[i + 1] - 1, and a
+ * block finds its tensor by bisection in the parameters, which are cached constants. All is bound by memory. */
+#include "../abi/kernels.h"
+#include "common.cuh"
+
+#include "../formula/optim.h"
+#include "../formula/sum_tree.h"
+
+namespace {
+
+constexpr int THREADS = 256;
+/* Bytes of a table; the rest of the parameters takes less than 128. */
+constexpr int SMALL = 3900, MIDDLE = 9600, LARGE = 32000;
+
+template <int IN, int OUT, int BYTES> struct table {
+    static constexpr int ROOM = BYTES / (int)(sizeof(void *) * (IN + OUT) + 2 * sizeof(uint32_t));
+    const float *in[ROOM][IN];
+    float *out[ROOM][OUT];
+    uint32_t n[ROOM], first[ROOM]; /* elements; the tensor's first block */
+    int count;
+};
+
+/* The tensor of a block: the last one whose first block is at or before it. An empty tensor has a leaf or
+ * is not in the table. */
+template <class T> __device__ __forceinline__ int find_tensor(const T &t, uint32_t block)
+{
+    int low = 0, high = t.count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (t.first[middle] <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+struct sgd_rule {
+    static constexpr int IN = 2, OUT = 1;
+    tl_sgd s;
+    __device__ __forceinline__ void prepare() {}
+    __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        y[0] = tl_sgd_element(s, x[0], x[1]);
+    }
+};
+
+struct momentum_rule {
+    static constexpr int IN = 3, OUT = 2;
+    tl_momentum s;
+    __device__ __forceinline__ void prepare() {}
+    __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_momentum_element(s, x[0], x[1], x[2], &y[0], &y[1]);
+    }
+};
+
+struct adam_rule {
+    static constexpr int IN = 4, OUT = 3;
+    tl_adam s;
+    __device__ __forceinline__ void prepare() {}
+    __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
+    {
+        tl_adam_element(s, x[0], x[1], x[2], x[3], &y[0], &y[1], &y[2]);
+    }
+};
+
+/* The norm is read by every thread, a broadcast from the cache; in place a factor of 1 has nothing to do. */
+struct clip_rule {
+    static constexpr int IN = 1, OUT = 1;
+    const float *norm;
+    float max_norm, eps, factor;
+    __device__ __forceinline__ void prepare() { factor = tl_clip_factor(*norm, max_norm, eps); }
+    __device__ __forceinline__ bool idle(const float *in, const float *out) const
+    {
+        return factor == 1.0f && in == out;
+    }
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const { y[0] = factor * x[0]; }
+};
+
+/* A block owns CHUNK elements of one tensor, in rounds of 1024: thread t has elements 4t..4t+3 of each, and asks for the
+ * operands of as many rounds as make about 64 bytes before it computes. An output may be the input of its tensor: a
+ * thread reads its elements before it writes them, and no other thread touches them. The last block of a tensor, and one
+ * whose operands do not all start on 16 bytes, goes by single elements where it must. */
+constexpr int ROUND = 4 * THREADS, ROUNDS = 4, CHUNK = ROUND * ROUNDS;
+
+template <class Rule, int BYTES>
+__global__ void __launch_bounds__(THREADS, 4)
+step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
+{
+    constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = 4 / IN; /* rounds whose loads are in flight */
+    Rule rule = given;
+    rule.prepare();
+    const int i = find_tensor(t, blockIdx.x);
+    const uint32_t start = (blockIdx.x - t.first[i]) * CHUNK, n = t.n[i];
+    const float *in[IN];
+    float *out[OUT];
+    bool aligned = true;
+#pragma unroll
+    for (int k = 0; k < IN; k++)
+        aligned &= tl_aligned4(in[k] = t.in[i][k] + start);
+#pragma unroll
+    for (int k = 0; k < OUT; k++)
+        aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
+    if (rule.idle(in[0], out[0]))
+        return;
+    const uint32_t left = min(n - start, (uint32_t)CHUNK), whole = aligned ? left / 4 * 4 : 0;
+#pragma unroll 1
+    for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
+        float4 x[AHEAD][IN];
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++)
+#pragma unroll
+            for (int k = 0; k < IN; k++)
+                if (e + r * ROUND < whole)
+                    x[r][k] = tl_load4(in[k] + e + r * ROUND);
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++) {
+            if (e + r * ROUND >= whole)
+                break;
+            float4 y[OUT];
+#define TL_COMPONENT(c)                                                                                                \
+    {                                                                                                                  \
+        float arguments[IN], results[OUT];                                                                             \
+        _Pragma("unroll") for (int k = 0; k < IN; k++) arguments[k] = x[r][k].c;                                       \
+        rule.apply(arguments, results);                                                                                \
+        _Pragma("unroll") for (int k = 0; k < OUT; k++) y[k].c = results[k];                                           \
+    }
+            TL_COMPONENT(x)
+            TL_COMPONENT(y)
+            TL_COMPONENT(z)
+            TL_COMPONENT(w)
+#undef TL_COMPONENT
+#pragma unroll
+            for (int k = 0; k < OUT; k++)
+                tl_store4(out[k] + e + r * ROUND, y[k]);
+        }
+    }
+#pragma unroll 1
+    for (uint32_t e = whole + threadIdx.x; e < left; e += THREADS) {
+        float arguments[IN], results[OUT];
+#pragma unroll
+        for (int k = 0; k < IN; k++)
+            arguments[k] = in[k][e];
+        rule.apply(arguments, results);
+#pragma unroll
+        for (int k = 0; k < OUT; k++)
+            out[k][e] = results[k];
+    }
+}
+
+/* Launches for the tensors from *next on, as many as the table holds. */
+template <class Rule, int BYTES>
+int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float *const *const *in,
+               float *const *const *out, int64_t count, const int64_t *lengths, int64_t *next)
+{
+    table<Rule::IN, Rule::OUT, BYTES> t;
+    uint32_t blocks = 0;
+    t.count = 0;
+    for (; *next < count && t.count < t.ROOM; ++*next) {
+        const int64_t i = *next;
+        if (!lengths[i])
+            continue;
+        for (int k = 0; k < Rule::IN; k++)
+            t.in[t.count][k] = in[k][i];
+        for (int k = 0; k < Rule::OUT; k++)
+            t.out[t.count][k] = out[k][i];
+        t.n[t.count] = (uint32_t)lengths[i];
+        t.first[t.count++] = blocks;
+        blocks += (uint32_t)tl_ceil_div(lengths[i], CHUNK); /* at most 2^20 each */
+    }
+    if (!blocks)
+        return TORCHLEAN_OK;
+    step_kernel<Rule, BYTES><<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(t, rule);
+    return tl_cuda_launched(ctx, name);
+}
+
+template <class Rule>
+int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *const *const (&in)[Rule::IN],
+            float *const *const (&out)[Rule::OUT], int64_t count, const int64_t *lengths)
+{
+    int64_t next = 0;
+    while (next < count) {
+        const int64_t left = count - next;
+        if (left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM)
+            TL_TRY((launch<Rule, SMALL>(ctx, name, rule, in, out, count, lengths, &next)));
+        else if (left <= table<Rule::IN, Rule::OUT, MIDDLE>::ROOM)
+            TL_TRY((launch<Rule, MIDDLE>(ctx, name, rule, in, out, count, lengths, &next)));
+        else
+            TL_TRY((launch<Rule, LARGE>(ctx, name, rule, in, out, count, lengths, &next)));
+    }
+    return TORCHLEAN_OK;
+}
+
+/* ---- the global norm: the row tree of formula/sum_tree.h in double ----------------------------------------------- */
+
+/* A block of 256 threads holds the 1024 lanes of a leaf, thread t lanes 4t..4t+3, and folds them in halves: three levels
+ * join warps, warp 0 reading quadruples t, t + 32, ..., t + 224, five are exchanges between its threads, whose partners
+ * add the same two numbers, and two lie within a quadruple. The result is valid in warp 0; all threads must call. */
+__device__ __forceinline__ double fold_block(const double (&v)[4], double (*shared)[4])
+{
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        shared[threadIdx.x][c] = v[c];
+    __syncthreads();
+    double sum[4] = {0.0, 0.0, 0.0, 0.0};
+    if (threadIdx.x < 32) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            double w[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                w[j] = shared[threadIdx.x + 32 * j][c];
+            sum[c] = ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]));
+#pragma unroll
+            for (int s = 16; s > 0; s /= 2)
+                sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], s);
+        }
+    }
+    __syncthreads();
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+/* A table of inputs alone; `first` ends with the number of blocks. */
+template <int BYTES> struct rows {
+    static constexpr int ROOM = BYTES / (int)(sizeof(void *) + 2 * sizeof(uint32_t));
+    const float *in[ROOM];
+    uint32_t n[ROOM], first[ROOM + 1];
+    int count;
+};
+
+/* A block owns a leaf of 16384 elements: thread t lanes 4t..4t+3 of each of its 16 runs of 1024, loaded eight runs at a
+ * time (32 KiB in flight per block). An empty tensor has one leaf too, whose sum is 0. */
+constexpr int RUNS = TL_SUM_LEAF / TL_SUM_LANES, FLIGHT = 8;
+
+template <int BYTES>
+__global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constant__ rows<BYTES> t, double *sums)
+{
+    __shared__ double shared[THREADS][4];
+    const int i = find_tensor(t, blockIdx.x);
+    const uint32_t start = (blockIdx.x - t.first[i]) * TL_SUM_LEAF, left = min(t.n[i] - start, (uint32_t)TL_SUM_LEAF);
+    const float *x = t.in[i] + start;
+    const bool aligned = tl_aligned4(x);
+    double lanes[4] = {0.0, 0.0, 0.0, 0.0};
+#pragma unroll 1
+    for (uint32_t run = 0; run < RUNS && run * TL_SUM_LANES < left; run += FLIGHT) {
+        float v[FLIGHT][4];
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++) {
+            const uint32_t e = (run + k) * TL_SUM_LANES + 4 * threadIdx.x;
+            if (aligned && e + 4 <= left) {
+                const float4 q = tl_load4(x + e);
+                v[k][0] = q.x, v[k][1] = q.y, v[k][2] = q.z, v[k][3] = q.w;
+            } else {
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    v[k][c] = e + c < left ? x[e + c] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                lanes[c] += tl_square(v[k][c]);
+    }
+    const double sum = fold_block(lanes, shared);
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = sum;
+}
+
+/* The tree over n sums, by one block: leaf after leaf, and the leaves' sums into the lanes of the level above as they
+ * come, at most 2^28 sums in all. Valid in thread 0; all threads must call. */
+__device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
+{
+    double upper[4] = {0.0, 0.0, 0.0, 0.0}, sum = 0.0;
+    for (int64_t start = 0, leaf = 0; start < n; start += TL_SUM_LEAF, leaf++) {
+        const int64_t left = min(n - start, (int64_t)TL_SUM_LEAF);
+        double lanes[4] = {0.0, 0.0, 0.0, 0.0};
+        for (int64_t run = 4 * (int)threadIdx.x; run < left; run += TL_SUM_LANES)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                lanes[c] += run + c < left ? x[start + run + c] : 0.0;
+        sum = fold_block(lanes, shared);
+        if (n <= TL_SUM_LEAF)
+            return sum;
+        if (threadIdx.x == 0)
+            shared[0][0] = sum;
+        __syncthreads();
+        const double whole = shared[0][0];
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c)
+                upper[c] += whole;
+    }
+    return n > 0 ? fold_block(upper, shared) : 0.0;
+}
+
+/* Block b makes one sum of the leaves of tensor b of the table. */
+template <int BYTES>
+__global__ void __launch_bounds__(THREADS)
+sum_tensors(const __grid_constant__ rows<BYTES> t, const double *sums, double *out)
+{
+    __shared__ double shared[THREADS][4];
+    const uint32_t first = t.first[blockIdx.x];
+    const double sum = sum_row(sums + first, t.first[blockIdx.x + 1] - first, shared);
+    if (threadIdx.x == 0)
+        out[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(THREADS) finish_norm(const double *sums, int64_t n, float *out)
+{
+    __shared__ double shared[THREADS][4];
+    const double sum = sum_row(sums, n, shared);
+    if (threadIdx.x == 0)
+        *out = (float)sqrt(sum);
+}
+
+/* One sum per tensor from *next on, as many as the table holds, to sums[*next]..; without `sums` the
+ * leaves' sums alone. */
+template <int BYTES>
+int32_t square_tensors(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, int64_t *next,
+                       double *leaves, double *sums, int64_t *leaf)
+{
+    rows<BYTES> t;
+    const int64_t begin = *next;
+    uint32_t blocks = 0;
+    for (t.count = 0; *next < count && t.count < t.ROOM; ++*next) {
+        const int64_t n = lengths[*next];
+        t.in[t.count] = gs[*next];
+        t.n[t.count] = (uint32_t)n;
+        t.first[t.count++] = blocks;
+        blocks += n ? (uint32_t)tl_ceil_div(n, TL_SUM_LEAF) : 1;
+    }
+    t.first[t.count] = blocks;
+    square_leaves<BYTES><<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(t, leaves + *leaf);
+    TL_TRY(tl_cuda_launched(ctx, "square_leaves"));
+    if (sums) {
+        sum_tensors<BYTES><<<t.count, THREADS, 0, tl_cuda_stream(ctx)>>>(t, leaves + *leaf, sums + begin);
+        TL_TRY(tl_cuda_launched(ctx, "sum_tensors"));
+    }
+    *leaf += blocks;
+    return TORCHLEAN_OK;
+}
+
+int32_t global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths, double *leaves,
+                    double *sums, float *out)
+{
+    int64_t leaf = 0;
+    for (int64_t next = 0; next < count;) {
+        if (count - next <= rows<SMALL>::ROOM)
+            TL_TRY(square_tensors<SMALL>(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
+        else
+            TL_TRY(square_tensors<LARGE>(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
+    }
+    finish_norm<<<1, THREADS, 0, tl_cuda_stream(ctx)>>>(sums ? sums : leaves, sums ? count : leaf, out);
+    return tl_cuda_launched(ctx, "finish_norm");
+}
+
+} // namespace
+
+extern "C" int32_t tl_cuda_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
+                                    const int64_t *lengths, float lr, float weight_decay, float *const *ps_out)
+{
+    const sgd_rule rule = {{lr, weight_decay}};
+    return run(ctx, "tl_cuda_sgd_step", rule, {ps, gs}, {ps_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                         const float *const *vs, int64_t count, const int64_t *lengths, float lr,
+                                         float momentum, float dampening, float weight_decay, int64_t nesterov,
+                                         float *const *ps_out, float *const *vs_out)
+{
+    const momentum_rule rule = {tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov)};
+    return run(ctx, "tl_cuda_momentum_step", rule, {ps, gs, vs}, {ps_out, vs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_adam_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                     const float *const *ms, const float *const *vs, int64_t count,
+                                     const int64_t *lengths, uint64_t step, float lr, float beta1, float beta2,
+                                     float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
+                                     float *const *vs_out)
+{
+    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f)};
+    return run(ctx, "tl_cuda_adam_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, const float *const *gs,
+                                      const float *const *ms, const float *const *vs, int64_t count,
+                                      const int64_t *lengths, uint64_t step, float lr, float beta1, float beta2,
+                                      float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
+                                      float *const *vs_out)
+{
+    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
+    return run(ctx, "tl_cuda_adamw_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
+                                      const int64_t *lengths, float max_norm, float eps, float *const *gs_out)
+{
+    const clip_rule rule = {norm, max_norm, eps, 0.0f};
+    return run(ctx, "tl_cuda_clip_scale", rule, {gs}, {gs_out}, count, lengths);
+}
+
+extern "C" int32_t tl_cuda_global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths,
+                                       float *out)
+{
+    int64_t total = 0;
+    bool split = false;
+    for (int64_t i = 0; i < count; i++) {
+        total += lengths[i] ? tl_ceil_div(lengths[i], TL_SUM_LEAF) : 1;
+        split |= lengths[i] > TL_SUM_LEAF;
+    }
+    split &= count > 1; /* one tensor's leaves are the row that is left; so are tensors of one leaf each */
+    void *leaves, *sums = nullptr;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)total * sizeof(double), &leaves));
+    int32_t status = split ? tl_pool_alloc(ctx, (size_t)count * sizeof(double), &sums) : TORCHLEAN_OK;
+    if (!status)
+        status = global_norm(ctx, gs, count, lengths, static_cast<double *>(leaves), static_cast<double *>(sums), out);
+    tl_pool_free(ctx, sums);
+    tl_pool_free(ctx, leaves);
+    return status;
+}

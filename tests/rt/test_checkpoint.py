@@ -1,0 +1,165 @@
+"""Checkpoints: a resumed run is the uninterrupted one bit for bit; damaged and foreign files are refused and change nothing."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tlrt
+from tlrt import Session, checkpoint, optim
+from tlrt.checkpoint import CheckpointError
+
+safetensors = pytest.importorskip("safetensors.numpy")
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.05),
+    "momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01),
+}
+DEVICES = ["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+class Run:
+    """A small model with dropout, its optimiser and its losses."""
+
+    def __init__(self, device: str, kind: str = "adamw", seed: int = 3) -> None:
+        if device == "cuda" and len(tlrt.devices()) == 1:
+            pytest.skip("no CUDA device on this machine")
+        self.session = s = Session(device, seed=seed)
+        rng = np.random.default_rng(1)
+        self.w = s.param(rng.standard_normal((4, 3)), "layer.weight")
+        self.b = s.param(np.zeros(4), "layer.bias")
+        self.x, self.y = rng.standard_normal((6, 3)), rng.standard_normal((6, 4))
+        self.optimizer = OPTIMIZERS[kind]([self.w, self.b])
+
+    def steps(self, n: int) -> list[float]:
+        s, losses = self.session, []
+        for _ in range(n):
+            hidden = s.dropout(s.linear(self.w, self.b, s.const(self.x)), 0.3)
+            loss = s.mse_loss(hidden, s.const(self.y))
+            losses.append(loss.item())
+            s.backward(loss)
+            self.optimizer.step()
+            s.reset()
+        return losses
+
+    def bits(self) -> list[bytes]:
+        arrays = [p.value for p in self.session.parameters.values()] + list(self.optimizer.state()[1].values())
+        return [np.ascontiguousarray(a).tobytes() for a in arrays]
+
+    def save(self, path, extra=None) -> None:
+        checkpoint.save(path, self.session, self.optimizer, extra)
+
+    def load(self, path):
+        return checkpoint.load(path, self.session, self.optimizer)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_resumed_run_is_the_uninterrupted_one(device, kind, tmp_path):
+    whole = Run(device, kind)
+    first = whole.steps(5)
+    whole.save(tmp_path / "a.safetensors", {"epoch": 5})
+    rest = whole.steps(5)
+    resumed = Run(device, kind, seed=99)
+    resumed.steps(2)
+    assert resumed.load(tmp_path / "a.safetensors") == {"epoch": 5}
+    assert resumed.steps(5) == rest
+    assert resumed.bits() == whole.bits()
+    assert len(set(first + rest)) == 10
+
+
+def test_other_readers_find_the_parameters(tmp_path):
+    run = Run("cpu")
+    run.steps(1)
+    run.save(tmp_path / "a.safetensors")
+    tensors = safetensors.load_file(tmp_path / "a.safetensors")
+    assert np.array_equal(tensors["layer.weight"], run.w.value) and tensors["layer.bias"].dtype == np.float32
+    assert "optimizer/0/m/layer.weight" in tensors
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    run, path = Run("cpu"), tmp_path / "a.safetensors"
+    run.save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        run.save(path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    with pytest.raises(ValueError):
+        run.save(path, {"loss": float("nan")})
+    assert path.read_bytes() == before
+
+
+def refused(run: Run, path, match: str) -> None:
+    before = (run.bits(), run.session.counter, run.optimizer.steps)
+    with pytest.raises(CheckpointError, match=match):
+        run.load(path)
+    assert (run.bits(), run.session.counter, run.optimizer.steps) == before
+
+
+def test_foreign_files(tmp_path):
+    run, path = Run("cpu"), tmp_path / "a.safetensors"
+    with pytest.raises(FileNotFoundError):
+        run.load(path)
+    path.write_bytes(b"")
+    refused(run, path, "damaged")
+    path.write_bytes(b"PK\x03\x04 some zip")
+    refused(run, path, "damaged")
+    safetensors.save_file({"layer.weight": np.zeros((4, 3), np.float32)}, path)
+    refused(run, path, "another program")
+    safetensors.save_file({}, path, {"tlrt": "{not json"})
+    refused(run, path, "another program")
+    safetensors.save_file({}, path, {"tlrt": json.dumps({"version": 99})})
+    refused(run, path, "version 99, expected 1")
+    safetensors.save_file({}, path, {"tlrt": json.dumps({"version": 1})})
+    refused(run, path, "metadata")
+
+
+def test_checkpoints_of_another_program(tmp_path):
+    path = tmp_path / "a.safetensors"
+    run = Run("cpu")
+    Run("cpu", "sgd").save(path)
+    refused(run, path, "type: got 'SGD', expected 'AdamW'")
+    checkpoint.save(path, run.session)
+    refused(run, path, "got 0 optimizers, expected 1")
+    other = Run("cpu")
+    other.session.param([1.0], "more")
+    other.save(path)
+    refused(run, path, r"the session lacks \['more'\]")
+    Run("spec").save(path)
+    refused(run, path, "precision float64, expected float32")
+    with Session("cpu") as s:
+        w = s.param(np.zeros((4, 4)), "layer.weight")
+        b = s.param(np.zeros(4), "layer.bias")
+        checkpoint.save(path, s, optim.AdamW([w, b]))
+    refused(run, path, r"layer.weight: got float32 of shape \(4, 4\), expected float32 of shape \(4, 3\)")
+
+
+@given(st.data())
+def test_damaged_files_are_refused_or_load_something_whole(data):
+    """Any byte of a checkpoint may flip, and any tail be lost: an error, or a load that only changed numbers."""
+    import tempfile
+    from pathlib import Path
+
+    run = Run("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.safetensors"
+        run.save(path)
+        content = bytearray(path.read_bytes())
+        if data.draw(st.booleans()):
+            content = content[: data.draw(st.integers(0, len(content) - 1))]
+        else:
+            for _ in range(data.draw(st.integers(1, 4))):
+                content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(bytes(content))
+        try:
+            run.load(path)
+        except CheckpointError:
+            pass
+    run.steps(1)
+    run.session.close()

@@ -1,0 +1,94 @@
+"""compare: a program agrees with itself on every device, and a planted defect is found at the operation that has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import kernels
+from tlrt.differential import compare
+
+DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def program(s):
+    """Three training steps of something that has most families in it."""
+    rng = np.random.default_rng(0)
+    w, b = s.param(rng.standard_normal((5, 3)), "w"), s.param(rng.standard_normal(5), "b")
+    k, kb = s.param(rng.standard_normal((4, 3, 3, 3)), "k"), s.param(rng.standard_normal(4), "kb")
+    frozen = s.param(rng.standard_normal((5, 5)), "frozen", requires_grad=False)
+    optimizer = tlrt.optim.AdamW([w, b, k, kb], lr=0.01)
+    for _ in range(3):
+        hidden = s.dropout(s.tanh(s.linear(w, b, s.rand_normal((7, 3)))) @ s.use(frozen), 0.3)
+        losses = s.cross_entropy(hidden, np.arange(7) % 5) + s.mse_loss(s.softmax(hidden), hidden)
+        image = s.max_pool2d(s.relu(s.conv2d(k, kb, s.rand_normal((2, 3, 8, 9)), padding=1)), 2, 2)
+        loss = losses + image.reduce_mean() + (hidden * hidden).reduce_sum()
+        s.backward(loss)
+        optimizer.step()
+        value = loss.item()
+        s.reset()
+    optimizer.close()
+    return value
+
+
+def test_a_training_run_agrees_on_every_device():
+    report = compare(program, DEVICES)
+    assert report.ok, report
+    checked = [r for r in report.rows if r.device == "cpu" and r.forward is not None]
+    assert len(checked) > 40 and {r.step for r in checked} == {0, 1, 2}
+    assert sum(r.backward is not None for r in checked) > 30
+    assert all(r.drift is not None and r.drift < 1e-3 for r in report.rows if r.device != "spec")
+    assert set(report.parameters["cpu"]) == {"w", "b", "k", "kb", "frozen"}
+    assert "every result within its bound" in str(report)
+
+
+@pytest.mark.parametrize("name", ["tanh", "tanh_bwd", "matmul", "linear_bwd", "max_pool2d", "cross_entropy_bwd"])
+def test_a_planted_defect_is_found_where_it_is(monkeypatch, tmp_path, name):
+    right = getattr(kernels, name)
+
+    def wrong(*arguments, **options):
+        made = right(*arguments, **options)
+        for buffer in made if isinstance(made, tuple) else (made,):
+            if buffer is not None:
+                kernels.scale(buffer, 1 + 2.0**-17, out=buffer)
+        return made
+
+    monkeypatch.setattr(kernels, name, wrong)
+    report = compare(program, ["spec", "cpu"], reproduce=tmp_path)
+    assert not report.ok
+    assert {f.op for f in report.failures} == {name.removesuffix("_bwd")}
+    assert {f.which for f in report.failures} == {"vjp" if name.endswith("_bwd") else "forward"}
+    first = report.failures[0]
+    assert first.step == 0 and "tolerance" in first.text and "--inputs" in first.command
+    assert str(first) in str(report)
+    # the reproduction runs, and passes where the kernel is right
+    command = [sys.executable, *first.command.split()[1:]]
+    done = subprocess.run([*command, "--device", "cpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_programs_that_part_are_told(monkeypatch):
+    def parted(s):
+        x = s.input([1.0])
+        return s.relu(x) if s.device.name == "spec" else s.exp(x)
+
+    report = compare(parted, ["spec", "cpu"])
+    assert [f.which for f in report.failures] == ["program"] and "takes another way" in str(report)
+
+
+def test_command(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("def program(s):\n    w = s.param([1.0, 2.0], 'w')\n    return s.reduce_sum(s.tanh(w))\n")
+    run = [sys.executable, "-m", "tlrt", "compare", str(path)]
+    done = subprocess.run([*run, "--nodes"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "tanh" in done.stdout and "every result" in done.stdout, done.stderr
+    done = subprocess.run([*run, "--function", "other"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "has no function other(session)" in done.stderr
+    done = subprocess.run([*run[:-1], str(tmp_path / "none.py")], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "expected a Python file" in done.stderr

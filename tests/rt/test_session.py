@@ -1,0 +1,421 @@
+"""Session: references, parameters and their mirrors, gradients, natural numbers, random draws, misuse, flat memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, errors
+from tlrt.session import Options, _mix
+from tlrt.spec import SpecDevice
+from tlspec.ops.random import mix
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def s(request):
+    """A session on each device; nothing may be live on its device afterwards."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
+    session = Session(device, seed=5)
+    yield session
+    session.close()
+    assert device.memory().live_buffers == 0, "buffers leaked"
+    device.close()
+
+
+def mlp(s: Session, width: int = 8):
+    """Two layers and a batch: (parameters, loss of a step)."""
+    w1, b1 = s.param(RNG.standard_normal((width, 3)), "w1"), s.param(np.zeros(width), "b1")
+    w2, b2 = s.param(RNG.standard_normal((1, width)), "w2"), s.param(np.zeros(1), "b2")
+    x, y = RNG.standard_normal((5, 3)), RNG.standard_normal((5, 1))
+
+    def loss():
+        hidden = s.dropout(s.tanh(s.linear(w1, b1, s.const(x))), 0.25)
+        return s.mse_loss(s.linear(w2, b2, hidden), s.const(y))
+
+    return [w1, b1, w2, b2], loss
+
+
+# ---- tensors
+
+
+def test_operators(s):
+    a, b = s.input([[1.0, 2.0], [3.0, 4.0]]), s.param([[2.0, 0.5], [1.0, 4.0]], "b")
+    x, y = a.numpy(), b.numpy()
+    for got, expected in [
+        (a + b, x + y), (a - b, x - y), (a * b, x * y), (a / b, x / y), (a @ b, x @ y), (-a, -x), (a**2, x * x),
+        (a + 1, x + 1), (1 - a, 1 - x), (2 * a, 2 * x), (a / 2, x / 2), (1 / a, 1 / x), (abs(-a), x),
+        (a + s.const([10.0, 20.0]), x + np.array([10, 20])), (a.reduce_sum(), x.sum()), (a.reduce_mean(0), x.mean(0)),
+    ]:  # fmt: skip
+        assert np.allclose(got.numpy(), expected, rtol=2e-7)
+    assert b @ b is not None if hasattr(b, "__matmul__") else True
+    assert a.reshape((-1,)).shape == (4,)
+    assert (a.reduce_sum() * 1).item() == 10.0
+
+
+def test_printed_with_its_values(s):
+    x = s.input([1.5, -2.0], requires_grad=True)
+    assert "1.5" in repr(x) and "shape=(2,)" in repr(x) and "requires_grad" in repr(x)
+    assert "shape=(100, 100)" in repr(s.zeros((100, 100)))
+    s.reset()
+    assert "earlier step" in repr(x)
+
+
+def test_operations_are_methods_of_tensors(s):
+    x = s.input([0.5, -1.0])
+    assert np.array_equal(x.relu().numpy(), s.relu(x).numpy())
+    assert "relu" in dir(x) and "e^x" in x.exp.__doc__
+    with pytest.raises(AttributeError, match="no attribute or operation 'rely'"):
+        x.rely()
+
+
+def test_a_tensor_is_no_truth_value(s):
+    with pytest.raises(TypeError, match="item"):
+        bool(s.input([1.0]))
+
+
+def test_views_share_storage(s):
+    w = s.param(np.arange(6.0), "w")
+    leaf = s.use(w)
+    view = s.reshape(w, (2, 3))
+    still = s.detach(w)
+    assert view.value.buffer.references == still.value.buffer.references == leaf.value.buffer.references == 4
+    assert not still.requires_grad and view.requires_grad
+
+
+def test_reshape_and_detach_of_a_parameter_outlive_reset(s):
+    w = s.param(np.arange(6.0), "w")
+    for _ in range(3):
+        assert np.array_equal(s.reshape(w, (3, 2)).numpy(), np.arange(6.0).reshape(3, 2))
+        assert np.array_equal(s.detach(w).numpy(), np.arange(6.0))
+        s.reset()
+    assert w.has_mirror
+    assert np.array_equal(w.value, np.arange(6.0))
+
+
+# ---- parameters
+
+
+def test_a_parameter_knows_which_copy_is_current(s):
+    w = s.param([1.0, 2.0], "w")
+    assert not w.has_mirror and not w.host_is_stale
+    s.use(w)
+    assert w.has_mirror
+    w.mirror.fill(3.0)
+    w.updated()
+    assert w.host_is_stale
+    assert w.value.tolist() == [3.0, 3.0] and not w.host_is_stale and w.has_mirror
+    w.value = [5.0, 6.0]
+    assert not w.has_mirror
+    assert s.use(w).numpy().tolist() == [5.0, 6.0]
+
+
+def test_mirror_is_uploaded_only_when_stale(s):
+    w = s.param(np.zeros(4), "w")
+    s.use(w)
+    before = w.mirror
+    s.reset()
+    s.use(w)
+    assert w.mirror is before
+
+
+def test_values_given_out_are_read_only(s):
+    w = s.param([1.0], "w")
+    with pytest.raises(ValueError, match="read-only"):
+        w.value[0] = 2
+
+
+def test_a_parameter_keeps_bits(s):
+    bits = np.array([0x7FC12345, 0x80000000, 0x00000001, 0xFF800000], np.uint32)
+    w = s.param(bits.view(np.float32), "w")
+    s.use(w)
+    w.updated()
+    if s.device.name == "spec":
+        assert np.signbit(w.value[1]) and w.value[2] == 2.0**-149
+    else:
+        assert w.value.view(np.uint32).tolist() == bits.tolist()
+
+
+@pytest.mark.parametrize("value", [np.array([1j]), np.array(["a"]), np.array([object()])])
+def test_dtypes_without_a_float32_form_are_refused(s, value):
+    with pytest.raises(TypeError, match="dtype"):
+        s.param(value, "w")
+    with pytest.raises(TypeError, match="dtype"):
+        s.input(value)
+
+
+def test_parameter_misuse(s):
+    w = s.param([1.0, 2.0], "w")
+    with pytest.raises(ValueError, match="'w', which is taken"):
+        s.param([1.0], "w")
+    with pytest.raises(ValueError, match=r"w: got shape \(3,\), expected \(2,\)"):
+        w.set([1, 2, 3])
+    assert w.value.tolist() == [1.0, 2.0]
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(w)
+    with Session("cpu") as other, pytest.raises(ValueError, match="another session"):
+        other.use(w)
+
+
+# ---- gradients
+
+
+def test_gradients_by_parameter(s):
+    w = s.param([[1.0, 2.0]], "w")
+    frozen = s.param([[3.0, 4.0]], "frozen", requires_grad=False)
+    unreached = s.param([1.0, 1.0], "unreached")
+    used = s.param([2.0], "used")
+    s.relu(used)
+    loss = s.reduce_sum(s.mul(w, frozen))
+    gradients = s.backward(loss)
+    assert gradients[w].numpy().tolist() == [[3.0, 4.0]]
+    assert unreached.grad.numpy().tolist() == [0.0, 0.0] and used.grad.numpy().tolist() == [0.0]
+    assert frozen.grad is None and frozen not in gradients
+    assert list(gradients) == [w, unreached, used]
+
+
+def test_gradient_of_an_input(s):
+    x = s.input([3.0], requires_grad=True)
+    (x * x).backward()
+    assert x.grad.numpy().tolist() == [6.0]
+
+
+def test_using_a_parameter_twice_adds_up(s):
+    w = s.param([3.0], "w")
+    s.mul(w, w).backward()
+    assert w.grad.numpy().tolist() == [6.0]
+
+
+def test_a_second_backward_replaces_the_first(s):
+    w = s.param([3.0], "w")
+    first, second = s.scale(w, 2.0), s.scale(w, 5.0)
+    s.backward(first)
+    s.backward(second)
+    assert w.grad.numpy().tolist() == [5.0]
+
+
+def test_seeds(s):
+    w = s.param([1.0, 2.0], "w")
+    y = s.scale(w, 2.0)
+    with pytest.raises(ValueError, match=r"seed: missing, expected one of shape \(2,\)"):
+        s.backward(y)
+    with pytest.raises(ValueError, match=r"seed: got shape \(3,\), expected \(2,\)"):
+        s.backward(y, np.ones(3))
+    s.backward(y, [1.0, 10.0])
+    assert w.grad.numpy().tolist() == [2.0, 20.0]
+
+
+def test_no_grad(s):
+    w = s.param([1.0], "w")
+    with s.no_grad():
+        y = s.scale(w, 2.0)
+        with pytest.raises(ValueError, match="without gradients"):
+            s.backward(y)
+    assert not y.requires_grad
+    with Session(s.device, track_gradients=False) as quiet:
+        v = quiet.param([1.0], "v")
+        assert not quiet.scale(v, 2.0).requires_grad
+
+
+def test_backward_after_an_update_is_refused(s):
+    w = s.param([1.0], "w")
+    y = s.mul(w, w)
+    w.set([2.0])
+    with pytest.raises(ValueError, match=r"w: got a value changed since this tape recorded it, expected reset\(\)"):
+        s.backward(y)
+    s.reset()
+    s.mul(w, w).backward()
+    assert w.grad.numpy().tolist() == [4.0]
+
+
+def test_clip_grad_norm(s):
+    a, b = s.param([3.0], "a"), s.param([4.0, 0.0], "b")
+    s.backward(s.add(s.reduce_sum(s.mul(a, a)), s.reduce_sum(s.mul(b, b))))
+    assert s.clip_grad_norm(100.0).numpy() == 10.0
+    assert a.grad.numpy().tolist() == [6.0] and b.grad.numpy().tolist() == [8.0, 0.0]
+    assert s.clip_grad_norm(5.0).numpy() == 10.0
+    assert math.isclose(a.grad.numpy()[0], 3.0, rel_tol=1e-6) and math.isclose(b.grad.numpy()[0], 4.0, rel_tol=1e-6)
+    s.reset()
+    with pytest.raises(ValueError, match="last backward"):
+        s.clip_grad_norm(1.0)
+
+
+# ---- natural numbers
+
+
+def test_naturals(s):
+    i, v = s.nat(2), s.nat_vec([0, 2, 7])
+    x = s.input([1.0, 2.0, 3.0])
+    assert s.gather_scalar(x, i).item() == 3.0 and s.gather_scalar_nat(x, i).item() == 3.0
+    assert s.gather_vec_nat(x, v).numpy().tolist() == [1.0, 3.0, 0.0]
+    s.set_nat(i, 0)
+    s.set_nat_vec(v, [1, 1, 0])
+    assert s.get_nat(i) == 0 and s.get_nat_vec(v).tolist() == [1, 1, 0]
+    assert s.gather_scalar_nat(x, i).item() == 1.0 and s.gather_vec_nat(x, v).numpy().tolist() == [2.0, 2.0, 1.0]
+    for bad in (-1, 2**32):
+        with pytest.raises(IndexError):
+            s.nat(bad)
+        with pytest.raises(IndexError):
+            s.set_nat_vec(v, [bad, 0, 0])
+    with pytest.raises(ValueError, match="got 1 numbers, expected 3"):
+        s.set_nat_vec(v, [1])
+    with pytest.raises(TypeError, match="expected NatRef"):
+        s.get_nat(v)
+    with Session("cpu") as other, pytest.raises(ValueError, match="another session"):
+        other.get_nat(i)
+    s.reset()
+    with pytest.raises(errors.ReleasedError, match="before reset"):
+        s.get_nat(i)
+
+
+# ---- random numbers
+
+
+def test_draws_are_a_function_of_seed_and_counter(s):
+    first = s.rand_uniform((3, 4)).numpy()
+    assert s.counter == 1 and not np.array_equal(first, s.rand_uniform((3, 4)).numpy())
+    with Session("cpu", seed=5) as again:
+        assert np.array_equal(again.rand_uniform((3, 4)).numpy(), first)
+    assert set(np.unique(s.bernoulli_mask((1000,), 0.3).numpy())) == {0.0, 1.0}
+    assert s.bernoulli_mask((50,), 1.0).numpy().all() and not s.bernoulli_mask((50,), 0.0).numpy().any()
+    assert not s.rand_normal((2,)).requires_grad
+    counter = s.counter
+    with pytest.raises(ValueError, match="keep"):
+        s.bernoulli_mask((3,), 1.5)
+    assert s.counter == counter
+
+
+@pytest.mark.parametrize("x", [0, 1, 2**64 - 1, 12345678901234567890])
+def test_keys_are_splitmix64(x):
+    assert _mix(x) == int(mix(x))
+    assert _mix(0) == 0xE220A8397B1DCDAF
+
+
+def test_dropout(s):
+    x = s.full((4000,), 1.0)
+    assert s.dropout(x, 0.0) is x
+    y = s.dropout(x, 0.25).numpy()
+    assert set(np.unique(y)) == {0.0, float(np.float32(1 / 0.75))} and abs(y.mean() - 1) < 0.05
+    with pytest.raises(ValueError, match="p: got 1"):
+        s.dropout(x, 1)
+
+
+# ---- misuse
+
+
+def test_tensors_of_another_time_or_place(s):
+    x = s.input([1.0, 2.0])
+    with Session("cpu") as other, pytest.raises(ValueError, match="another session"):
+        other.relu(x)
+    s.reset()
+    with pytest.raises(errors.ReleasedError, match="before reset"):
+        s.relu(x)
+    with pytest.raises(errors.ReleasedError, match="before reset"):
+        x.numpy()
+    with pytest.raises(TypeError, match=r"expected TensorRef or Parameter \(Session.const"):
+        s.relu(np.ones(3))
+    with pytest.raises(ValueError, match="broadcasts with"):
+        s.add(s.zeros((2,)), s.zeros((3,)))
+    assert s.relu(s.input([-1.0])).item() == 0.0
+
+
+def test_a_refused_operation_records_nothing(s):
+    a, b = s.zeros((2, 3)), s.zeros((2, 3))
+    before = s.tape.size
+    with pytest.raises(ValueError):
+        s.matmul(a, b)
+    with pytest.raises(ValueError):
+        s.clamp(a, 1.0, 0.0)
+    with pytest.raises(TypeError):
+        s.scale(a, "two")
+    assert s.tape.size == before
+
+
+def test_a_closed_session_says_so(s):
+    w = s.param([1.0], "w")
+    s.mul(w, w).backward()
+    w.mirror.fill(9.0)
+    w.updated()
+    s.close()
+    s.close()
+    assert w.value.tolist() == [9.0]
+    for call in (
+        s.reset,
+        lambda: s.param([1.0]),
+        lambda: s.use(w),
+        lambda: s.rand_uniform((2,)),
+        lambda: s.zeros((2,)),
+    ):
+        with pytest.raises(errors.ReleasedError):
+            call()
+
+
+def test_options():
+    with pytest.raises(TypeError, match="colour"):
+        Session("cpu", colour="red")
+    with pytest.raises(ValueError, match="fp32"):
+        Session("cpu", matmul_precision="half")
+    with pytest.raises(ValueError, match="'tpu'"):
+        Session("tpu")
+    with pytest.raises(ValueError, match="seed"):
+        Session("cpu", seed=-1)
+    with Session(options=Options(device="cpu", requires_grad_by_default=False)) as s:
+        assert not s.param([1.0]).requires_grad
+        assert copy.copy(s.options) == s.options
+
+
+def test_a_vjp_that_raises_leaves_the_session_usable(s, monkeypatch):
+    w = s.param([1.0, 2.0], "w")
+    y = s.reduce_sum(s.tanh(s.exp(w)))
+    live = s.device.memory().live_buffers
+    step = s.tape._step
+
+    def broken(grads, id, node, g, sharing):
+        if node.name == "exp":
+            raise RuntimeError("planted")
+        step(grads, id, node, g, sharing)
+
+    monkeypatch.setattr(s.tape, "_step", broken)
+    with pytest.raises(RuntimeError, match="planted"):
+        s.backward(y)
+    assert s.device.memory().live_buffers == live
+    monkeypatch.undo()
+    s.backward(y)
+    s.reset()
+
+
+# ---- memory
+
+
+def steps(s: Session, count: int) -> None:
+    parameters, loss = mlp(s)
+    optimizer = tlrt.optim.AdamW(parameters, lr=1e-3)
+
+    def step() -> None:
+        s.backward(loss())
+        s.clip_grad_norm(1.0)
+        optimizer.step()
+        s.reset()
+
+    for _ in range(3):
+        step()
+    before = s.device.memory()
+    for _ in range(count):
+        step()
+    after = s.device.memory()
+    assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+    if s.device.name != "spec":
+        assert after.driver_allocations == before.driver_allocations
+    optimizer.close()
+
+
+def test_memory_stays_flat(s):
+    steps(s, 50 if s.device.name == "spec" else 10_000)

@@ -1,0 +1,148 @@
+"""Every method of Operations on a tape: what it computes, its gradients against the specification, frozen operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tape_audit
+from tape_table import CALLED, CALLS, Call
+
+import tlrt
+from tlrt.operations import Operations
+from tlrt.spec import SpecDevice
+from tlrt.tape import AnyBuffer, Tape
+from tlspec.bounds import spacing
+from tlspec.cases import generator
+from tlspec.compare import same_bits
+
+#: of the central differences
+STEP = 2.0**-14
+
+
+@pytest.fixture(params=CALLED, ids=lambda c: f"{c[0]}-{c[1]}")
+def called(request: pytest.FixtureRequest) -> tuple[str, Call]:
+    name, i = request.param
+    return name, CALLS[name][i]
+
+
+def on(tape: Tape, call: Call, arrays: list[Any], grads: list[bool] | None = None) -> tuple[list[int], int]:
+    needs = grads or [True] * len(arrays)
+    ids = [tape.leaf(a, f"operand {i}", n) for i, (a, n) in enumerate(zip(arrays, needs, strict=True))]
+    return ids, call.call(tape, *ids)
+
+
+def seed_for(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return generator("seed", name).standard_normal(shape).astype(np.float32)
+
+
+def test_table_has_every_method() -> None:
+    methods = {n for n in dir(Operations) if not n.startswith("_")} - {"shape"}
+    assert methods == set(CALLS)
+
+
+def test_computes_what_it_says(called: tuple[str, Call]) -> None:
+    """On the specification, which computes in float64: within one float32 spacing of the largest element, 2^29 times what float64
+    rounds, so what differs is the formula."""
+    name, call = called
+    with Tape(SpecDevice()) as tape:
+        arrays = call.operands(name)
+        _, out = on(tape, call, arrays)
+        got, wanted = tape.value(out).numpy(), np.asarray(call.computes(*[a.astype(np.float64) for a in arrays]))
+        assert tape.shape(out) == wanted.shape
+        assert np.all(np.abs(got - wanted) <= spacing(np.abs(wanted).max(initial=0)))
+
+
+def test_gradient_is_the_derivative(called: tuple[str, Call]) -> None:
+    """The specification's tape against central differences along a direction of all operands. The change from step h to 2h
+    is three times the truncation at h; φ rounds at 2^-53 of what it sums."""
+    name, call = called
+    arrays = [a.astype(np.float64) for a in call.operands(name)]
+    if any(a.size == 0 for a in arrays):
+        pytest.skip("nothing to differentiate")
+    rng = generator("direction", name)
+    directions = [rng.standard_normal(a.shape) for a in arrays]
+    device = SpecDevice()
+
+    def value(t: float) -> np.ndarray:
+        with Tape(device) as tape:
+            moved = [AnyBuffer(a.shape, device.exact(a + t * v)) for a, v in zip(arrays, directions, strict=True)]
+            return tape.value(on(tape, call, moved)[1]).numpy()
+
+    cot = rng.standard_normal(value(0.0).shape)
+    phi = {k: float((value(k * STEP) * cot).sum()) for k in (-2, -1, 1, 2)}
+    near, far = (phi[1] - phi[-1]) / (2 * STEP), (phi[2] - phi[-2]) / (4 * STEP)
+    with Tape(device) as tape:
+        exact = [AnyBuffer(a.shape, device.exact(a)) for a in arrays]
+        ids, out = on(tape, call, exact)
+        found = tape.backward_sparse(out, ids, AnyBuffer(cot.shape, device.exact(cot)))
+        slope = sum(float((found[i].numpy() * v).sum()) for i, v in zip(ids, directions, strict=True))
+        magnitude = sum(float(np.abs(found[i].numpy() * v).sum()) for i, v in zip(ids, directions, strict=True))
+    terms = float(np.abs(value(0.0) * cot).sum())
+    rounding = 2.0**-53 * 64 * (terms + 1) / STEP
+    tolerance = abs(near - far) + rounding
+    assert abs(slope - near) <= tolerance
+    assert tolerance <= max(magnitude, 1) * 1e-3, "the differences see nothing"
+
+
+def test_gradients_within_bounds(called: tuple[str, Call], dev: tlrt.Device, record_property: Any) -> None:
+    name, call = called
+    arrays = call.operands(name)
+    with Tape(dev) as tape, Tape(SpecDevice()) as spec:
+        _, out = on(tape, call, arrays)
+        worst = tape_audit.forward(tape)
+        worst = max(worst, tape_audit.backward(tape, out, seed_for(name, tape.shape(out))))
+        record_property("share of the bound", worst)
+        _, other = on(spec, call, arrays)
+        assert [n.name for n in spec.nodes] == [n.name for n in tape.nodes]
+        assert (other, spec.shape(other)) == (out, tape.shape(out))
+
+
+def test_frozen_operands_get_nothing_and_change_nothing(called: tuple[str, Call], dev: tlrt.Device) -> None:
+    name, call = called
+    arrays = call.operands(name)
+    with Tape(dev) as tape:
+        ids, out = on(tape, call, arrays)
+        seed = seed_for(name, tape.shape(out))
+        everything = [g.numpy() for g in tape.backward_sparse(out, ids, seed).values()]
+        for free in range(len(arrays)):
+            tape.clear()
+            needs = [i == free for i in range(len(arrays))]
+            ids, out = on(tape, call, arrays, needs)
+            found = tape.backward_sparse(out, None, seed)
+            assert set(found) == {ids[free]}
+            assert same_bits(found[ids[free]].numpy(), everything[free]).ok
+            for node in tape.nodes[len(ids) :]:
+                assert node.requires_grad == any(p is not None and tape.nodes[p].requires_grad for p in node.parents)
+        tape.clear()
+        on(tape, call, arrays, [False] * len(arrays))
+        assert not any(n.requires_grad for n in tape.nodes)
+
+
+def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device) -> None:
+    """Wrong ids and wrong ranks in every place: the tape keeps its nodes, the device its buffers."""
+    name, call = called
+    with Tape(dev) as tape:
+        ids = [tape.leaf(a) for a in call.operands(name)]
+        odd = tape.leaf(np.ones((1, 2, 1, 3, 1, 2, 1, 2, 1, 2, 1)), "odd")
+        start, before = tape.size, dev.memory().live_buffers
+
+        def nothing_left() -> bool:
+            left = [n for n in tape.nodes[start:] if n.name != "mask"]  # the call's own leaf
+            tape._undo(start)
+            return not left and dev.memory().live_buffers == before
+
+        for place in range(len(ids)):
+            for wrong in (-1, 10**6, None, "x", 1.5, True):
+                with pytest.raises(tlrt.errors.TorchleanError):
+                    call.call(tape, *ids[:place], wrong, *ids[place + 1 :])
+                assert nothing_left()
+            found: Exception | None = None
+            try:
+                call.call(tape, *ids[:place], odd, *ids[place + 1 :])
+            except tlrt.errors.TorchleanError as error:
+                found = error
+            assert not isinstance(found, tlrt.errors.InternalError)
+            assert found is None or nothing_left()
+            tape._undo(start)

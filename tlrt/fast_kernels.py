@@ -1,0 +1,345 @@
+"""Fast kernels: products and losses on host arrays with the precision chosen by the caller, and tape operations made of them.
+
+``precision="fp32"`` rounds to float32, multiplies on the device (SGEMM's rounding) and gives float32 back; ``"fp64"`` keeps
+float64 all the way (DGEMM). ``use_gpu`` is a hint: without a CUDA device the same call runs on the CPU path. Formulas are those
+of `tlrt.kernels.matmul`, `linear`, `dgemm` and `mse_loss`; their error bounds hold.
+
+    y = linear_forward(w, b, x, precision="fp64")
+    id = matmul_fast(tape, a, b, precision="fp64")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt import _convert, context, kernels
+from tlrt.buffer import Buffer
+from tlrt.errors import ArgumentError, ShapeError
+from tlrt.node import AnyBuffer, Node
+from tlrt.tape import Tape
+
+__all__ = [
+    "Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast", "linear_forward",
+    "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec", "mse_spec_vec_grad",
+    "vector_array",
+]  # fmt: skip
+
+#: float32 through the device's product, or float64 through DGEMM
+Precision = Literal["fp32", "fp64"]
+Array = npt.NDArray[Any]
+
+
+def _precision(op: str, precision: str) -> bool:
+    """Whether it is float64."""
+    if precision not in ("fp32", "fp64"):
+        raise ArgumentError(f"{op}: precision: got {precision!r}, expected 'fp32' or 'fp64'", op=op)
+    return precision == "fp64"
+
+
+def _device(use_gpu: bool) -> context.Device:
+    return context.device("cuda" if use_gpu and len(context.devices()) > 1 else "cpu")
+
+
+def _host(op: str, name: str, value: npt.ArrayLike, rank: int) -> npt.NDArray[np.float64]:
+    array = _convert._array(op, name, value, "float64, float32, integers or bool")
+    if array.ndim != rank:
+        raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected {rank} axes", op=op)
+    return _convert.float64(op, name, array, array.shape).reshape(array.shape)
+
+
+def _equal(op: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if got != expected:
+        raise ShapeError(f"{op}: {name}: got shape {got}, expected {expected}", op=op)
+
+
+def _dgemm(device: Any, a: Array, b: Array) -> Array:
+    return kernels.dgemm(device, a, b, a.shape[0], a.shape[1], b.shape[1])
+
+
+# ---- views --------------------------------------------------------------------------------------------------------------
+
+
+def vector_array(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """A vector as a contiguous float64 array, to run loops on. Raises ShapeError unless it has one axis."""
+    return _host("vector_array", "x", x, 1)
+
+
+def matrix_rows(x: npt.ArrayLike) -> list[npt.NDArray[np.float64]]:
+    """A matrix (m, n) as the list of its m rows. Raises ShapeError unless it has two axes."""
+    return list(_host("matrix_rows", "x", x, 2))
+
+
+def as_column(x: npt.ArrayLike) -> Array:
+    """A vector (n) as a matrix of one column (n, 1); a view of an array. Raises ShapeError unless it has one axis."""
+    return _axes("as_column", x, 1)[:, np.newaxis]
+
+
+def as_row(x: npt.ArrayLike) -> Array:
+    """A vector (n) as a matrix of one row (1, n); a view of an array. Raises ShapeError unless it has one axis."""
+    return _axes("as_row", x, 1)[np.newaxis, :]
+
+
+def drop_column(x: npt.ArrayLike) -> Array:
+    """A matrix of one column (n, 1) as a vector (n); a view of an array. Raises ShapeError for any other shape."""
+    array = _axes("drop_column", x, 2)
+    if array.shape[1] != 1:
+        raise ShapeError(f"drop_column: x: got shape {array.shape}, expected (n, 1)", op="drop_column")
+    return array[:, 0]
+
+
+def _axes(op: str, x: npt.ArrayLike, rank: int) -> Array:
+    array = np.asarray(x)
+    if array.ndim != rank:
+        raise ShapeError(f"{op}: x: got shape {array.shape}, expected {rank} axes", op=op)
+    return array
+
+
+# ---- products -----------------------------------------------------------------------------------------------------------
+
+
+def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", use_gpu: bool = False) -> float:
+    """Dot product of two vectors.
+
+    Σ_i a[i]·b[i]
+
+    a, b (n). 0 over nothing.
+
+    Errors: ShapeError unless both have one axis of the same length; ArgumentError for another precision.
+    """
+    x, y = _host("dot", "a", a, 1), _host("dot", "b", b, 1)
+    _equal("dot", "b", y.shape, x.shape)
+    return float(matmul_forward(as_row(x), as_column(y), precision=precision, use_gpu=use_gpu)[0, 0])
+
+
+def matmul_forward(
+    a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
+) -> Array:
+    """Matrix product.
+
+    out[i, j] = Σ_k a[i, k]·b[k, j]
+
+    a (m, n), b (n, p) -> out (m, p), float32 or float64 as the precision says. n = 0 gives zeros.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    """
+    op = "matmul_forward"
+    double = _precision(op, precision)
+    x, y = _host(op, "a", a, 2), _host(op, "b", b, 2)
+    _equal(op, "b", y.shape, (x.shape[1], y.shape[1]))
+    device = _device(use_gpu)
+    if double:
+        return _dgemm(device, x, y)
+    (m, n), p = x.shape, y.shape[1]
+    with device.buffer(x) as left, device.buffer(y) as right, kernels.matmul(left, right, m, n, p) as out:
+        return out.numpy((m, p))
+
+
+def matmul_backward(
+    a: npt.ArrayLike, b: npt.ArrayLike, g: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
+) -> tuple[Array, Array]:
+    """Gradients of a matrix product.
+
+    da = g·bᵀ, db = aᵀ·g
+
+    a (m, n), b (n, p), g (m, p) -> da (m, n), db (n, p), float32 or float64 as the precision says.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    """
+    op = "matmul_backward"
+    double = _precision(op, precision)
+    x, y, upstream = _host(op, "a", a, 2), _host(op, "b", b, 2), _host(op, "g", g, 2)
+    _equal(op, "b", y.shape, (x.shape[1], y.shape[1]))
+    _equal(op, "g", upstream.shape, (x.shape[0], y.shape[1]))
+    device = _device(use_gpu)
+    if double:
+        return _dgemm(device, upstream, y.T), _dgemm(device, x.T, upstream)
+    (m, n), p = x.shape, y.shape[1]
+    with device.buffer(x) as left, device.buffer(y) as right, device.buffer(upstream) as up:
+        da, db = kernels.matmul_bwd(left, right, up, m, n, p)
+        return _taken(da, (m, n)), _taken(db, (n, p))
+
+
+def linear_forward(
+    w: npt.ArrayLike, b: npt.ArrayLike, x: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
+) -> Array:
+    """Affine layer.
+
+    y = W·x + b
+
+    w (outputs, inputs), b (outputs), x (inputs) or (batch, inputs) -> y (outputs) or (batch, outputs), float32 or float64 as
+    the precision says.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+
+    Source: torch.nn.functional.linear
+    """
+    op = "linear_forward"
+    double = _precision(op, precision)
+    weights, rows, single = _layer(op, w, x)
+    bias = _host(op, "b", b, 1)
+    _equal(op, "b", bias.shape, weights.shape[:1])
+    device = _device(use_gpu)
+    if double:
+        y: Array = _dgemm(device, rows, weights.T) + bias
+    else:
+        (outputs, inputs), batch = weights.shape, len(rows)
+        with device.buffer(weights) as wd, device.buffer(rows) as xd, device.buffer(bias) as bd:
+            y = _taken(kernels.linear(wd, xd, bd, outputs, inputs, batch), (batch, outputs))
+    return y[0] if single else y
+
+
+def linear_backward(
+    w: npt.ArrayLike, x: npt.ArrayLike, g: npt.ArrayLike, *, precision: Precision = "fp32", use_gpu: bool = False
+) -> tuple[Array, Array, Array]:
+    """Gradients of the affine layer.
+
+    dw = g ⊗ x, db = g, dx = Wᵀ·g; with a batch, dw and db are summed over it.
+
+    w (outputs, inputs), x (inputs), g (outputs), or x and g with a batch before -> (dw, db, dx), of the shapes of w, b, x,
+    float32 or float64 as the precision says.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+
+    Source: torch.nn.functional.linear
+    """
+    op = "linear_backward"
+    double = _precision(op, precision)
+    weights, rows, single = _layer(op, w, x)
+    upstream = as_row(_host(op, "g", g, 1)) if single else _host(op, "g", g, 2)
+    (outputs, inputs), batch = weights.shape, len(rows)
+    _equal(op, "g", upstream.shape[single:], (batch, outputs)[single:])
+    device = _device(use_gpu)
+    dw: Array
+    db: Array
+    dx: Array
+    if double:
+        dw, dx, db = _dgemm(device, upstream.T, rows), _dgemm(device, upstream, weights), upstream.sum(axis=0)
+    else:
+        with device.buffer(weights) as wd, device.buffer(rows) as xd, device.buffer(upstream) as gd:
+            made = kernels.linear_bwd(wd, xd, gd, outputs, inputs, batch)
+            shapes = ((outputs, inputs), (batch, inputs), (outputs,))
+            dw, dx, db = (_taken(m, s) for m, s in zip(made, shapes, strict=True))
+    return dw, db, dx[0] if single else dx
+
+
+def _layer(op: str, w: npt.ArrayLike, x: npt.ArrayLike) -> tuple[Array, Array, bool]:
+    """The weights, x as rows, and whether x was one vector."""
+    weights = _host(op, "w", w, 2)
+    single = np.ndim(x) == 1
+    rows = as_row(_host(op, "x", x, 1)) if single else _host(op, "x", x, 2)
+    if rows.shape[1] != weights.shape[1]:
+        raise ShapeError(f"{op}: x: got shape {np.shape(x)}, expected inputs = {weights.shape[1]} at the end", op=op)
+    return weights, rows, single
+
+
+def _taken(buffer: Buffer | None, shape: tuple[int, ...]) -> Array:
+    """A result on the host; the buffer is released."""
+    assert buffer is not None
+    with buffer:
+        return buffer.numpy(shape)
+
+
+# ---- mean squared error -------------------------------------------------------------------------------------------------
+
+
+def mse_spec_vec(yhat: npt.ArrayLike, target: npt.ArrayLike) -> float:
+    """Mean squared error of two vectors, in float64.
+
+    Σ_i (yhat[i] - target[i])² / n
+
+    yhat, target (n). NaN over nothing.
+
+    Errors: ShapeError unless both have one axis of the same length.
+
+    Source: torch.nn.functional.mse_loss
+    """
+    d = _difference("mse_spec_vec", yhat, target)
+    return float(d @ d) / d.size if d.size else float("nan")
+
+
+def mse_spec_vec_grad(yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Gradient of :func:`mse_spec_vec` with respect to yhat.
+
+    2·(yhat[i] - target[i]) / n
+
+    yhat, target (n) -> (n).
+
+    Errors: ShapeError unless both have one axis of the same length.
+    """
+    d = _difference("mse_spec_vec_grad", yhat, target)
+    return 2.0 * d / d.size if d.size else d
+
+
+def _difference(op: str, yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    a, b = _host(op, "yhat", yhat, 1), _host(op, "target", target, 1)
+    _equal(op, "target", b.shape, a.shape)
+    return a - b
+
+
+# ---- tape operations ----------------------------------------------------------------------------------------------------
+
+
+def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:
+    """``tape.linear(w, b, x)`` in the chosen precision: w (outputs, inputs), b (outputs), x (inputs) or (batch, inputs).
+
+    "fp32" on the tape's own device is that operation. Otherwise the operands go over the host: a result is computed in the
+    precision and rounded to float32 once, and so are the gradients.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    """
+    op = "linear_fast"
+    if _direct(tape, _precision(op, precision), use_gpu):
+        return tape.linear(w, b, x)
+    arrays = [_value(tape, op, i) for i in (w, b, x)]
+    how: dict[str, Any] = {"precision": precision, "use_gpu": use_gpu}
+    y = linear_forward(*arrays, **how)
+    return _bridged(tape, op, (w, b, x), y, lambda g: linear_backward(arrays[0], arrays[2], g, **how))
+
+
+def matmul_fast(tape: Tape, a: int, b: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:
+    """``tape.matmul(a, b)`` of two matrices in the chosen precision, as :func:`linear_fast`.
+
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
+    """
+    op = "matmul_fast"
+    if _direct(tape, _precision(op, precision), use_gpu):
+        tape.require_value(b, (tape._sized(op, a, 2, "a")[1], tape._sized(op, b, 2, "b")[1]), op)
+        return tape.matmul(a, b)
+    arrays = [_value(tape, op, i) for i in (a, b)]
+    how: dict[str, Any] = {"precision": precision, "use_gpu": use_gpu}
+    y = matmul_forward(arrays[0], arrays[1], **how)
+    return _bridged(tape, op, (a, b), y, lambda g: matmul_backward(arrays[0], arrays[1], g, **how))
+
+
+def mse_loss_fast(tape: Tape, yhat: int, target: int) -> int:
+    """``tape.mse_loss(yhat, target)``, which is one fused kernel each way: for vectors and any other shape."""
+    return tape.mse_loss(yhat, target)
+
+
+def _direct(tape: Tape, double: bool, use_gpu: bool) -> bool:
+    """Whether the tape's own operation is what was asked for."""
+    return not double and (tape.device.name == "spec" or tape.device.is_cuda or not _device(use_gpu).is_cuda)
+
+
+def _value(tape: Tape, op: str, id: int) -> Array:
+    return np.asarray(tape.node(id, op).value.numpy(), np.float64)
+
+
+def _bridged(
+    tape: Tape, op: str, parents: Sequence[int], value: Array, backward: Callable[[Array], Sequence[Array]]
+) -> int:
+    """A node whose value and gradients were computed on host arrays."""
+
+    def upload(array: Array) -> AnyBuffer:
+        exact = getattr(tape.device, "exact", None)  # the specification keeps float64
+        return tape.upload(array) if exact is None else AnyBuffer(np.shape(array), exact(array))
+
+    def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
+        gradients = backward(np.asarray(g.numpy(), np.float64))
+        return [(p, upload(made)) for p, made in zip(parents, gradients, strict=True) if tape.nodes[p].requires_grad]
+
+    return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))

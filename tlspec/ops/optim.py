@@ -1,0 +1,452 @@
+"""Optimiser steps and clipping by the global norm: one call for a whole list of tensors.
+
+A list is count tensors, each of its own length; an output element may be the input of the same index, so a step can be
+made in place. Formulas are PyTorch's. Scalars are rounded to float32 once; what follows from them alone (1 - beta, the bias
+corrections, the decay) is computed in float64 on the host and rounded once, the same for both devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tlspec import laws
+from tlspec.bounds import F64, OVERFLOW, TINY, Bound, U, call_named, custom, spacing, tree_height
+from tlspec.registry import check, op
+
+ADAM = "Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1"
+ADAMW = "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2"
+NO_VJP = "an optimiser step is made after differentiation, not part of what is differentiated"
+SIZES = [{"lengths": [2**16] * 100}, {"lengths": [2**24]}, {"lengths": [2**28]}]
+FINITE = 3.5e38  # above the largest float32, below infinity
+
+# ---- bounds: the float32 computation, followed in float64 ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A quantity of the float32 computation: its real value, a bound on the error there, and where nothing is claimed because
+    an intermediate may have overflowed or a sign is not settled.
+
+    Each operation adds half a unit in the last place of its result and half the smallest subnormal to the errors that its
+    operands bring along (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.3)."""
+
+    value: Any
+    error: Any
+    free: Any
+
+    @staticmethod
+    def of(x: Any, relative: float = 0.0) -> Run:
+        """An operand with a relative error: 0 for inputs, u for a scalar that was rounded."""
+        return Run(x, relative * np.abs(x), np.zeros(np.shape(x), bool))
+
+    @staticmethod
+    def rounded(value: Any, error: Any, free: Any) -> Run:
+        """The result of one operation, before rounding: its real value and the error of its operands."""
+        after = error + U * (np.abs(value) + error) + TINY / 2
+        after = np.where(np.isfinite(value) & ~np.isnan(after), after, 0.0)
+        return Run(value, after, free | (np.isfinite(value) & (np.abs(value) + after >= OVERFLOW)))
+
+    @staticmethod
+    def product(a: Run, b: Run) -> tuple[Any, Any]:
+        return a.value * b.value, np.abs(a.value) * b.error + np.abs(b.value) * a.error + a.error * b.error
+
+    def __mul__(self, other: Run) -> Run:
+        return Run.rounded(*Run.product(self, other), self.free | other.free)
+
+    def fma(self, other: Run, addend: Run) -> Run:
+        """self·other + addend, rounded once."""
+        value, error = Run.product(self, other)
+        return Run.rounded(value + addend.value, error + addend.error, self.free | other.free | addend.free)
+
+    def __truediv__(self, other: Run) -> Run:
+        value, least = self.value / other.value, np.abs(other.value) - other.error
+        free = self.free | other.free | ((least <= 0) & (other.error > 0))
+        return Run.rounded(value, (self.error + np.abs(value) * other.error) / np.where(least > 0, least, 1.0), free)
+
+    def sqrt(self, nonnegative: Any) -> Run:
+        """The root. Where the operand may have come out on the other side of 0 nothing is claimed, unless it is known
+        that it cannot."""
+        value = np.sqrt(self.value)
+        error = np.minimum(np.sqrt(self.error), self.error / np.where(value > 0, value, 1.0) + 2 * (value == 0))
+        return Run.rounded(value, error, self.free | ((np.abs(self.value) <= self.error) & ~nonnegative))
+
+    @property
+    def tolerance(self) -> F64:
+        return np.where(self.free, np.inf, np.minimum(self.error, np.finfo(np.float64).max))
+
+
+def followed(function: Callable[..., Any]) -> Bound:
+    """The bound of a row whose computation `function`, called with inputs and parameters, follows: a :class:`Run` per output."""
+
+    def tolerance(
+        reference: Any, outputs: Sequence[F64], inputs: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> list[F64]:
+        runs = call_named(function, {**inputs, **params})
+        return [r.tolerance for r in (runs if isinstance(runs, tuple) else (runs,))]
+
+    return Bound("custom", "running error", tolerance)
+
+
+def scalar(x: Any) -> Run:
+    """A scalar of the host's, rounded to float32. A bias correction 1 - beta^t, beta at most 1 - 2^-24, is off by at most
+    t·beta^t·2^-53 or 2^-29 of itself before, by repeated multiplication here and there."""
+    return Run.of(np.asarray(float(x)), U + 2.0**-28)
+
+
+# ---- SGD -------------------------------------------------------------------------------------------------------------------
+
+
+def _split(f: Any, lengths: list[int], lists: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    """The step of a list and that of its two halves."""
+    half = len(lengths) // 2
+    at = sum(lengths[:half])
+    parts = []
+    for cut, some in ((slice(None, at), lengths[:half]), (slice(at, None), lengths[half:])):
+        parts.append(f.many({n: f.inputs[n][cut] for n in lists}, values={"lengths": some, "count": len(some)}))
+    for whole, left, right in zip(f.many(), *parts, strict=True):
+        yield whole, np.concatenate([left.array, right.array])
+
+
+SPLIT = "the step of a list is the steps of its halves"
+split2 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs")))
+split3 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs", "vs")))
+split4 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs", "ms", "vs")))
+
+
+def _standing(name: str) -> laws.Law:
+    """With lr 0 the parameters stay: for finite gradients, and zeros of either sign being equal."""
+    plain = laws.equation(f"{name}(lr = 0) leaves ps", lambda f, ps: [(f(values={"lr": 0.0, "weight_decay": 0.0}), ps)])
+    return laws.Law(plain.name, plain.text, plain.state, ("normal",))
+
+
+def _pieces(x: Any, lengths: list[int]) -> Any:
+    """PyTorch's list of tensors, cut once."""
+    if not hasattr(x, "pieces"):
+        x.pieces = list(x.split(list(lengths)))
+    return x.pieces
+
+
+def _rates(d: Any) -> dict[str, Any]:
+    return {"lr": d.choice([0.01, 0.5, 0.0, d.real(0, 2)]), "weight_decay": d.choice([0.0, 0.0, 0.01, d.real(0, 1)])}
+
+
+RATES = [
+    check("lr", f"lr >= 0 and lr < {FINITE}", say="lr finite and 0 or more"),
+    check("weight_decay", f"weight_decay >= 0 and weight_decay < {FINITE}", say="weight_decay finite and 0 or more"),
+]
+
+
+def _decayed(ps: Run, gs: Run, weight_decay: float) -> Run:
+    return scalar(weight_decay).fma(ps, gs) if weight_decay != 0 else gs
+
+
+def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
+    p = Run.of(ps)
+    return Run.of(-lr).fma(_decayed(p, Run.of(gs), weight_decay), p)
+
+
+def _sgd_torch(torch: Any, ps: Any, gs: Any, lengths: list[int], lr: float, weight_decay: float) -> Any:
+    torch._fused_sgd_(
+        _pieces(ps, lengths), _pieces(gs, lengths), [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0,
+        nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
+    return ps
+
+
+@op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
+    bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
+    laws=[split2, _standing("sgd_step")], bench=SIZES, torch=_sgd_torch,
+    source="Robbins and Monro, Ann. Math. Statist. 22, 1951")  # fmt: skip
+def sgd_step(ps, gs, lr, weight_decay):
+    """A step of stochastic gradient descent on every tensor of a list.
+
+    p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
+
+    Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
+    legal and does nothing.
+
+    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
+    """
+    gradient = gs + weight_decay * ps if weight_decay != 0 else gs
+    return ps - lr * gradient
+
+
+def _momentum_run(
+    ps: Any, gs: Any, vs: Any, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: int
+) -> tuple[Run, Run]:
+    p, mu = Run.of(ps), Run.of(np.asarray(momentum))
+    gradient = _decayed(p, Run.of(gs), weight_decay)
+    v = mu.fma(Run.of(vs), scalar(1 - dampening) * gradient)
+    return Run.of(np.asarray(-lr)).fma(mu.fma(v, gradient) if nesterov else v, p), v
+
+
+def _draw_momentum(d: Any) -> dict[str, Any]:
+    nesterov = d.integer(0, 1)
+    momentum = d.choice([0.9, 0.99, d.real(0.1, 1)]) if nesterov else d.choice([0.9, 0.0, d.real(0, 1)])
+    dampening = 0.0 if nesterov else d.choice([0.0, 0.5, 1.0, d.real(-1, 1)])
+    return {**_rates(d), "nesterov": nesterov, "momentum": momentum, "dampening": dampening}
+
+
+def _momentum_torch(
+    torch: Any, ps: Any, gs: Any, vs: Any, lengths: list[int], lr: float, momentum: float, dampening: float,
+    weight_decay: float, nesterov: int,
+) -> Any:  # fmt: skip
+    torch._fused_sgd_(
+        _pieces(ps, lengths), _pieces(gs, lengths), _pieces(vs, lengths), weight_decay=weight_decay, momentum=momentum,
+        lr=lr, dampening=dampening, nesterov=bool(nesterov), maximize=False, is_first_step=False,
+    )  # fmt: skip
+    return ps, vs
+
+
+@op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
+    "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
+    bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
+    checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+            check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
+            check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
+                  say="0, or 1 with momentum > 0 and dampening = 0")],
+    laws=[split3, _standing("momentum_step")], bench=SIZES, torch=_momentum_torch,
+    source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
+    "ICML 2013")  # fmt: skip
+def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
+    """A step of gradient descent with momentum on every tensor of a list.
+
+    d = g + weight_decay·p
+    v_out = momentum·v + (1 - dampening)·d
+    p_out = p - lr·v_out, or p - lr·(d + momentum·v_out) with nesterov
+
+    Shapes: lists ps, gs, vs, ps_out, vs_out of count tensors; those of one index have the same length.
+
+    From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
+    first step for that.
+
+    Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+
+    Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
+    with momentum > 0 and dampening = 0.
+    """
+    gradient = gs + weight_decay * ps if weight_decay != 0 else gs
+    v = momentum * vs + (1 - dampening) * gradient
+    return ps - lr * (gradient + momentum * v if nesterov else v), v
+
+
+# ---- Adam ------------------------------------------------------------------------------------------------------------------
+
+
+def _adam(
+    ps: F64, gs: F64, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
+) -> tuple[F64, F64, F64]:
+    m = beta1 * ms + (1 - beta1) * gs
+    v = beta2 * vs + (1 - beta2) * gs * gs
+    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
+    return decay * ps - size * (m / (np.sqrt(v) / root + eps)), m, v
+
+
+def _adam_run(
+    p: Run, g: Run, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: Run
+) -> tuple[Run, Run, Run]:
+    m = Run.of(np.asarray(beta1)).fma(Run.of(ms), scalar(1 - beta1) * g)
+    v = Run.of(np.asarray(beta2)).fma(Run.of(vs), (scalar(1 - beta2) * g) * g)
+    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
+    ratio = m / v.sqrt(vs >= 0).fma(scalar(1 / root), Run.of(np.asarray(eps)))
+    return scalar(-size).fma(ratio, decay * p), m, v
+
+
+def _coupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
+    g = _decayed(Run.of(ps), Run.of(gs), weight_decay)
+    return call_named(
+        _adam_run, {**scalars, "p": Run.of(ps), "g": g, "ms": ms, "vs": vs, "decay": Run.of(np.asarray(1.0))}
+    )
+
+
+def _decoupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
+    decay = scalar(1 - scalars["lr"] * weight_decay)
+    return call_named(_adam_run, {**scalars, "p": Run.of(ps), "g": Run.of(gs), "ms": ms, "vs": vs, "decay": decay})
+
+
+def _draw_adam(d: Any) -> dict[str, Any]:
+    return {
+        **_rates(d),
+        "lr": d.choice([0.001, 0.001, 0.0, d.real(0, 1)]),
+        "beta1": d.choice([0.9, 0.9, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
+        "beta2": d.choice([0.999, 0.999, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
+        "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]),
+        "step": d.choice([1, 1, 2, 10, 1000, 10**6, d.integer(1, 10**5), 2**32, 2**63 - 1]),
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _steps(torch: Any, device: Any, step: int, count: int) -> list[Any]:
+    return [torch.tensor(float(step), device=device) for _ in range(count)]
+
+
+def _adam_torch(fused: str) -> Any:
+    def call(
+        torch: Any, device: Any, ps: Any, gs: Any, ms: Any, vs: Any, lengths: list[int], step: int, lr: float, beta1: float,
+        beta2: float, eps: float, weight_decay: float,
+    ) -> Any:  # fmt: skip
+        getattr(torch, fused)(
+            *(_pieces(x, lengths) for x in (ps, gs, ms, vs)), [], _steps(torch, device, step, len(lengths)), lr=lr,
+            beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return ps, ms, vs
+
+    return call
+
+
+ADAM_CHECKS = [
+    check("step", "step >= 1"),
+    *RATES,
+    check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
+    check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
+    check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
+]
+ADAM_SIZES = [{**size, "step": 10} for size in SIZES]
+adam_is_adamw = laws.equation(
+    "without weight decay adamw_step is adam_step",
+    lambda f: zip(
+        f.many(values={"weight_decay": 0.0}),
+        f.many(f.inputs, values={**f.case.values, "weight_decay": 0.0}, op="adam_step"),
+        strict=True,
+    ),
+)
+
+
+@op("ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
+    "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0 "
+    "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
+    bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS,
+    no_vjp=NO_VJP, laws=[split4], bench=ADAM_SIZES, torch=_adam_torch("_fused_adam_"), source=ADAM)  # fmt: skip
+def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
+    """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
+
+    d = g + weight_decay·p
+    m_out = beta1·m + (1 - beta1)·d;  v_out = beta2·v + (1 - beta2)·d²
+    p_out = p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+
+    step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
+
+    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+
+    Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
+    IEEE 754. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+    more.
+    """
+    gradient = gs + weight_decay * ps if weight_decay != 0 else gs
+    return _adam(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
+
+
+@op("ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
+    "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
+    "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
+    bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS,
+    no_vjp=NO_VJP, laws=[split4, adam_is_adamw], bench=ADAM_SIZES, torch=_adam_torch("_fused_adamw_"),
+    source=ADAMW)  # fmt: skip
+def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
+    """A step of AdamW on every tensor of a list, weight decay decoupled.
+
+    m_out = beta1·m + (1 - beta1)·g;  v_out = beta2·v + (1 - beta2)·g²
+    p_out = (1 - lr·weight_decay)·p - lr/(1 - beta1^step)·m_out/(√v_out/√(1 - beta2^step) + eps)
+
+    step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once, as is
+    1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
+
+    Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
+
+    Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
+    nothing.
+
+    Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
+    more.
+    """
+    return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
+
+
+# ---- clipping --------------------------------------------------------------------------------------------------------------
+
+
+def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
+    """The squares of float32 are exact in float64 and their sums have h roundings of 2^-53 behind them, NumPy's pairwise sum
+    fewer than 64; the root halves that and adds one rounding on either side; then the result is rounded to float32."""
+    r = np.sqrt(np.sum(gs * gs))[None]
+    h = max((tree_height(n) for n in lengths), default=0) + tree_height(len(lengths))
+    return spacing(r) / 2 + np.abs(r) * ((h + 64) / 2 + 2) * 2.0**-53
+
+
+@op("gs: list[count] -> out[1]", bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
+    laws=[laws.homogeneous("gs"),
+          laws.equation("the norm of a list is the norm of all its numbers",
+                        lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
+    bench=SIZES, source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
+    numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None],
+    torch=lambda torch, gs, lengths: torch.linalg.vector_norm(
+        torch.stack(torch._foreach_norm(_pieces(gs, lengths))))[None])  # fmt: skip
+def global_norm(gs):
+    """The Euclidean norm of all numbers of a list of tensors, left on the device.
+
+    out[0] = √(Σ_i Σ_j g_i[j]²)
+
+    Summed in float64, so no square over- or underflows and the result is the nearest float32 or its neighbour at a tie; each
+    tensor by the row tree, then the tensors' sums by the same tree.
+
+    Shapes: gs a list of tensors, out one element.
+
+    Special values: NaN where a number is NaN, else infinity where one is
+    infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+    """
+    return np.sqrt(np.sum(gs * gs))[None]
+
+
+def _clip_run(gs: F64, norm: F64, max_norm: float, eps: float) -> Run:
+    size = Run.rounded(norm + eps, np.zeros(norm.shape), np.zeros(norm.shape, bool))
+    factor = Run.of(np.asarray(max_norm)) / size
+    # the minimum with 1 keeps an error or drops it; a quotient that overflowed is 1 in any case
+    clipped = Run(np.minimum(factor.value, 1.0), factor.error * (factor.value - factor.error < 1), size.free)
+    return clipped * Run.of(gs)
+
+
+def _draw_clip(d: Any) -> dict[str, Any]:
+    norm = d.choice([np.nan, np.inf, 0.0, *(d.real(0, high) for high in (1, 3, 3, 100, 100))])
+    return {
+        "norm": np.array([norm], np.float32),
+        "max_norm": d.choice([1.0, 0.0, d.real(0, 3)]),
+        "eps": d.choice([1e-6, 1e-6, 0.0]),
+    }
+
+
+@op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
+    bound=followed(_clip_run), nonnegative=("norm",),
+    no_vjp="clipping is not part of what is differentiated",
+    draw=_draw_clip,
+    checks=[check("max_norm", "max_norm >= 0"), check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],
+    laws=[laws.equation("gradients below the norm stay as they are, bit for bit",
+                        lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
+    bench=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES],
+    torch=lambda torch, gs, norm, lengths, max_norm, eps: (
+        torch._foreach_mul_(_pieces(gs, lengths), torch.clamp(max_norm / (norm[0] + eps), max=1.0)), gs)[1],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
+def clip_scale(gs, norm, max_norm, eps):
+    """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
+
+    g_out = g·min(1, max_norm/(norm + eps))
+
+    The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
+
+    Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
+
+    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
+    0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+
+    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
+    """
+    return gs * np.minimum(max_norm / (norm + eps), 1.0)
