@@ -32,6 +32,8 @@ from tlspec.registry import Op
 
 __all__ = ["Settings", "Verifier", "main", "plan", "whiches"]
 
+#: options that make the run a campaign (:mod:`tlrt.campaign.command`)
+CAMPAIGNS = ("--exhaustive", "--probe", "--determinism", "--alarms", "--campaign")
 #: sizes of the cases of one data class, in turn
 ROTATION = ("medium", "small", "small", "medium", "small", "small")
 
@@ -217,7 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tlrt verify",
         description="Checks operations on this machine's devices against their specification.",
-        epilog="Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong.",
+        epilog="Campaigns, with options of their own (add --help): --exhaustive, --probe, --determinism, --alarms N, "
+        "--campaign. Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong.",
     )
     parser.add_argument(
         "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
@@ -249,6 +252,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if any(word.partition("=")[0] in CAMPAIGNS for word in given):
+        from tlrt.campaign import command
+
+        return command.main(given)
     parser = _parser()
     args = parser.parse_args(argv)
     try:

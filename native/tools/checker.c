@@ -1,0 +1,267 @@
+/* The checker of the exhaustive campaign: a shared library of its own, never part of the main one.
+ *
+ * It makes the inputs, decides what a correctly rounded result is (rounding.h) and compares results that the library under
+ * test has computed, whichever device did. Every function works on one range of samples in the calling thread; callers
+ * give ranges to threads. Build (tlrt/campaign/checker.py does it on demand):
+ *   cc -std=gnu11 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -shared -fPIC checker.c -lquadmath -lm */
+#include "rounding.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* ---- the functions of one argument ------------------------------------------------------------------------------------ */
+
+/* entry point, reference, kind, interval walked, zero of the function that its two parts cancel at, half-width around it in
+ * which an absolute error of `floor` is allowed beside the row's ulps (as the row's bound says) */
+#define TABLE(ROW)                                                            \
+    ROW(abs, abs, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
+    ROW(sqrt, sqrt, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
+    ROW(inv, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
+    ROW(relu, relu, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
+    ROW(clamp, clamp, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
+    ROW(scale, scale, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
+    ROW(exp, exp, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
+    ROW(log, log, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
+    ROW(safe_log, safe_log, TL_PLAIN, -INFINITY, INFINITY, 0.54132, 0, 0)     \
+    ROW(sigmoid, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)             \
+    ROW(tanh, tanh, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                   \
+    ROW(softplus, softplus, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)           \
+    ROW(silu, silu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
+    ROW(gelu, gelu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
+    ROW(inv_bwd, inv_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
+    ROW(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
+    ROW(abs_bwd, abs_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
+    ROW(clamp_bwd, clamp_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)     \
+    ROW(relu_bwd, relu_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
+    ROW(exp_bwd, same, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)            \
+    ROW(log_bwd, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
+    ROW(safe_log_bwd, safe_log_bwd, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)   \
+    ROW(sigmoid_bwd, sigmoid_bwd, TL_ALGEBRAIC, 0.0f, 1.0f, 0, 0, 0)          \
+    ROW(tanh_bwd, tanh_bwd, TL_ALGEBRAIC, -1.0f, 1.0f, 0, 0, 0)               \
+    ROW(softplus_bwd, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)        \
+    ROW(silu_bwd, silu_bwd, TL_PLAIN, -INFINITY, INFINITY, -1.27846, 0.01, 0x1p-32) \
+    ROW(gelu_bwd, gelu_bwd, TL_PLAIN, -INFINITY, INFINITY, -0.75246, 0.01, 0x1p-31)
+
+struct row {
+    const char *name;
+    struct tl_reference reference;
+    float lo, hi;
+    double width, floor;
+};
+
+#define AS_ENTRY(name, ref, kind, lo, hi, zero, width, floor) \
+    {#name, {d_##ref, q_##ref, kind, zero}, lo, hi, width, floor},
+static const struct row table[] = {TABLE(AS_ENTRY)};
+#define COUNT ((int)(sizeof table / sizeof table[0]))
+
+EXPORT const char *tl_check_name(int i) { return i >= 0 && i < COUNT ? table[i].name : NULL; }
+
+/* What a range of samples gave. Distances are counted in float32 from the correctly rounded result. */
+struct tally {
+    uint64_t seen, misrounded, mismatches, over, precise, undecided;
+    int64_t worst;
+    uint32_t worst_at, worst_got, worst_want, mismatch_at, mismatch_got, mismatch_want, over_at, over_got, over_want;
+    uint32_t near_at;
+    double near_error;
+};
+
+static uint32_t bits_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float from_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* Different bits, any NaN being equal to any NaN. */
+static int differs(float a, float b) { return bits_of(a) != bits_of(b) && !(a != a && b != b); }
+
+/* The float32 of `n` consecutive samples: bit patterns first, first + stride, ... */
+EXPORT void tl_check_inputs(uint64_t first, uint64_t stride, uint64_t n, float *out)
+{
+    for (uint64_t i = 0; i < n; i++)
+        out[i] = from_bits((uint32_t)(first + i * stride));
+}
+
+static void enter(struct tally *t, const struct row *f, float x, float got, int64_t limit)
+{
+    struct tl_decisions decisions = {0, 0};
+    float want = tl_rounded(&f->reference, x, &decisions);
+    t->seen++;
+    t->precise += decisions.precise;
+    t->undecided += decisions.undecided;
+    if (bits_of(got) == bits_of(want))
+        return;
+    int bad = (got != got) != (want != want) || (isinf(got) && isinf(want)) ||
+              (got == 0.0f && want == 0.0f);
+    if (bad) {
+        if (!t->mismatches++) {
+            t->mismatch_at = bits_of(x);
+            t->mismatch_got = bits_of(got);
+            t->mismatch_want = bits_of(want);
+        }
+    }
+    if (got != got || want != want)
+        return;
+    int64_t distance = llabs(tl_rank(got) - tl_rank(want));
+    int over = distance > limit;
+    if (f->width > 0 && fabs(x - f->reference.zero) < f->width) {
+        double error = (double)fabsq((quad)got - f->reference.precise((quad)x));
+        if (error > t->near_error) {
+            t->near_error = error;
+            t->near_at = bits_of(x);
+        }
+        double unit = (double)(nextafterf(fabsf(want), INFINITY) - fabsf(want));
+        over = error > f->floor + ((double)limit + 0.5) * unit;
+    } else {
+        t->misrounded += distance != 0;
+        if (distance > t->worst) {
+            t->worst = distance;
+            t->worst_at = bits_of(x);
+            t->worst_got = bits_of(got);
+            t->worst_want = bits_of(want);
+        }
+    }
+    if (over && !t->over++) {
+        t->over_at = bits_of(x);
+        t->over_got = bits_of(got);
+        t->over_want = bits_of(want);
+    }
+}
+
+/* Compares the results of function `i` on the samples first, first + stride, ...; adds to `t`. */
+EXPORT int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, const float *got, int64_t limit, struct tally *t)
+{
+    if (i < 0 || i >= COUNT)
+        return -1;
+    const struct row *f = &table[i];
+    for (uint64_t k = 0; k < n; k++) {
+        float x = from_bits((uint32_t)(first + k * stride));
+        if (x < f->lo || x > f->hi || (x == 0.0f && f->lo == 0.0f && signbit(x)))
+            continue;
+        enter(t, f, x, got[k], limit);
+    }
+    return 0;
+}
+
+/* The correctly rounded result of function `i` at one input. */
+EXPORT float tl_check_want(int i, float x)
+{
+    struct tl_decisions decisions = {0, 0};
+    return i >= 0 && i < COUNT ? tl_rounded(&table[i].reference, x, &decisions) : NAN;
+}
+
+/* ---- comparison across devices and machines --------------------------------------------------------------------------- */
+
+/* One 64-bit hash per block of results, every NaN hashed as the same one. Four interleaved chains, folded in order. */
+EXPORT void tl_check_hash(const float *x, uint64_t n, uint64_t block, uint64_t *out)
+{
+    for (uint64_t b = 0; b * block < n; b++) {
+        uint64_t h[4] = {1, 2, 3, 4}, end = (b + 1) * block < n ? (b + 1) * block : n;
+        for (uint64_t i = b * block; i < end; i++) {
+            uint64_t *s = &h[i & 3];
+            *s = (*s ^ (x[i] != x[i] ? 0x7fc00000u : bits_of(x[i]))) * 0x9e3779b97f4a7c15u;
+            *s ^= *s >> 29;
+        }
+        uint64_t all = 0;
+        for (int c = 0; c < 4; c++) {
+            all = (all ^ h[c]) * 0x9e3779b97f4a7c15u;
+            all ^= all >> 32;
+        }
+        out[b] = all;
+    }
+}
+
+/* Number of samples where two results differ; `at` is the first of them. */
+EXPORT uint64_t tl_check_differ(const float *a, const float *b, uint64_t n, uint64_t *at)
+{
+    uint64_t count = 0;
+    if (memcmp(a, b, n * sizeof *a) == 0)
+        return 0;
+    for (uint64_t i = 0; i < n; i++) {
+        if (differs(a[i], b[i]) && !count++)
+            *at = i;
+    }
+    return count;
+}
+
+/* ---- the operations of two arguments ---------------------------------------------------------------------------------- */
+
+enum { ADD, SUB, MUL, DIV, MAX, MIN, AXPY, BINARY };
+
+static float ieee(int op, float a, float b)
+{
+    switch (op) {
+    case ADD: return a + b;
+    case SUB: return a - b;
+    case MUL: return a * b;
+    case DIV: return a / b;
+    case AXPY: return fmaf(TL_CHECK_SCALE, b, a);
+    default: break;
+    }
+    /* IEEE 754-2019 maximum and minimum */
+    if (a != a || b != b)
+        return NAN;
+    if (a == b)
+        return op == MAX ? (signbit(a) ? b : a) : (signbit(a) ? a : b);
+    return (op == MAX) == (a > b) ? a : b;
+}
+
+/* Compares with this processor's IEEE 754 arithmetic; adds to `t`: the first pair that differs is (mismatch_at, near_at). */
+EXPORT int tl_check_binary(int op, const float *a, const float *b, const float *got, uint64_t n, struct tally *t)
+{
+    if (op < 0 || op >= BINARY)
+        return -1;
+    for (uint64_t i = 0; i < n; i++) {
+        float want = ieee(op, a[i], b[i]);
+        if (differs(got[i], want) && !t->over++) {
+            t->mismatch_at = bits_of(a[i]);
+            t->near_at = bits_of(b[i]);
+            t->over_got = bits_of(got[i]);
+            t->over_want = bits_of(want);
+        }
+    }
+    t->seen += n;
+    return 0;
+}
+
+static uint64_t mix(uint64_t z)
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Pairs number first, first + 1, ... of a stream: two random bit patterns each. Of four pairs in a row one stays as it is;
+ * in the others b's exponent is within 26 of a's, so that the operands interact; in the third the low halves of both
+ * fractions are zero, and in the fourth all but a few bits, which makes exact results and ties frequent. */
+EXPORT void tl_check_pairs(uint64_t seed, uint64_t first, uint64_t n, float *a, float *b)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t w = mix(seed + first + i), v = mix(~w);
+        uint32_t x = (uint32_t)w, y = (uint32_t)(w >> 32), kind = (uint32_t)(first + i) & 3;
+        if (kind != 0) {
+            int e = (int)(x >> 23 & 255) + (int)(v % 53) - 26;
+            e = e < 0 ? 0 : e > 254 ? 254 : e;
+            y = (y & 0x807fffffu) | (uint32_t)e << 23;
+        }
+        uint32_t keep = kind == 2 ? 0xfffff000u : kind == 3 ? 0xff800000u | (0x00780000u >> (v >> 40) % 20) : ~0u;
+        a[i] = from_bits(x & keep);
+        b[i] = from_bits(y & (kind == 3 ? 0xff800000u | (0x00700000u >> (v >> 50) % 21) : keep));
+    }
+}
+
+/* Pairs number first, first + 1, ... of all pairs of m values, row by row. */
+EXPORT void tl_check_product(const float *values, uint64_t m, uint64_t first, uint64_t n, float *a, float *b)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        a[i] = values[(first + i) / m];
+        b[i] = values[(first + i) % m];
+    }
+}

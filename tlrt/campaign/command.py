@@ -1,0 +1,180 @@
+"""The campaigns on the command line: ``python -m tlrt verify`` with ``--exhaustive``, ``--probe`` and their like."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tlrt.campaign import alarms, determinism, exhaustive, pairs, probe, report
+from tlrt.campaign.checker import BINARY, CheckerError
+from tlrt.errors import TorchleanError
+from tlrt.verify_run import device_names
+from tlspec import registry
+
+__all__ = ["main"]
+
+#: what a short run tries; the whole of it takes seconds
+SHORT: dict[str, Any] = {"stride": 4099, "pairs": 200_000, "repeats": 5, "alarms": 2000}
+FULL: dict[str, Any] = {"stride": 1, "pairs": 10**9, "repeats": 100, "alarms": 100_000}
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m tlrt verify",
+        description="Campaigns: what verify tries at greater length. Several may be asked for in one run.",
+        epilog="Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
+    )
+    which = p.add_argument_group("what to do")
+    which.add_argument(
+        "--exhaustive", action="store_true", help="all 2^32 inputs of every function of one argument; pairs"
+    )
+    which.add_argument(
+        "--probe", action="store_true", help="the order of every sum against the height its bound assumes"
+    )
+    which.add_argument(
+        "--determinism", action="store_true", help="the same bits over repetitions, threads, batches, trims"
+    )
+    which.add_argument("--alarms", type=int, metavar="N", help="N correct comparisons per device through the bounds")
+    which.add_argument("--campaign", action="store_true", help="all four")
+    p.add_argument("--short", action="store_true", help="a few seconds of each instead of the whole")
+    p.add_argument(
+        "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
+    )
+    p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
+    p.add_argument("--out", metavar="DIR", help="write campaign.json there, and the state of the exhaustive part")
+    p.add_argument("--json", metavar="FILE", help="write the document there")
+    p.add_argument(
+        "--workers", type=int, metavar="N", help="threads and processes that work (default: one per processor)"
+    )
+    e = p.add_argument_group("exhaustive")
+    e.add_argument("--stride", type=int, metavar="N", help="every N-th bit pattern (default 1)")
+    e.add_argument("--resume", metavar="FILE", help="the state: continued if it is there, kept up to date")
+    e.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="stop starting chunks after this long; says what is missing"
+    )
+    e.add_argument(
+        "--pairs", type=int, metavar="N", help="random pairs for every operation of two arguments (default 10^9)"
+    )
+    e.add_argument("--no-gradients", action="store_true", help="forward functions only")
+    e.add_argument("--against", metavar="FILE", help="compare the hashes with another machine's document")
+    d = p.add_argument_group("determinism")
+    d.add_argument("--repeats", type=int, metavar="N", help="repetitions of a call (default 100)")
+    return p
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the campaigns asked for; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    size = SHORT if args.short else FULL
+    for name, least in (("stride", 1), ("pairs", 0), ("repeats", 1), ("alarms", 1)):
+        given = getattr(args, name)
+        if given is not None and given < least:
+            parser.error(f"--{name}: got {given}, expected {least} or more")
+        if given is None and name != "alarms":
+            setattr(args, name, size[name])
+    if args.workers is not None and args.workers < 1:
+        parser.error(f"--workers: got {args.workers}, expected 1 or more")
+    if args.campaign and args.alarms is None:
+        args.alarms = size["alarms"]
+    try:
+        chosen = [r.name for r in registry.ops(args.ops)]
+    except KeyError as error:
+        parser.error(str(error.args[0]))
+    target = Path(args.json) if args.json else Path(args.out) / "campaign.json" if args.out else None
+    try:
+        if target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        other = json.loads(Path(args.against).read_text(encoding="utf-8")) if args.against else None
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    try:
+        import tlrt
+
+        names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
+        devices = [tlrt.device(n).name for n in names]
+    except TorchleanError as error:
+        parser.exit(2, f"verify: {error}\n")
+
+    document: dict[str, Any] = {"command": " ".join(["python -m tlrt verify", *argv]), **report.head(devices)}
+    parts: list[tuple[str, Callable[[], tuple[dict[str, Any], bool, str]]]] = []
+    if args.exhaustive or args.campaign:
+        parts.append(("exhaustive", lambda: _exhaustive(args, devices, chosen, other)))
+    if args.probe or args.campaign:
+        parts.append(("probe", lambda: _probe(args, devices, chosen)))
+    if args.determinism or args.campaign:
+        parts.append(("determinism", lambda: _determinism(args, devices)))
+    if args.alarms is not None:
+        parts.append(("alarms", lambda: _alarms(args, devices)))
+    good, tables, start = True, [], time.monotonic()
+    try:
+        for name, part in parts:
+            began = time.monotonic()
+            found, fine, text = part()
+            document[name] = {
+                **found,
+                "verdict": "pass" if fine else "fail",
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            good = good and fine
+            tables.append(f"== {name} ==\n{text}")
+            if target is not None:
+                report.write(target, document)
+    except (CheckerError, ValueError, TorchleanError) as error:
+        print("\n\n".join(tables))
+        print(f"verify: {error}", file=sys.stderr)
+        return 1
+    print("\n\n".join(tables))
+    done, where = ", ".join(n for n, _ in parts), ", ".join(devices)
+    print(f"\n{'nothing failed' if good else 'FAILED'}: {done} on {where} in {time.monotonic() - start:.1f} s")
+    return 0 if good else 1
+
+
+def _exhaustive(
+    args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str], other: Any
+) -> tuple[dict[str, Any], bool, str]:
+    state = Path(args.resume) if args.resume else Path(args.out) / "exhaustive.state.json" if args.out else None
+    functions = exhaustive.entries(args.ops, gradients=not args.no_gradients)
+    start = time.monotonic()
+    run = exhaustive.Exhaustive(
+        devices, functions, stride=args.stride, state=state, budget=args.budget, workers=args.workers
+    )
+    run.run()
+    document, fine = run.document(), run.ok
+    text = exhaustive.table(document)
+    binary = [n for n in BINARY if n in chosen]
+    if binary:
+        left = None if args.budget is None else max(args.budget - (time.monotonic() - start), 0.0)
+        both = pairs.Pairs(devices, binary, args.pairs, workers=args.workers, budget=left)
+        both.run()
+        document["pairs"] = both.document()
+        fine = fine and both.ok
+        text += "\n\n" + pairs.table(document["pairs"])
+    if other is not None:
+        lines = exhaustive.against(document, other.get("exhaustive", other))
+        document["against"] = lines or ["every hash is equal"]
+        fine = fine and not any("FAIL" in line for line in lines)
+        text += "\n\nagainst the other document: " + "\n".join(document["against"])
+    return document, fine, text
+
+
+def _probe(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+    document = probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL)
+    return document, probe.ok(document), probe.table(document)
+
+
+def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+    run = determinism.Determinism(devices, args.repeats)
+    run.run(args.ops)
+    document = run.document()
+    return document, run.ok, determinism.table(document)
+
+
+def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+    document = alarms.alarms(devices, args.alarms, args.ops, workers=args.workers)
+    return document, alarms.ok(document), alarms.table(document)
