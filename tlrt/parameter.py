@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
-from tlrt.errors import ArgumentTypeError, ReleasedError, ShapeError
+from tlrt.errors import ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.plan import Shape
 
 if TYPE_CHECKING:
@@ -78,6 +78,23 @@ class Parameter:
         self._release()
         self._host = host
         self._version += 1
+
+    def assign(self, value: AnyBuffer) -> None:
+        """A new value from the session's device, whose handle the parameter takes over; the host value is stale from here on.
+
+        Raises ShapeError, DeviceMismatchError.
+        """
+        if value.shape != self.shape:
+            raise ShapeError(f"assign: {self.name}: got shape {value.shape}, expected {self.shape}", op="assign")
+        if value.buffer.device is not self._session.device:
+            raise DeviceMismatchError(
+                f"assign: {self.name}: got a buffer of {value.buffer.device}, expected {self._session.device}",
+                op="assign",
+            )
+        if value.buffer is not self._mirror:
+            self._release()
+        self._mirror = value.buffer
+        self.updated()
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy of the current value."""

@@ -1,0 +1,237 @@
+"""tlrt.nn: gradients of whole layers against differences in float64, agreement of devices, weights, modes, misuse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, errors, nn
+from tlrt.spec import SpecDevice
+
+DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
+U64 = 2.0**-53
+
+
+@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def s(request):
+    """A session on each device; nothing may be live on its device afterwards."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
+    session = Session(device, seed=5)
+    yield session
+    session.close()
+    assert device.memory().live_buffers == 0, "buffers leaked"
+    device.close()
+
+
+#: name -> (the layer, the shape of its input)
+LAYERS = {
+    "linear": (lambda s: nn.Linear(s, 5, 4, name="l"), (3, 5)),
+    "linear of one vector": (lambda s: nn.Linear(s, 5, 4, name="l"), (5,)),
+    "linear without bias": (lambda s: nn.Linear(s, 5, 4, name="l", bias=False), (2, 3, 5)),
+    "conv": (lambda s: nn.Conv(s, 2, 3, 3, name="l", padding=1, stride=2), (2, 2, 5, 6)),
+    "conv of rank 1": (lambda s: nn.Conv(s, 2, 3, (3,), name="l"), (2, 2, 6)),
+    "conv of rank 3 without bias": (lambda s: nn.Conv(s, 2, 3, 2, name="l", rank=3, bias=False), (2, 3, 3, 4)),
+    "conv transpose": (lambda s: nn.ConvTranspose(s, 2, 3, 4, name="l", stride=2, padding=1), (2, 2, 3, 2)),
+    "conv transpose of rank 1": (lambda s: nn.ConvTranspose(s, 2, 3, (2,), name="l"), (2, 4)),
+    "max pool": (lambda s: nn.MaxPool(2), (2, 2, 4, 5)),
+    "avg pool": (lambda s: nn.AvgPool((3,), stride=1, padding=1), (2, 2, 5)),
+    "smooth max pool": (lambda s: nn.SmoothMaxPool(2, beta=2.0), (2, 4, 4)),
+    "layer norm": (lambda s: nn.LayerNorm(s, 6, name="l"), (2, 3, 6)),
+    "batch norm": (lambda s: nn.BatchNorm(s, 3, name="l"), (4, 3, 2, 2)),
+    "batch norm of vectors": (lambda s: nn.BatchNorm(s, 3, name="l"), (5, 3)),
+    "attention": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", causal=True), (2, 5, 8)),
+    "attention composed": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", use_flash=False), (5, 8)),
+    "transformer block": (lambda s: nn.TransformerBlock(s, 8, 2, name="l", dropout=0.25, causal=True), (2, 5, 8)),
+    "selective scan": (lambda s: nn.SelectiveScan(s, 6, 4, name="l"), (5, 2, 6)),
+    "mamba": (lambda s: nn.MambaBlock(s, 6, name="l", state=4), (2, 7, 6)),
+    "mamba of one sequence": (lambda s: nn.MambaBlock(s, 6, name="l", state=4, taps=1), (3, 6)),
+    "spectral": (lambda s: nn.SpectralConv1d(s, 4, 5, name="l"), (2, 8, 4)),
+    "spectral of one sample": (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (9, 4)),
+    "fourier block": (lambda s: nn.FNOBlock1d(s, 4, 3, name="l"), (2, 9, 4)),
+    "dropout": (lambda s: nn.Dropout(0.5), (4, 5)),
+}
+everywhere = pytest.mark.parametrize("name", list(LAYERS))
+in_both_modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+
+
+def randomised(s, layer, rng):
+    """The layer's parameters moved off their structured starts (zeros, ones), running variances kept positive."""
+    for p in layer.parameters():
+        fresh = p.value + 0.3 * rng.standard_normal(p.shape)
+        p.set(np.abs(fresh) if p.name.endswith("running_var") else fresh)
+
+
+# ---- gradients
+
+
+@everywhere
+@in_both_modes
+def test_gradients_are_those_of_differences(name, training):
+    """On the specification, in float64: the derivative along a random direction of all weights and the input together.
+
+    The central difference over h errs by its truncation, which the one over 2h tells (it is four times as large to leading
+    order), and by the rounding of the two sums, one rounding per node and term at most.
+    """
+    make, shape = LAYERS[name]
+    rng = np.random.default_rng(3)
+    with Session("spec", seed=5) as s:
+        layer = make(s)
+        randomised(s, layer, rng)
+        x = s.param(rng.standard_normal(shape), "x")
+        weights = [p for p in [*layer.parameters(), x] if p.requires_grad]
+        centres = [p.value.copy() for p in weights]
+        directions = [rng.standard_normal(p.shape) for p in weights]
+        statistics = [(p, p.value.copy()) for p in layer.parameters() if not p.requires_grad]
+        g = rng.standard_normal(layer(s.use(x)).shape).astype(np.float32).astype(np.float64)  # uploads as it is
+        s.reset()
+
+        def total(h, backward=False):
+            """Σ g·layer(x) at the centre plus h times the direction, by the same draws and the same running statistics."""
+            for p, c, d in zip(weights, centres, directions, strict=True):
+                p.set(c + h * d)
+            for p, value in statistics:
+                p.set(value)
+            s.counter = 1000
+            y = layer(s.use(x), training=training)
+            f = float((g * y.numpy()).sum())
+            size = float(np.abs(g * y.numpy()).sum()) * s.tape.size
+            slope = None
+            if backward:
+                s.backward(y, g)
+                slope = sum(float((p.grad.numpy() * d).sum()) for p, d in zip(weights, directions, strict=True))
+            s.reset()
+            return f, size, slope
+
+        h = 2.0**-14
+        _, size, slope = total(0.0, backward=True)
+        near = (total(h)[0] - total(-h)[0]) / (2 * h)
+        far = (total(2 * h)[0] - total(-2 * h)[0]) / (4 * h)
+        assert slope != 0
+        assert slope == pytest.approx(near, rel=0, abs=abs(far - near) + U64 * size / h)
+
+
+def everything(s):
+    """Every layer in both modes, and a step of training on the sum of their mean squares."""
+    rng = np.random.default_rng(0)
+    layers = []
+    for i, (make, shape) in enumerate(LAYERS.values()):
+        layers.append((make(_Prefixed(s, f"{i}.")), shape))
+    optimizer = tlrt.optim.AdamW(s.parameters.values(), lr=0.01)
+    for _ in range(2):
+        total = s.zeros(())
+        for layer, shape in layers:
+            x = s.input(rng.standard_normal(shape), requires_grad=True)
+            for training in (True, False):
+                total = total + s.square(layer(x, training=training)).reduce_mean()
+        s.backward(total)
+        optimizer.step()
+        value = total.item()
+        s.reset()
+    optimizer.close()
+    return value
+
+
+class _Prefixed:
+    """A session that puts a prefix before the names of parameters."""
+
+    def __init__(self, session, prefix):
+        self._session, self._prefix = session, prefix
+
+    def param(self, value, name, *rest):
+        return self._session.param(value, self._prefix + name, *rest)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def test_every_operation_of_every_layer_is_within_its_bound():
+    report = tlrt.compare(everything, DEVICES)
+    assert report.ok, report
+    seen = {r.op for r in report.rows if r.device == "cpu" and r.backward is not None}
+    assert {"linear", "conv", "conv_transpose", "batchnorm_channel_first", "flash_attention"} <= seen
+    assert {"selective_scan_diag_var", "spectral_conv1d_rfft", "irfft1d_packed", "layer_norm"} <= seen
+
+
+# ---- parameters
+
+
+@everywhere
+def test_parameters_are_all_that_the_layer_made(s, name):
+    layer = LAYERS[name][0](s)
+    assert layer.parameters() == list(s.parameters.values())
+    assert all(p.name.startswith("l.") for p in layer.parameters())
+    assert all(p.name in repr(layer) for p in layer.parameters())
+
+
+@everywhere
+def test_initial_weights_are_the_same_numbers_on_every_device(name):
+    starts = []
+    for device in DEVICES:
+        with Session(device, seed=11) as s:
+            LAYERS[name][0](s)
+            assert all(p.value.dtype == np.float32 for p in s.parameters.values())
+            starts.append({n: p.value.tobytes() for n, p in s.parameters.items()})
+    assert all(start == starts[0] for start in starts)
+
+
+def test_initial_weights_follow_the_seed_and_the_order(s):
+    a, b = nn.Linear(s, 30, 20, name="a"), nn.Linear(s, 30, 20, name="b")
+    assert s.counter == 4, "a weight and a bias draw once each"
+    assert not np.array_equal(a.weight.value, b.weight.value)
+    with Session("cpu", seed=6) as other:
+        assert not np.array_equal(nn.Linear(other, 30, 20, name="a").weight.value, a.weight.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "weight", "fan"),
+    [
+        (lambda s: nn.Linear(s, 50, 40, name="l"), (40, 50), 50),
+        (lambda s: nn.Conv(s, 6, 40, 3, name="l"), (40, 6, 3, 3), 54),
+        (lambda s: nn.ConvTranspose(s, 40, 6, 3, name="l"), (40, 6, 3, 3), 54),
+    ],
+)
+def test_weights_start_as_in_pytorch(s, make, weight, fan):
+    """Uniform within ±1/√fan_in: the bounds hold, and 2000 draws come within 1 % of both with near certainty."""
+    layer, bound = make(s), np.float32(1 / math.sqrt(fan))
+    assert layer.weight.shape == weight
+    assert np.abs(layer.weight.value).max() <= bound and np.abs(layer.bias.value).max() <= bound
+    assert layer.weight.value.max() > 0.99 * bound and layer.weight.value.min() < -0.99 * bound
+
+
+def test_initialisers(s):
+    shape = (60, 50)
+    assert np.array_equal(nn.init.zeros(s, shape), np.zeros(shape))
+    assert np.array_equal(nn.init.ones(s, shape), np.ones(shape))
+    for drawn, deviation in [
+        (nn.init.normal(s, shape, 2.0, 3.0) - 2, 3.0),
+        (nn.init.uniform(s, shape, -2.0, 4.0) - 1, 6 / math.sqrt(12)),
+        (nn.init.kaiming_uniform(s, shape, slope=0.0), math.sqrt(2 / 50)),
+        (nn.init.xavier_uniform(s, shape), math.sqrt(2 / 110)),
+        (nn.init.xavier_normal(s, shape, gain=2.0), 2 * math.sqrt(2 / 110)),
+    ]:
+        assert drawn.dtype == np.float32
+        # six standard errors of a mean and of a deviation (at most that of a normal distribution) of 3000 draws
+        assert abs(drawn.mean()) < 6 * deviation / math.sqrt(3000)
+        assert abs(drawn.std() - deviation) < 6 * deviation / math.sqrt(6000)
+    with pytest.raises(errors.ArgumentError, match="std: got -1"):
+        nn.init.normal(s, shape, std=-1)
+    with pytest.raises(errors.ArgumentError, match="low: got 2"):
+        nn.init.uniform(s, shape, 2, 1)
+    with pytest.raises(errors.ArgumentError, match="shape: got \\(3,\\)"):
+        nn.init.kaiming_uniform(s, (3,))
+
+
+def test_a_layer_takes_another_initialiser(s):
+    layer = nn.Linear(s, 3, 2, name="l", weight_init=nn.init.ones, bias_init=nn.init.zeros)
+    assert np.array_equal(layer(s.const([[1.0, 2.0, 4.0]])).numpy(), [[7.0, 7.0]])
+
+
+def test_taken_names_are_refused(s):
+    nn.Linear(s, 3, 2, name="l")
+    with pytest.raises(errors.ArgumentError, match=r"l\.weight"):
+        nn.Linear(s, 3, 2, name="l")

@@ -1,0 +1,382 @@
+"""tlrt.nn: what single layers compute, running statistics, modes, containers, schedules, and misuse."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, errors, nn
+from tlrt.nn import schedules
+from tlrt.tape import AnyBuffer
+
+RNG = np.random.default_rng(9)
+U = 2.0**-24
+
+
+@pytest.fixture
+def s():
+    """The specification: float64, so that formulas hold to its rounding."""
+    with Session("spec", seed=5) as session:
+        yield session
+
+
+def single(x: float) -> float:
+    """As a scalar reaches an operation."""
+    return float(np.float32(x))
+
+
+def normals(*shape):
+    """Numbers that survive an upload."""
+    return RNG.standard_normal(shape).astype(np.float32).astype(np.float64)
+
+
+# ---- batch normalisation
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (5, 3, 7), (2, 3, 4, 5), (1, 3, 2, 2, 2)])
+def test_batch_norm_in_training_and_after(s, shape):
+    x, axes = normals(*shape), (0, *range(2, len(shape)))
+    spread = (-1, *(1,) * (len(shape) - 2))
+    norm = nn.BatchNorm(s, 3, name="n", momentum=0.1)
+    weight, bias = normals(3), normals(3)
+    norm.weight.set(weight)
+    norm.bias.set(bias)
+    mean, variance = x.mean(axes), x.var(axes)
+    y = norm(s.const(x), training=True).numpy()
+    eps = single(1e-5)
+    wanted = (x - mean.reshape(spread)) / np.sqrt(variance.reshape(spread) + eps)
+    assert np.allclose(y, wanted * weight.reshape(spread) + bias.reshape(spread), rtol=1e-13, atol=1e-13)
+    m = x.size // 3
+    running_mean = single(0.1) * mean
+    running_var = single(0.9) + single(0.1 * m / (m - 1)) * variance
+    assert np.allclose(norm.running_mean.value, running_mean, rtol=1e-13)
+    assert np.allclose(norm.running_var.value, running_var, rtol=1e-13)
+    s.reset()
+    norm(s.const(2 * x), training=True)
+    assert np.allclose(norm.running_mean.value, single(0.9) * running_mean + single(0.1) * 2 * mean, rtol=1e-13)
+    before = [norm.running_mean.numpy(), norm.running_var.numpy()]
+    y = norm(s.const(x)).numpy()
+    wanted = (x - before[0].reshape(spread)) / np.sqrt(before[1].reshape(spread) + eps)
+    assert np.allclose(y, wanted * weight.reshape(spread) + bias.reshape(spread), rtol=1e-13, atol=1e-13)
+    assert np.array_equal(norm.running_mean.value, before[0]) and np.array_equal(norm.running_var.value, before[1])
+
+
+def test_batch_norm_of_one_image_is_the_operation(s):
+    x, norm = s.const(normals(1, 3, 4, 5)), nn.BatchNorm(s, 3, name="n")
+    alone = s.batchnorm_channel_first(s.reshape(x, (3, 4, 5)), s.use(norm.weight), s.use(norm.bias), 1e-5)
+    assert np.array_equal(norm(x, training=True).numpy()[0], alone.numpy())
+
+
+def test_batch_norm_moves_its_statistics_on_the_device():
+    """Nothing is downloaded in a step, and nothing but the tape's own values outlives the call."""
+    with Session("cpu", seed=1) as s:
+        norm = nn.BatchNorm(s, 3, name="n")
+        x = s.const(RNG.standard_normal((4, 3, 8, 8)))
+        for _ in range(3):
+            norm(x, training=True)
+        assert norm.running_mean.host_is_stale and norm.running_var.host_is_stale
+        s.reset()
+        live = s.device.memory().live_buffers
+        for _ in range(5):
+            norm(s.const(RNG.standard_normal((4, 3, 8, 8))), training=True)
+            s.reset()
+        assert s.device.memory().live_buffers == live
+
+
+def test_statistics_moved_after_they_were_read_leave_the_tape_as_it_was(s):
+    """A gradient through an evaluation stays that of the statistics it read, though training moved them since."""
+    norm, x = nn.BatchNorm(s, 3, name="n"), s.input(normals(4, 3), requires_grad=True)
+    y = norm(x)
+    norm(s.const(normals(4, 3) + 5), training=True)
+    s.backward(s.reduce_sum(y))
+    assert np.allclose(x.grad.numpy(), 1 / math.sqrt(1 + single(1e-5)), rtol=1e-14)
+
+
+def test_batch_norm_refuses(s):
+    norm = nn.BatchNorm(s, 3, name="n")
+    for bad in [(3,), (4, 2), (4, 2, 3)]:
+        with pytest.raises(errors.ShapeError, match="expected \\(batch, 3, spatial"):
+            norm(s.zeros(bad))
+    for bad in [(1, 3), (1, 3, 1, 1), (0, 3, 4)]:
+        with pytest.raises(errors.ShapeError, match="two elements or more"):
+            norm(s.zeros(bad), training=True)
+    assert np.array_equal(norm.running_var.value, np.ones(3))
+    with pytest.raises(errors.ArgumentError, match="momentum: got 2"):
+        nn.BatchNorm(s, 3, name="m", momentum=2)
+
+
+def test_a_parameter_takes_a_value_over_from_the_device(s):
+    p = s.param(np.zeros((2, 2)), "p")
+    p.assign(AnyBuffer.upload(np.eye(2), s.device))
+    assert p.host_is_stale and np.array_equal(p.value, np.eye(2))
+    with pytest.raises(errors.ShapeError, match="p: got shape"):
+        p.assign(AnyBuffer.upload(np.eye(3), s.device))
+    with Session("spec") as other, pytest.raises(errors.DeviceMismatchError):
+        p.assign(AnyBuffer.upload(np.eye(2), other.device))
+    assert np.array_equal(p.value, np.eye(2))
+
+
+# ---- spectral layers and scans
+
+
+@pytest.mark.parametrize(("grid", "modes"), [(8, 5), (8, 3), (9, 5), (9, 2), (1, 1), (8, 0)])
+def test_a_batch_of_samples_is_each_sample(s, grid, modes):
+    layer, x = nn.SpectralConv1d(s, 3, modes, name="l"), normals(4, grid, 3)
+    together = layer(s.const(x)).numpy()
+    for one, y in zip(x, together, strict=True):
+        assert np.allclose(layer(s.const(one)).numpy(), y, rtol=0, atol=1e-14)
+
+
+def test_the_same_operator_on_another_grid(s):
+    """A function of few frequencies has the same image on both grids."""
+    layer = nn.FNOBlock1d(s, 2, 3, name="l")
+    places = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    x = np.stack([np.sin(places), np.cos(2 * places)], -1)[None].astype(np.float32)
+    fine = layer(s.const(x)).numpy()
+    coarse = layer(s.const(x[:, ::2])).numpy()
+    assert np.allclose(fine[:, ::2], coarse, rtol=0, atol=16 * U)  # the places and the values were rounded to float32
+
+
+def scan_by_hand(scan, x):
+    """The docstring's recurrence in NumPy; x (seq_len, batch, width)."""
+    value = {p.name.partition(".")[2]: p.value.astype(np.float64) for p in scan.parameters()}
+    a = -np.exp(value["a_log"])
+    h, out = np.zeros((*x.shape[1:], a.shape[1])), []
+    for u in x:
+        delta = np.log1p(np.exp(u @ value["low.weight"].T @ value["step.weight"].T + value["step.bias"]))[..., None]
+        b, c = (u @ value[f"{n}.weight"].T for n in ("input", "output"))
+        h = np.exp(delta * a) * h + delta * b[:, None, :] * u[..., None]
+        out.append((h * c[:, None, :]).sum(-1) + value["d"] * u)
+    return np.stack(out)
+
+
+def test_the_selective_scan_is_its_recurrence(s):
+    scan, x = nn.SelectiveScan(s, 6, 4, name="l"), normals(9, 2, 6)
+    assert np.allclose(scan(s.const(x)).numpy(), scan_by_hand(scan, x), rtol=1e-12, atol=1e-14)
+
+
+def test_step_sizes_start_log_uniform(s):
+    scan = nn.SelectiveScan(s, 400, 2, name="l")
+    steps = np.log1p(np.exp(scan.step.bias.value.astype(np.float64)))
+    assert 0.001 * (1 - 1e-4) <= steps.min() < 0.0012 and 0.08 < steps.max() <= 0.1 * (1 + 1e-4)
+    logs = np.log(steps)
+    deviation = math.log(100) / math.sqrt(12)
+    assert abs(logs.mean() - math.log(0.01)) < 6 * deviation / math.sqrt(400)
+
+
+@pytest.mark.parametrize("make", [
+    lambda s: nn.MambaBlock(s, 6, name="l", state=3),
+    lambda s: nn.MultiHeadAttention(s, 6, 2, name="l", causal=True),
+    lambda s: nn.TransformerBlock(s, 6, 3, name="l", causal=True),
+])  # fmt: skip
+def test_causal_layers_do_not_look_ahead(make):
+    x = RNG.standard_normal((2, 8, 6))
+    changed = x.copy()
+    changed[:, 5:] += 1
+    with Session("cpu", seed=3) as s:
+        layer = make(s)
+        before, after = layer(s.const(x)).numpy(), layer(s.const(changed)).numpy()
+    assert np.array_equal(before[:, :5], after[:, :5])
+    assert not np.array_equal(before[:, 5:], after[:, 5:])
+
+
+def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
+    block = nn.MambaBlock(s, 3, name="l", expand=1, taps=3)
+    u = normals(6, 2, 3)
+    padded = np.concatenate([np.zeros((2, 2, 3)), u])
+    weight, bias = block.conv_weight.value.astype(np.float64), block.conv_bias.value.astype(np.float64)
+    wanted = sum(weight[j] * padded[2 - j : 8 - j] for j in range(3)) + bias
+    assert np.allclose(block._convolved(s.const(u)).numpy(), wanted, rtol=1e-14, atol=1e-14)
+
+
+# ---- the others
+
+
+def test_the_page_about_the_examples_shows_what_runs():
+    page = (Path(__file__).resolve().parents[2] / "docs/examples.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict = {}
+    exec(code, names)
+    assert names["optimizer"].steps == 100
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_transformer_block_is_its_formula(s, training):
+    block, x = nn.TransformerBlock(s, 4, 2, name="l", dropout=0.5), s.const(normals(2, 3, 4))
+    drop = lambda y: s.dropout(y, 0.5) if training else y
+    counter = s.counter
+    h = s.add(x, drop(block.attention(block.norm1(x))))
+    wanted = s.add(h, drop(block.down(s.gelu(block.up(block.norm2(h)))))).numpy()
+    drawn, s.counter = s.counter - counter, counter
+    assert np.array_equal(block(x, training=training).numpy(), wanted)
+    assert s.counter - counter == drawn == 2 * training
+
+
+def test_embedding_takes_host_arrays_and_naturals(s):
+    table = nn.Embedding(s, 5, 3, name="l")
+    rows = table.weight.value[[4, 0, 4]]
+    assert np.array_equal(table([4, 0, 4]).numpy(), rows)
+    assert np.array_equal(table(s.nat_vec([4, 0, 4])).numpy(), rows)
+    assert table(np.zeros((2, 4), int)).shape == (2, 4, 3)
+    s.backward(s.reduce_sum(table([4, 0, 4])))
+    assert np.array_equal(table.weight.grad.numpy(), np.outer([1, 0, 0, 0, 2], np.ones(3)))
+
+
+def test_dropout_acts_in_training_alone(s):
+    x = s.const(np.ones((100, 100)))
+    assert nn.Dropout(0.25)(x) is x
+    counter = s.counter
+    dropped = nn.Dropout(0.25)(x, training=True).numpy()
+    assert s.counter == counter + 1 and set(np.unique(dropped)) == {0.0, single(1 / 0.75)}
+    kept = (dropped > 0).mean()
+    assert abs(kept - 0.75) < 6 * math.sqrt(0.75 * 0.25 / x.size)
+    with pytest.raises(errors.ArgumentError, match="p: got 1"):
+        nn.Dropout(1)
+
+
+def test_sequential_hands_the_mode_down(s):
+    model = nn.Sequential(
+        nn.Linear(s, 4, 6, name="a"),
+        s.relu,
+        nn.BatchNorm(s, 6, name="n"),
+        nn.Dropout(0.5),
+        nn.Linear(s, 6, 2, name="b"),
+    )
+    assert [p.name for p in model.parameters()] == [
+        "a.weight", "a.bias", "n.weight", "n.bias", "n.running_mean", "n.running_var", "b.weight", "b.bias",
+    ]  # fmt: skip
+    x = s.const(normals(5, 4))
+    model(x)
+    assert np.array_equal(model[2].running_mean.value, np.zeros(6)), "an evaluation moves nothing"
+    nested = nn.Sequential(model, s.relu)
+    nested(x, training=True)
+    assert not np.array_equal(model[2].running_mean.value, np.zeros(6))
+    assert nested.parameters() == model.parameters() and len(model) == 5 and "Dropout" in repr(nested)
+    with pytest.raises(errors.ArgumentTypeError, match="layer 1: got 3"):
+        nn.Sequential(model, 3)
+    with pytest.raises(errors.ArgumentTypeError, match="layer 0"):
+        nn.Sequential(nn.Linear)
+
+
+def test_pools_are_the_operations(s):
+    x = s.const(normals(2, 3, 6, 6))
+    assert np.array_equal(nn.MaxPool(2)(x).numpy(), s.max_pool(x, (2, 2), 2).numpy())
+    assert np.array_equal(nn.AvgPool(3, 1, 1)(x).numpy(), s.avg_pool(x, (3, 3), 1, 1).numpy())
+    assert np.array_equal(
+        nn.SmoothMaxPool((2, 3), beta=3)(x).numpy(), s.smooth_max_pool(x, (2, 3), (2, 3), 0, 3).numpy()
+    )
+    assert "kernel=(2,)" in repr(nn.MaxPool(2, rank=1))
+    with pytest.raises(errors.ArgumentError, match="rank: got 1, expected 2"):
+        nn.MaxPool((2, 2), rank=1)
+
+
+def test_convolutions_of_any_rank(s):
+    for rank in (1, 2, 3):
+        conv = nn.Conv(s, 2, 5, 3, name=f"c{rank}", rank=rank, stride=2, padding=1)
+        back = nn.ConvTranspose(s, 5, 2, 4, name=f"t{rank}", rank=rank, stride=2, padding=1)
+        small = conv(s.zeros((3, 2, *(8,) * rank)))
+        assert small.shape == (3, 5, *(4,) * rank)
+        assert back(small).shape == (3, 2, *(8,) * rank)
+        assert back(conv(s.zeros((2, *(8,) * rank)))).shape == (2, *(8,) * rank)
+
+
+@pytest.mark.parametrize(("make", "bad"), [
+    (lambda s: nn.Linear(s, 3, 2, name="l"), (4, 4)),
+    (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (1, 2, 5, 5)),
+    (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (3, 2, 2)),
+    (lambda s: nn.LayerNorm(s, 3, name="l"), (3, 4)),
+    (lambda s: nn.MultiHeadAttention(s, 4, 2, name="l"), (3, 5)),
+    (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)),
+    (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
+    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)),
+    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)),
+])  # fmt: skip
+def test_wrong_shapes_are_refused_and_the_session_goes_on(make, bad):
+    with Session("cpu", seed=1) as s:
+        layer = make(s)
+        with pytest.raises(errors.ShapeError):
+            layer(s.zeros(bad))
+        s.reset()
+        p = layer.parameters()[0]
+        s.backward(s.reduce_sum(s.square(s.use(p))))
+        assert np.array_equal(p.grad.numpy(), 2 * p.value)
+
+
+def test_bad_sizes_are_refused(s):
+    with pytest.raises(errors.ArgumentError, match="heads: got 3"):
+        nn.MultiHeadAttention(s, 8, 3, name="l")
+    with pytest.raises(errors.ArgumentError, match="taps: got 0"):
+        nn.MambaBlock(s, 8, name="l", taps=0)
+    with pytest.raises(errors.ArgumentError, match="expected 1 or more"):
+        nn.SelectiveScan(s, 8, 0, name="l")
+    with pytest.raises(NotImplementedError):
+        nn.Layer()(s.zeros((1,)))
+    assert nn.Layer().parameters() == []
+
+
+def test_layers_live_in_checkpoints(tmp_path):
+    """Running statistics and draws included, under the parameters' names."""
+    pytest.importorskip("safetensors")
+
+    def run(session, steps, resume=None):
+        model = nn.Sequential(nn.Linear(session, 4, 6, name="a"), nn.BatchNorm(session, 6, name="n"), nn.Dropout(0.3))
+        optimizer = tlrt.optim.Adam(model.parameters(), lr=0.01)
+        if resume:
+            tlrt.checkpoint.load(resume, session, optimizer)
+        for step in steps:
+            x = np.random.default_rng(step).standard_normal((8, 4))
+            session.backward(session.square(model(session.const(x), training=True)).reduce_mean())
+            optimizer.step()
+            session.reset()
+        tlrt.checkpoint.save(tmp_path / "c", session, optimizer)
+        optimizer.close()
+        return {p.name: p.value.tobytes() for p in model.parameters()}
+
+    with Session("cpu", seed=2) as whole:
+        wanted = run(whole, range(6))
+    with Session("cpu", seed=2) as first:
+        run(first, range(3))
+    with Session("cpu", seed=99) as second:
+        assert run(second, range(3, 6), tmp_path / "c") == wanted
+
+
+# ---- schedules
+
+
+def test_schedules_have_their_values():
+    """Those of PyTorch 2.13: OneCycleLR(max_lr, total_steps), StepLR(3, 0.5), CosineAnnealingLR(5, 0.1)."""
+    cycle = [0.04, 0.52, 1.0, 0.950484632013, 0.81174565395, 0.611262021936, 0.388741978064, 0.18825834605, 0.0495193679865,
+             4e-06]  # fmt: skip
+    assert [schedules.one_cycle(k, peak=1.0, total=10) for k in range(10)] == pytest.approx(cycle, rel=1e-9)
+    other = [0.2, 0.821884705063, 1.82811529494, 1.90106789903, 1.22329841302, 0.378133687943, 0.002]
+    own = [schedules.one_cycle(k, peak=2.0, total=7, rise=0.5, start_factor=10, final_factor=100) for k in range(7)]
+    assert own == pytest.approx(other, rel=1e-9)
+    steps = [schedules.step_decay(k, peak=1.0, every=3, factor=0.5) for k in range(8)]
+    assert steps == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25]
+    annealed = [1.0, 0.914057647469, 0.689057647469, 0.410942352531, 0.185942352531, 0.1, 0.1]
+    own = [schedules.cosine(k, peak=1.0, total=5, final=0.1) for k in range(7)]
+    assert own == pytest.approx(annealed, rel=1e-9)
+    assert [schedules.constant(k, peak=0.3) for k in (0, 10**6)] == [0.3, 0.3]
+
+
+def test_the_cosine_warms_up_along_a_line():
+    rates = [schedules.cosine(k, peak=2.0, total=12, warmup=4) for k in range(13)]
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert rates[8] == pytest.approx(1.0) and rates[12] == 0.0
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert schedules.cosine(3, peak=1.0, total=3, warmup=3) == 0.0
+    assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)
+
+
+def test_schedules_refuse():
+    with pytest.raises(errors.ArgumentError, match="warmup: got 5"):
+        schedules.cosine(0, peak=1.0, total=4, warmup=5)
+    with pytest.raises(errors.ArgumentError, match="every: got 0"):
+        schedules.step_decay(0, peak=1.0, every=0)
+    with pytest.raises(errors.ArgumentError, match="expected 1 or more"):
+        schedules.one_cycle(0, peak=1.0, total=0)

@@ -1,0 +1,27 @@
+"""A thin zoo of layers on a session: explicit parameters, no registration, no hidden modes.
+
+    s = tlrt.Session("cpu", seed=1)
+    model = nn.Sequential(nn.Linear(s, 64, 32, name="hidden"), s.relu, nn.Dropout(0.2), nn.Linear(s, 32, 10, name="out"))
+    optimizer = tlrt.optim.AdamW(model.parameters(), lr=1e-3)
+    loss = s.cross_entropy(model(s.const(x), training=True), labels)
+
+A layer makes its parameters by :meth:`Session.param` under dotted names ("hidden.weight"), which are what a checkpoint holds.
+Initial weights come from the session's generator and are the same float32 numbers on every device (:mod:`tlrt.nn.init`).
+"""
+
+from __future__ import annotations
+
+from tlrt.nn import init, schedules
+from tlrt.nn.attention import MultiHeadAttention, TransformerBlock
+from tlrt.nn.conv import AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool
+from tlrt.nn.fno import FNOBlock1d, SpectralConv1d
+from tlrt.nn.layer import Dropout, Layer, Sequential
+from tlrt.nn.linear import Embedding, LayerNorm, Linear
+from tlrt.nn.mamba import MambaBlock, SelectiveScan
+from tlrt.nn.norm import BatchNorm
+
+__all__ = [
+    "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm", "Linear",
+    "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
+    "TransformerBlock", "init", "schedules",
+]  # fmt: skip

@@ -1,0 +1,156 @@
+"""Convolutions of any rank and pools; channels first, with a batch before them or without."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from tlrt.errors import ArgumentError
+from tlrt.nn import init
+from tlrt.nn.layer import Layer
+from tlrt.parameter import Parameter
+from tlrt.session import Session
+from tlrt.tensor import TensorRef
+
+__all__ = ["AvgPool", "Conv", "ConvTranspose", "MaxPool", "SmoothMaxPool"]
+
+Size = int | Sequence[int]
+
+
+def _sizes(name: str, kernel: Size, rank: int | None) -> tuple[int, ...]:
+    """The kernel, one entry per spatial axis; a number stands for `rank` equal ones, two unless said."""
+    if isinstance(kernel, int):
+        return (kernel,) * (2 if rank is None else rank)
+    sizes = tuple(operator.index(k) for k in kernel)
+    if rank is not None and rank != len(sizes):
+        raise ArgumentError(f"{name}: rank: got {rank}, expected {len(sizes)}, as the kernel has, or none")
+    return sizes
+
+
+class _Convolution(Layer):
+    """What the two convolutions share."""
+
+    _operation = ""
+
+    def __init__(
+        self,
+        session: Session,
+        in_channels: int,
+        out_channels: int,
+        kernel: Size,
+        *,
+        name: str,
+        rank: int | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        bias: bool = True,
+        weight_init: init.Initializer | None = None,
+        bias_init: init.Initializer | None = None,
+    ) -> None:
+        self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
+        shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
+        self.weight = session.param(init.made(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight")
+        self.bias: Parameter | None = None
+        if bias:
+            default = lambda s, size: init.bias(s, out_channels, math.prod(shape[1:]))
+            self.bias = session.param(init.made(bias_init, default, session, (out_channels,)), f"{name}.bias")
+
+    @staticmethod
+    def _channels(in_channels: int, out_channels: int) -> tuple[int, int]:
+        return out_channels, in_channels
+
+    def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
+        s: Any = self.session
+        b = s.zeros((self.out_channels,)) if self.bias is None else self.bias
+        return getattr(s, self._operation)(self.weight, b, x, self.stride, self.padding)
+
+    def parameters(self) -> list[Parameter]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class Conv(_Convolution):
+    """Convolution (cross-correlation) over 1 to 8 spatial axes.
+
+    y[o, j] = Σ_{c, k} weight[o, c, k]·x[c, j·stride + k - padding] + bias[o]
+
+    x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1);
+    NAME.weight (out_channels, in_channels, kernel…), NAME.bias (out_channels), both uniform within ±1/√(in_channels·Π kernel).
+    `kernel` has one entry per spatial axis; a number stands for `rank` of them, 2 unless said; so do stride and padding.
+    Raises ShapeError, ArgumentError. Source: torch.nn.Conv1d, Conv2d, Conv3d.
+    """
+
+    _operation = "conv"
+
+
+class ConvTranspose(_Convolution):
+    """Transposed convolution over 1 to 8 spatial axes: the gradient of Conv by its input, plus a bias.
+
+    y[o, i] = Σ_{c, k} weight[c, o, k]·x[c, (i + padding - k)/stride] + bias[o] over the k that divide
+
+    x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, (spatial - 1)·stride + kernel - 2·padding);
+    NAME.weight (in_channels, out_channels, kernel…), NAME.bias (out_channels), both uniform within
+    ±1/√(out_channels·Π kernel), as PyTorch has it. Kernel, stride and padding as Conv. Raises ShapeError, ArgumentError.
+    Source: torch.nn.ConvTranspose1d, 2d, 3d.
+    """
+
+    _operation = "conv_transpose"
+
+    @staticmethod
+    def _channels(in_channels: int, out_channels: int) -> tuple[int, int]:
+        return in_channels, out_channels
+
+
+class _Pool(Layer):
+    """What the pools share: no parameters."""
+
+    _operation = ""
+
+    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, rank: int | None = None) -> None:
+        self.kernel = _sizes(type(self).__name__, kernel, rank)
+        self.stride: Size = self.kernel if stride is None else stride
+        self.padding = padding
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        return getattr(x.session, self._operation)(x, self.kernel, self.stride, self.padding)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(kernel={self.kernel}, stride={self.stride}, padding={self.padding})"
+
+
+class MaxPool(_Pool):
+    """The largest of each window; NaN wins, padding never does, the first of equals takes the gradient.
+
+    x (batch, channels, spatial…), or without the batch, to (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). The stride is the
+    kernel unless given; kernel and rank as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d.
+    """
+
+    _operation = "max_pool"
+
+
+class AvgPool(_Pool):
+    """The mean of each window, padded cells counted in the divisor; shapes and errors as MaxPool.
+
+    Source: torch.nn.AvgPool2d.
+    """
+
+    _operation = "avg_pool"
+
+
+class SmoothMaxPool(_Pool):
+    """ln(Σ e^(βv))/β over each window, a soft maximum (β < 0: minimum); shapes and errors as MaxPool.
+
+    Raises ArgumentError too where beta is 0 or not finite as a float32.
+    """
+
+    _operation = "smooth_max_pool"
+
+    def __init__(
+        self, kernel: Size, stride: Size | None = None, padding: Size = 0, *, beta: float = 1.0, rank: int | None = None
+    ) -> None:
+        super().__init__(kernel, stride, padding, rank=rank)
+        self.beta = beta
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        return x.session.smooth_max_pool(x, self.kernel, self.stride, self.padding, self.beta)

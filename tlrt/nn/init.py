@@ -1,0 +1,102 @@
+"""Initial weights, drawn from the session's generator.
+
+A draw takes the session's next key, as every draw does, and is computed on the host in float64 by the specification of
+``rand_uniform`` or ``rand_normal``, then rounded to float32 once. So two sessions with one seed start from the same float32
+weights on the specification, the CPU and CUDA. An initialiser is a function of a session and a shape; layers take one as
+``weight_init``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt.errors import ArgumentError
+from tlrt.session import Session
+from tlrt.spec import SpecDevice
+from tlrt.spec import kernels as specification
+
+__all__ = [
+    "Initializer", "constant", "kaiming_uniform", "normal", "ones", "uniform", "xavier_normal", "xavier_uniform", "zeros",
+]  # fmt: skip
+
+Array = npt.NDArray[np.float32]
+Initializer = Callable[[Session, Sequence[int]], Array]
+
+
+def _drawn(session: Session, name: str, shape: Sequence[int], *parameters: float) -> npt.NDArray[np.float64]:
+    n = math.prod(shape)
+    draw = getattr(specification, name)(SpecDevice(), n, session._key(), *parameters)
+    return draw.numpy(tuple(shape))
+
+
+def constant(session: Session, shape: Sequence[int], value: float = 0.0) -> Array:
+    """The same number everywhere; draws nothing."""
+    return np.full(tuple(shape), value, np.float32)
+
+
+zeros: Initializer = partial(constant, value=0.0)
+ones: Initializer = partial(constant, value=1.0)
+
+
+def uniform(session: Session, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Array:
+    """low + (high - low)·u, u uniform in [0, 1). Raises ArgumentError unless low <= high."""
+    if not low <= high:
+        raise ArgumentError(f"uniform: low: got {low}, expected at most high = {high}")
+    return (low + (high - low) * _drawn(session, "rand_uniform", shape)).astype(np.float32)
+
+
+def normal(session: Session, shape: Sequence[int], mean: float = 0.0, std: float = 1.0) -> Array:
+    """Normal numbers. Raises ArgumentError unless std >= 0."""
+    if not std >= 0:
+        raise ArgumentError(f"normal: std: got {std}, expected 0 or more")
+    return (mean + std * _drawn(session, "rand_normal", shape)).astype(np.float32)
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """(fan_in, fan_out) of a weight (outputs, inputs, kernel…): inputs and outputs times the kernel's size.
+
+    Raises ArgumentError for fewer than two axes. Source: torch.nn.init.
+    """
+    if len(shape) < 2:
+        raise ArgumentError(f"fans: shape: got {tuple(shape)}, expected (outputs, inputs, kernel…)")
+    field = math.prod(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+def kaiming_uniform(session: Session, shape: Sequence[int], slope: float = math.sqrt(5)) -> Array:
+    """Uniform within ±√(6/((1 + slope²)·fan_in)); with the slope left out ±1/√fan_in, PyTorch's default for its layers.
+
+    `slope` is the negative slope of the leaky relu that follows, 0 for relu. A fan of 0 gives zeros.
+    Source: He et al., arXiv:1502.01852; torch.nn.init.kaiming_uniform_.
+    """
+    fan_in = fans(shape)[0]
+    bound = math.sqrt(6.0 / ((1.0 + slope * slope) * fan_in)) if fan_in else 0.0
+    return uniform(session, shape, -bound, bound)
+
+
+def xavier_uniform(session: Session, shape: Sequence[int], gain: float = 1.0) -> Array:
+    """Uniform within ±gain·√(6/(fan_in + fan_out)). Source: Glorot and Bengio, AISTATS 2010; torch.nn.init."""
+    bound = gain * math.sqrt(6.0 / max(sum(fans(shape)), 1))
+    return uniform(session, shape, -bound, bound)
+
+
+def xavier_normal(session: Session, shape: Sequence[int], gain: float = 1.0) -> Array:
+    """Normal with deviation gain·√(2/(fan_in + fan_out)). Source: Glorot and Bengio, AISTATS 2010; torch.nn.init."""
+    return normal(session, shape, 0.0, gain * math.sqrt(2.0 / max(sum(fans(shape)), 1)))
+
+
+def bias(session: Session, size: int, fan_in: int) -> Array:
+    """Uniform within ±1/√fan_in, PyTorch's default for the biases of Linear and Conv; zeros for a fan of 0."""
+    bound = 1.0 / math.sqrt(fan_in) if fan_in else 0.0
+    return uniform(session, (size,), -bound, bound)
+
+
+def made(initializer: Initializer | None, default: Initializer, session: Session, shape: Sequence[int]) -> Any:
+    """The weights by the initialiser that a layer was given, or by its default."""
+    return (default if initializer is None else initializer)(session, tuple(shape))

@@ -1,0 +1,92 @@
+"""Batch normalisation with running statistics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tlrt.errors import ArgumentError, ShapeError
+from tlrt.nn import init
+from tlrt.nn.layer import Layer
+from tlrt.parameter import Parameter
+from tlrt.session import Session
+from tlrt.tape import AnyBuffer
+from tlrt.tensor import TensorRef
+
+__all__ = ["BatchNorm"]
+
+
+class BatchNorm(Layer):
+    """Normalisation of each channel over the batch and the positions.
+
+    y = weight·(x - μ)/√(V + eps) + bias per channel. In training μ and V are the mean and the biased variance of x over the
+    batch and all spatial axes, gradients flow through them, and each call moves the running ones:
+    running_mean ← (1 - momentum)·running_mean + momentum·μ, and running_var likewise with the unbiased V·m/(m - 1), m the number
+    of elements per channel. Else μ and V are the running ones, which are constants.
+
+    x (batch, channels, spatial…) to the same shape; NAME.weight (channels) starts at 1, NAME.bias at 0, and the frozen
+    NAME.running_mean at 0 and NAME.running_var at 1, so that a checkpoint holds them. m = 1 is refused in training, m = 0 too.
+
+    The operation ``batchnorm_channel_first`` normalises the channels of one image over its pixels. The channels of the batch
+    laid side by side, (channels, batch, positions), are such an image; this layer applies that operation to it, so the
+    bounds and the VJP are that operation's. It keeps no statistics of its own. A batch of one is the operation itself.
+
+    Raises ShapeError, ArgumentError unless 0 <= momentum <= 1. Source: Ioffe and Szegedy, arXiv:1502.03167;
+    torch.nn.BatchNorm1d, 2d and 3d.
+    """
+
+    def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        if not 0 <= momentum <= 1:
+            raise ArgumentError(f"BatchNorm: momentum: got {momentum}, expected 0 <= momentum <= 1")
+        self.session, self.eps, self.momentum = session, eps, momentum
+        self.weight = session.param(init.ones(session, (channels,)), f"{name}.weight")
+        self.bias = session.param(init.zeros(session, (channels,)), f"{name}.bias")
+        self.running_mean = session.param(init.zeros(session, (channels,)), f"{name}.running_mean", False)
+        self.running_var = session.param(init.ones(session, (channels,)), f"{name}.running_var", False)
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        shape = self.session.shape(x)
+        channels = self.weight.shape[0]
+        if len(shape) < 2 or shape[1] != channels:
+            raise ShapeError(f"BatchNorm: x: got shape {shape}, expected (batch, {channels}, spatial…)", op="BatchNorm")
+        return self._train(x) if training else self._evaluate(x)
+
+    def _train(self, x: TensorRef) -> TensorRef:
+        s = self.session
+        batch, channels, *spatial = shape = s.shape(x)
+        positions = math.prod(spatial)
+        if batch * positions < 2:
+            text = f"BatchNorm: x: got shape {shape}, expected two elements or more per channel in training"
+            raise ShapeError(text, op="BatchNorm")
+        rows = s.swap_adjacent_at_depth(s.reshape(x, (batch, channels, positions)), 0)
+        y = s.batchnorm_channel_first(rows, s.use(self.weight), s.use(self.bias), self.eps)
+        self._observe(rows.value.buffer, channels, batch * positions)
+        return s.reshape(s.swap_adjacent_at_depth(y, 0), shape)
+
+    def _observe(self, rows: Any, channels: int, m: int) -> None:
+        """Moves the running statistics by the rows of x. Beside the tape: nothing of it is kept until the next reset."""
+        kernels = self.session.tape.kernels
+        mean = kernels.reduce_mean(rows, (channels, m), 1)
+        spread = kernels.broadcast_vec_to_cols(mean, channels, m)
+        kernels.sub(rows, spread, out=spread)
+        kernels.mul(spread, spread, out=spread)
+        variance = kernels.reduce_mean(spread, (channels, m), 1)
+        spread.release()
+        moved = []
+        for running, now, factor in ((self.running_mean, mean, 1.0), (self.running_var, variance, m / (m - 1))):
+            fresh = kernels.scale(running.mirror, 1.0 - self.momentum)
+            moved.append((running, kernels.axpy(fresh, now, self.momentum * factor, out=fresh)))
+            now.release()
+        for running, fresh in moved:
+            running.assign(AnyBuffer.of(running.shape, fresh))
+
+    def _evaluate(self, x: TensorRef) -> TensorRef:
+        s = self.session
+        ones = (1,) * (len(s.shape(x)) - 2)
+        deviation = s.sqrt(s.use(self.running_var) + self.eps)
+        slope = s.div(s.use(self.weight), deviation)
+        centred = s.sub(x, s.reshape(s.use(self.running_mean), (-1, *ones)))
+        return s.add(s.mul(centred, s.reshape(slope, (-1, *ones))), s.reshape(s.use(self.bias), (-1, *ones)))
+
+    def parameters(self) -> list[Parameter]:
+        return [self.weight, self.bias, self.running_mean, self.running_var]
