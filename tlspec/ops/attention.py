@@ -4,6 +4,10 @@ Both devices run attention over tiles of queries and keys with the softmax kept 
 remembers its largest score m so far, l = Σ e^(s-m) and the weighted sum of V, and rescales l and the sum by e^(m - m') when
 m grows to m'. Neither direction stores an n x n array. Tiles, and with them the order of sums, differ between the devices.
 
+On CUDA rows of 16 to 128 elements and sequences of 32 or more run on TF32 tensor cores at float32 accuracy: every operand is
+split in two TF32 numbers and three of the four products are summed (:func:`_split`). Members of the batch with values that do
+not split, infinite, NaN, 2^22 and more or below 2^-100, and all other sizes run on the ordinary units.
+
 Position encodings have no rounding error in the angle to speak of: frequencies are held in turns as 64-bit fractions, the
 product with an integer position is exact modulo a turn, and sine and cosine are taken of a reduced angle of full relative
 precision (native/src/formula/rotary.h).
@@ -53,6 +57,26 @@ def _factor(h):
     return min(h, LAMBDA * h**0.5)
 
 
+def _split(k):
+    """Worst case, in u, of a sum of k products on CUDA's tensor cores (native/src/cuda/split_mma.cuh).
+
+    With x = hi + lo and 11 bits in each part, the product of the two lo, left out, is 2^-22 = 4u of a product, and the last bit
+    of either lo, cut off, 2^-23 = 2u. A part of 32 products is a chain of 3 instructions for every 8, of which the first two
+    have nothing but products with a lo in their sum. Each of the others cuts off less than 2^-22 = 4u of its sum, in the
+    alignment of its addends and in the result (0.2u on average, from sums of 512 in parts of 128 on an H200). The parts are
+    added in float32."""
+    return 8 + 4 * (3 * min(-(-k // 8), 4) - 2) + -(-k // 32)
+
+
+def _sum(h, k, split):
+    """Factor of u for a sum of k products of height h on either device."""
+    return max(_factor(h), _split(k)) if split else _factor(h)
+
+
+def _on_tensor_cores(n, d):
+    return 16 <= d <= 128 and n >= 32
+
+
 def _heights(n):
     """Rescalings of a row, and the height of a sum over n keys with its rescalings."""
     rescalings = -(-n // KEY_TILE)
@@ -62,16 +86,16 @@ def _heights(n):
 def _weight_error(Q, K, shifted, E, blocked, scale):
     """Relative error of e^(s-m) as a kernel has it, 0 where it is exactly 0.
 
-    The score: a chain of d fused multiply-adds and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
+    The score: a sum of d products and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
     Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
     """
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
-    score = (_factor(d) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (d + 1) * max(
-        1.0, abs(scale)
-    ) * TINY
+    score = (_sum(d, d, _on_tensor_cores(n, d)) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (
+        d + 1
+    ) * max(1.0, abs(scale)) * TINY
     if blocked is not None:
         score = np.where(blocked, 0.0, score)
     return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * _factor(rescalings))), 0.0)
@@ -80,14 +104,16 @@ def _weight_error(Q, K, shifted, E, blocked, scale):
 def _attention_tolerance(Q, K, V, mask, mask_mode, scale):
     """With P the exact weights and ε their relative errors (:func:`_weight_error`), a quotient Σ p v / Σ p moves by
     Σ_j P ε (|v_j| + |out|) to first order. The two sums round along chains of n keys and the rescalings, f(h)·u·P|V| and
-    f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1)."""
+    f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1):
+    tensor cores get them 2^32 times as large, so that what they may lose below 2^-126 is less."""
     shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
     P, size = E / total, np.abs(V)
     out = np.abs((E @ V) / total)
     W = P * _weight_error(Q, K, shifted, E, blocked, scale)
-    h = _factor(_heights(K.shape[1])[1]) * U
+    n, d = K.shape[1], K.shape[2]
+    h = _sum(_heights(n)[1], n, _on_tensor_cores(n, d)) * U
     tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + spacing(out)
-    return tolerance + TINY * (size.sum(axis=1, keepdims=True) + K.shape[1] * (1 + out))
+    return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 + out))
 
 
 def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
@@ -99,13 +125,16 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     n, d = K.shape[1], K.shape[2]
     shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
     P = E / total
-    h = _factor(_heights(n)[1] + 2) * U
+    split = _on_tensor_cores(n, d)
+    h = _sum(_heights(n)[1] + 2, n, split) * U
     eps = _weight_error(Q, K, shifted, E, blocked, scale)
     eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
     error = (
-        _factor(d) * U * (np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True))
+        _sum(d, d, split)
+        * U
+        * (np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True))
     )
     dS = np.abs(P * t)
     ddS = P * (error + U * np.abs(t)) + dS * (eps + U) + TINY * (1 + np.abs(t) + d)

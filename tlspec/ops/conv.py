@@ -4,6 +4,16 @@ Outside its ends an array reads as 0, and these zeros take part in the sums: nex
 Both back ends compute blocked matrix products whose right factor is gathered on the fly; the order of the terms, input
 channel by input channel and kernel offset by kernel offset, follows from the shape of one image. A gradient of the
 weights sums over batch and positions in segments that the shape fixes.
+
+The heights below count one rounding per term, which is what a chain of K fused multiply-adds has. CUDA sums of at least
+64 terms run on tensor cores with both operands split into two TF32 numbers, 32 terms to a chain, and stay below it:
+
+- the bits that two parts of 11 do not hold cost each operand at most 3 roundings, the dropped product of the low parts 4;
+- a chain has 12 accumulations, which truncate: each loses less than 2 roundings of the chain's sum on average, one way;
+- float32 additions join the ⌈K/32⌉ chains, the blocks of K (at least 192 terms each) and the bias.
+
+That is 34 + ⌈K/32⌉ + ⌈K/192⌉ + 1, at most 38 for the 65 that K = 64 declares, and grows more slowly. Values that a split
+cannot hold (not finite, from 2^114 on, below 2^-100) put their tile's sums on chains of 32 fused multiply-adds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """Matrix products.
 
-The CPU path sums each element in one fixed order (native/src/cpu/gemm.h). On CUDA cuBLAS chooses the order, so the
-bounds assume the worst one, a chain over the whole inner dimension, and the two devices differ in the last bits.
-Products large enough to pay for it run in float64 on devices whose float64 is fast and are then rounded once.
+The CPU path sums each element in one fixed order (native/src/cpu/gemm.h). On CUDA products with an inner dimension of 64 or
+more and rows of whole 16 bytes run on TF32 tensor cores at float32 accuracy (native/src/cuda/linalg_split.cu): each operand is
+split in two TF32 numbers, and an element is a sum of parts of 32 terms in order, fixed by the inner dimension alone, so that
+one kernel gives an element the same bits whatever the batch and wherever it stands. Tiles with values that do not split are
+chains of fused multiply-adds. Products large enough to pay for it run in float64 on devices whose float64 is fast and are then
+rounded once. For all else cuBLAS chooses the order. The bounds assume the worst one, a chain over the whole inner dimension,
+which covers split sums from 64 terms on, and the two devices differ in the last bits.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
 BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64, "n": 64, "p": 64}]
 
 
-@op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
+@op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES,
     flops=lambda m, n, p: 2 * m * n * p, torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g), numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
@@ -38,7 +42,7 @@ def matmul_vjp(A, B, g):
     return g @ B.T, A.T @ g
 
 
-@op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="cuBLAS",
+@op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
     bench=BATCHES, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
     source="torch.bmm")  # fmt: skip
@@ -61,7 +65,7 @@ def bmm_vjp(A, B, g):
 
 
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
-    same_bits=False, cuda="cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
+    same_bits=False, cuda="own kernel, cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
     flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
     torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)), numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),

@@ -64,8 +64,9 @@ static void layer_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *gamma = a->gamma + p->first, *beta = a->beta + p->first;
-    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
-    TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma[i], beta[i]));
+    const float mean = p->stat[MEAN], istd = p->stat[ISTD], *next = p->row + 1 < a->rows ? x + a->cols : x;
+    TL_WRITE_WITH(a->stream, a->out + p->at, p->n, TL_FETCH_AHEAD(next),
+                  fmaf(tl_normalised(x[i], mean, istd), gamma[i], beta[i]));
 }
 
 static void channel_leaf(const void *arg, const tl_leaf *p)

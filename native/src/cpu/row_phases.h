@@ -33,8 +33,10 @@
         (result) = tl_fold_lanes(lane_, lanes_);                                                 \
     } while (0)
 
-/* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole. */
-#define TL_WRITE(stream_, out_, n_, f)                                                              \
+/* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole.
+ * TL_WRITE_WITH does something else with every line, which begins at element `base`. */
+#define TL_WRITE(stream_, out_, n_, f) TL_WRITE_WITH(stream_, out_, n_, (void)0, f)
+#define TL_WRITE_WITH(stream_, out_, n_, statement_, f)                                          \
     do {                                                                                         \
         float *const to = (out_);                                                                \
         const int64_t count = (n_);                                                              \
@@ -48,6 +50,7 @@
         int64_t base = head;                                                                     \
         for (; base + TL_LINE <= count; base += TL_LINE) {                                       \
             _Alignas(64) float line[TL_LINE];                                                    \
+            statement_;                                                                          \
             for (int k = 0; k < TL_LINE; k++) {                                                  \
                 const int64_t i = base + k;                                                      \
                 line[k] = (f);                                                                   \
@@ -60,6 +63,10 @@
         if (stream_)                                                                             \
             tl_stream_end();                                                                     \
     } while (0)
+
+/* Fetches the lines of the row that comes next, one for each line written of this: its first phase, which waits for
+ * memory, then finds it in cache, and the last phase of this one has the time. */
+#define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, 2)
 
 enum {
     TL_ROW_STATS = 4,     /* statistics of a row */

@@ -9,9 +9,15 @@
 typedef struct job {
     const float *x, *g; /* the input, or the gradients' out and g */
     float *out;
-    int64_t cols;
+    int64_t rows, cols;
     int stream; /* results too large for the caches */
 } job;
+
+/* The same leaf of the row that follows; of the last row, its own. */
+static inline int64_t next_at(const job *a, const tl_leaf *p)
+{
+    return p->row + 1 < a->rows ? p->at + a->cols : p->at;
+}
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -64,22 +70,22 @@ static void softmax_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
     const float s = p->stat[SUM], r = p->stat[DERIVED];
-    const float *e = p->work ? p->work : a->out + p->at;
-    TL_WRITE(a->stream && p->work, a->out + p->at, p->n, tl_quotient(e[i], s, r));
+    const float *e = p->work ? p->work : a->out + p->at, *next = a->x + next_at(a, p);
+    TL_WRITE_WITH(a->stream && p->work, a->out + p->at, p->n, TL_FETCH_AHEAD(next), tl_quotient(e[i], s, r));
 }
 
 static void log_softmax_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
-    const float *x = a->x + p->at, m = p->stat[MAXIMUM], ln = p->stat[DERIVED];
-    TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] - m) - ln);
+    const float *x = a->x + p->at, *next = a->x + next_at(a, p), m = p->stat[MAXIMUM], ln = p->stat[DERIVED];
+    TL_WRITE_WITH(a->stream, a->out + p->at, p->n, TL_FETCH_AHEAD(next), (x[i] - m) - ln);
 }
 
 int32_t tl_cpu_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {softmax_leaf, NULL}};
-    const job a = {.x = x, .out = out, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
+    const job a = {.x = x, .out = out, .rows = rows, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 3, rows, cols);
 }
 
@@ -87,7 +93,7 @@ int32_t tl_cpu_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponential_sum_leaf, logarithm_row}, {log_softmax_leaf, NULL}};
-    const job a = {.x = x, .out = out, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
+    const job a = {.x = x, .out = out, .rows = rows, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 3, rows, cols);
 }
 
@@ -129,13 +135,13 @@ static void log_softmax_grad_leaf(const void *arg, const tl_leaf *p)
 int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{products_leaf, sum_row}, {softmax_grad_leaf, NULL}};
-    const job a = {.x = out, .g = g, .out = gx, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
+    const job a = {.x = out, .g = g, .out = gx, .rows = rows, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 2, rows, cols);
 }
 
 int32_t tl_cpu_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{cotangent_leaf, sum_row}, {log_softmax_grad_leaf, NULL}};
-    const job a = {.x = out, .g = g, .out = gx, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
+    const job a = {.x = out, .g = g, .out = gx, .rows = rows, .cols = cols, .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 2, rows, cols);
 }

@@ -7,20 +7,11 @@
  *
  * 7 products of 2·n²·d operations instead of the 5 of a single pass, whose sums into gQ would have to be ordered
  * between blocks. See attention_tiles.cuh for who owns what. */
-#include "attention_tiles.cuh"
+#include "attention_bwd.cuh"
 
 namespace attention {
 
-struct BackwardArgs {
-    Problem p;
-    const float *out, *g;
-    float *gQ, *gK, *gV;
-    float *base, *inverse, *dot; /* m, 1/Σ, D of every query */
-    const uint8_t *finite[2];    /* of K; then of Q and g */
-};
-
-/* ---- the pass over queries
- * ------------------------------------------------------------------------------------------- */
+/* ---- the pass over queries --------------------------------------------------------------------------------------- */
 
 template <class C> constexpr size_t query_shared()
 {
@@ -39,6 +30,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    if (p.left_to_tensor_cores(b))
+        return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member, *out = a.out + member;
@@ -47,15 +40,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
 
     float sums[C::RM][C::RC] = {}, dot[C::RM];
     Softmax<C> softmax;
-    auto next = [&](int64_t j, uint32_t *words) {
-        for (; j < p.n && p.mode != NO_MASK; j += C::COLS) {
-            bool counts = read_mask<C, C::ROWS, C::COLS>(words, p, b, i0, j);
-            counts |= !all_finite<C::COLS>(a.finite[0], p, b, j) || (p.mode == FILL && softmax.fill_counts(rows));
-            if (__syncthreads_or(counts))
-                break;
-        }
-        return j;
-    };
+    auto next = [&](int64_t j, uint32_t *words) { return next_keys<C>(j, words, p, b, i0, a.finite_k, softmax); };
 
     /* Groups of copies alternate: V, then K. */
     int64_t j0 = next(0, bits);
@@ -165,8 +150,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
     }
 }
 
-/* ---- the pass over keys
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
 
 template <class C> constexpr size_t key_shared()
 {
@@ -183,6 +167,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS, rows = p.n - j0;
+    if (p.left_to_tensor_cores(b))
+        return;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member;
     const float *base = a.base + b * p.n, *inverse = a.inverse + b * p.n, *dot = a.dot + b * p.n;
@@ -195,7 +181,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     auto next = [&](int64_t i, uint32_t *words) {
         for (; i < p.n && p.mode != NO_MASK; i += C::COLS) {
             bool counts = read_mask<C, C::COLS, C::ROWS>(words, p, b, i, j0);
-            counts |= !all_finite<C::COLS>(a.finite[0], p, b, i) || !all_finite<C::COLS>(a.finite[1], p, b, i);
+            counts |= !all_finite<C::COLS>(a.finite_q, p, b, i) || !all_finite<C::COLS>(a.finite_g, p, b, i);
             for (int64_t row = i + threadIdx.x; row < i + C::COLS && row < p.n; row += C::THREADS)
                 counts |= isnan(inverse[row]) || (p.mode == FILL && !(base[row] > TL_FILL_VANISHES));
             if (__syncthreads_or(counts))
@@ -300,8 +286,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     }
 }
 
-/* ---- the operation
- * --------------------------------------------------------------------------------------------------- */
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
 
 template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
 {
@@ -318,13 +303,25 @@ template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
     return launch(ctx, key_kernel<C>, a, grid, C::THREADS, key_shared<C>(), "flash_attention_bwd");
 }
 
-static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite)
+static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
-    const int64_t d = a.p.d;
-    if (finite) {
-        TL_TRY(find_finite(ctx, a.p.K, a.p, finite));
-        a.finite[0] = finite;
+    const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
+    if (finite || unsafe) {
+        const Question questions[5] = {{a.p.K, finite, true},
+                                       {a.p.Q, finite ? finite + size : nullptr, true},
+                                       {a.g, finite ? finite + 2 * size : nullptr, true},
+                                       {a.p.V, nullptr, true},
+                                       {a.out, nullptr, false}};
+        TL_TRY(examine(ctx, a.p, questions, unsafe ? 5 : 3, unsafe));
     }
+    if (finite) {
+        a.finite_k = finite;
+        a.finite_q = finite + size;
+        a.finite_g = finite + 2 * size;
+    }
+    a.p.unsafe = unsafe;
+    if (unsafe)
+        TL_TRY(backward_tensor(ctx, a));
     /* Two blocks of 128 threads share a multiprocessor up to d = 64, one block beyond: bound by shared memory and by
      * the registers of two products and the sums. */
     const int32_t status = d <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
@@ -335,11 +332,6 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite)
     TL_TRY(status);
     if (!a.gK && !a.gV)
         return TORCHLEAN_OK;
-    if (finite) {
-        TL_TRY(find_finite(ctx, a.p.Q, a.p, finite));
-        TL_TRY(find_finite(ctx, a.g, a.p, finite + a.p.batch * a.p.granules));
-        a.finite[1] = finite + a.p.batch * a.p.granules;
-    }
     return d <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
@@ -358,15 +350,17 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
-    BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, 0, granules},
-                   out, g, gQ, gK, gV, nullptr, nullptr, nullptr, {nullptr, nullptr}};
+    BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr},
+                   out, g, gQ, gK, gV, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
     void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(2 * batch * granules), &scratch));
+    TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(3 * batch * granules + batch), &scratch));
     a.base = (float *)scratch;
     a.inverse = a.base + queries;
     a.dot = a.inverse + queries;
-    const int32_t status = backward(ctx, a, a.p.mode == NO_MASK ? nullptr : (uint8_t *)scratch + statistics);
+    uint8_t *finite = (uint8_t *)scratch + statistics;
+    const int32_t status = backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
+                                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
     tl_pool_free(ctx, scratch);
     return status;
 }

@@ -1,4 +1,5 @@
-/* Tiles of attention on CUDA, forward and backward.
+/* Tiles of attention on CUDA without tensor cores, forward and backward: for rows of more than 128 elements and for
+ * members of the batch with values that do not split (attention_tensor.cuh).
  *
  * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
  * through the other side in tiles of COLS. TY x TX threads; thread (ty, tx) owns rows ty + TY·i of the block and
@@ -39,8 +40,13 @@ struct Problem {
     int mode;
     float scale;
     bool wide; /* rows may be read 16 bytes at a time */
-    uint32_t blocks; /* per member of the batch */
     int64_t granules;
+    uint32_t blocks; /* per member of the batch */
+    /* Members of the batch that the tensor cores would not serve; NULL: all of them. The kernels below take these,
+     * attention_tensor.cuh the others. */
+    const uint8_t *unsafe;
+
+    __device__ __forceinline__ bool left_to_tensor_cores(int64_t b) const { return unsafe && !unsafe[b]; }
 };
 
 /* ---- copies to shared memory ------------------------------------------------------------------------------------- */
@@ -181,8 +187,7 @@ template <int TX> __device__ __forceinline__ float lanes_sum(float x)
     return x;
 }
 
-/* ---- scores and their mask
- * ----------------------------------------------------------------------------------------- */
+/* ---- scores and their mask --------------------------------------------------------------------------------------- */
 
 /* The mask of queries i0 .. i0+QUERIES-1 and keys j0 .. j0+KEYS-1 as bits, a word for 32 keys of a query: 1 where both
  * exist and the mask allows. Returns whether the thread saw a 1. The next barrier publishes the words. */
@@ -225,8 +230,7 @@ __device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem 
     return yes;
 }
 
-/* ---- the softmax of the thread's rows, kept up to date
- * ---------------------------------------------------------------- */
+/* ---- the softmax of the thread's rows, kept up to date ----------------------------------------------------------- */
 
 template <class C> struct Softmax {
     float top[C::RM], chain[C::RM]; /* chain: this lane's share of the sum */
@@ -300,11 +304,46 @@ __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Pro
         }
 }
 
-/* ---- host side
- * ------------------------------------------------------------------------------------------------------ */
+/* The first key from j on whose tile counts for queries i0 .. i0+ROWS-1: its mask, then in words[], allows something,
+ * or its values are not all `finite`, which a weight of 0 does not silence, or the fill still has weight. */
+template <class C>
+__device__ __forceinline__ int64_t next_keys(int64_t j, uint32_t *words, const Problem &p, int64_t b, int64_t i0,
+                                             const uint8_t *finite, Softmax<C> &softmax)
+{
+    for (; j < p.n && p.mode != NO_MASK; j += C::COLS) {
+        bool counts = read_mask<C, C::ROWS, C::COLS>(words, p, b, i0, j);
+        counts |= !all_finite<C::COLS>(finite, p, b, j) || (p.mode == FILL && softmax.fill_counts(p.n - i0));
+        if (__syncthreads_or(counts))
+            break;
+    }
+    return j;
+}
 
-/* finite[b][granule] of x (batch, n, d). Defined in attention.cu. */
-int32_t find_finite(tl_context *ctx, const float *x, const Problem &p, uint8_t *finite);
+/* ---- host side --------------------------------------------------------------------------------------------------- */
+
+/* What the kernels of attention_tensor.cuh take: rows and sequences long enough for the error of split sums
+ * (tlspec/ops/attention.py), up to TENSOR_WIDTH elements to a row, in members of the batch whose values are below
+ * TENSOR_MOST. Scores are then finite, below 2^51·2^60, and so is the product of four factors, one of them the unit of
+ * weights, 2^(32 + 52 + 22). */
+constexpr int64_t TENSOR_LEAST_WIDTH = 16, TENSOR_WIDTH = 128, TENSOR_LEAST_ROWS = 32;
+constexpr float TENSOR_MOST = 0x1p22f;
+
+inline bool tensor_takes(const Problem &p)
+{
+    return p.d >= TENSOR_LEAST_WIDTH && p.d <= TENSOR_WIDTH && p.n >= TENSOR_LEAST_ROWS && p.n < (int64_t)1 << 30 &&
+           fabsf(p.scale) <= 0x1p60f;
+}
+
+/* What is asked about arrays (batch, n, d) before the products. */
+struct Question {
+    const float *x;
+    uint8_t *finite; /* [b][granule]: no infinity and no NaN; NULL: not asked */
+    bool split;      /* is to be split for tensor cores, so that values may not be too small either */
+};
+
+/* Answers up to 5 questions and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
+ * take. Defined in attention.cu. */
+int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe);
 
 template <class Kernel, class Args>
 int32_t launch(tl_context *ctx, Kernel kernel, const Args &args, dim3 grid, int threads, size_t shared,

@@ -1,15 +1,16 @@
-/* Matrix products on CUDA: cuBLAS in float32, never TF32, or in float64 where that is faster and the shape is large.
+/* Matrix products on CUDA, float32 in and out: split over TF32 tensor cores at float32 accuracy (linalg_split.cu); in
+ * float64 where that is faster and the shape is large; cuBLAS in float32, never TF32, for the rest.
  *
  * cuBLAS is column-major. A row-major array is its own transpose there, so C = op(A)·op(B) is asked for as Cᵀ =
  * op(B)ᵀ·op(A)ᵀ with the factors exchanged and the arrays as they lie; nothing is transposed in memory. The order of
- * the sums is cuBLAS' choice: fixed for a shape, a device and a library version, and not the CPU path's.
+ * the sums is then cuBLAS' choice: fixed for a shape, a device and a library version, and not the CPU path's.
  *
  * The float64 path widens blocks of the factors into scratch, multiplies and accumulates them with DGEMM and rounds
  * the result to float32 once. On chips whose tensor cores do float64 at the rate of float32 (H100, H200) DGEMM is a
  * fifth faster than SGEMM and the result is almost correctly rounded. The conversions cost 12 bytes per element of the
  * three arrays, which limits the path to products whose three dimensions are all large. */
 #include "../abi/kernels.h"
-#include "common.cuh"
+#include "linalg.cuh"
 #include "sum_tree.cuh"
 
 #include <cuda_pipeline.h>
@@ -17,18 +18,6 @@
 namespace {
 
 constexpr int THREADS = 256;
-
-/* C[batch, m, p] = op(A)·op(B) + bias, row-major and contiguous. With ta, A is stored (n, m) and read transposed; with
- * tb, B is stored (p, n). bias is NULL or p elements, added to every row. */
-struct Product {
-    int64_t batch, m, n, p;
-    const float *A;
-    bool ta;
-    const float *B;
-    bool tb;
-    const float *bias;
-    float *C;
-};
 
 /* ---- rows of a bias, and conversions ----------------------------------------------------------------------------- */
 
@@ -204,8 +193,8 @@ cublasStatus_t dgemm(cublasHandle_t blas, bool ta, bool tb, int64_t m, int64_t n
 }
 
 /* One product of the batch. a, b and c hold the widened blocks. */
-int32_t multiply_float64(tl_context *ctx, cublasHandle_t blas, const Product &x, const float *A, const float *B,
-                         float *C, int64_t mb, int64_t nb, int64_t pb, double *a, double *b, double *c)
+int32_t multiply_float64(tl_context *ctx, cublasHandle_t blas, const tl_matrix_product &x, const float *A,
+                         const float *B, float *C, int64_t mb, int64_t nb, int64_t pb, double *a, double *b, double *c)
 {
     for (int64_t j = 0; j < x.p; j += pb)
         for (int64_t i = 0; i < x.m; i += mb) {
@@ -298,8 +287,9 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_products_kernel(const flo
     }
 }
 
-/* Whether the kernel above takes a product: enough blocks to fill the device, tiles at least half full. */
-bool small_products(const Product &x)
+/* Whether the kernel above takes a product that the tensor cores do not: enough blocks to fill the device, tiles at
+ * least half full. */
+bool small_products(const tl_matrix_product &x)
 {
     const int64_t tiles = tl_ceil_div(x.m, TILE) * tl_ceil_div(x.p, TILE);
     return !x.ta && !x.tb && !x.bias && x.m <= 128 && x.n <= 128 && x.p <= 128 && x.n % 4 == 0 && x.p % 4 == 0 &&
@@ -307,7 +297,7 @@ bool small_products(const Product &x)
            tl_aligned4(x.C);
 }
 
-int32_t multiply_small(tl_context *ctx, const Product &x)
+int32_t multiply_small(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, TILE), column_tiles = tl_ceil_div(x.p, TILE);
     small_products_kernel<<<(unsigned)(x.batch * row_tiles * column_tiles), SMALL_THREADS, 0, tl_cuda_stream(ctx)>>>(
@@ -317,7 +307,7 @@ int32_t multiply_small(tl_context *ctx, const Product &x)
 
 /* ---- any product ------------------------------------------------------------------------------------------------- */
 
-int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const Product &x)
+int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_product &x)
 {
     const float one = 1.0f, beta = x.bias ? 1.0f : 0.0f;
     const cublasOperation_t a = x.ta ? CUBLAS_OP_T : CUBLAS_OP_N, b = x.tb ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -332,7 +322,7 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const Product &x)
     return TORCHLEAN_OK;
 }
 
-int32_t multiply(tl_context *ctx, const Product &x)
+int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
 {
     if (x.batch == 0 || x.m == 0 || x.p == 0)
         return TORCHLEAN_OK;
@@ -341,13 +331,16 @@ int32_t multiply(tl_context *ctx, const Product &x)
             return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
+    const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
+    if (!float64 && tl_split_serves(ctx, x))
+        return tl_split_multiply(ctx, x);
     if (small_products(x))
         return multiply_small(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
     if (!blas)
         return status;
-    if (!float64_pays(x.m, x.n, x.p) || !tl_cuda_double_is_fast(ctx))
+    if (!float64)
         return multiply_float32(ctx, blas, x);
 
     const int64_t mb = block_length(x.m, OUTER), nb = block_length(x.n, INNER), pb = block_length(x.p, OUTER);
@@ -370,7 +363,7 @@ int32_t multiply(tl_context *ctx, const Product &x)
 extern "C" int32_t tl_cuda_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p,
                                   float *out)
 {
-    return multiply(ctx, Product{1, m, n, p, A, false, B, false, nullptr, out});
+    return multiply(ctx, tl_matrix_product{1, m, n, p, A, false, B, false, nullptr, out});
 }
 
 extern "C" int32_t tl_cuda_matmul_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t m,
@@ -382,32 +375,32 @@ extern "C" int32_t tl_cuda_matmul_bwd(tl_context *ctx, const float *A, const flo
 extern "C" int32_t tl_cuda_bmm(tl_context *ctx, const float *A, const float *B, int64_t batch, int64_t m, int64_t n,
                                int64_t p, float *out)
 {
-    return multiply(ctx, Product{batch, m, n, p, A, false, B, false, nullptr, out});
+    return multiply(ctx, tl_matrix_product{batch, m, n, p, A, false, B, false, nullptr, out});
 }
 
 extern "C" int32_t tl_cuda_bmm_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t batch,
                                    int64_t m, int64_t n, int64_t p, float *gA, float *gB)
 {
     if (gA) /* g (m, p) · Bᵀ (p, n) */
-        TL_TRY(multiply(ctx, Product{batch, m, p, n, g, false, B, true, nullptr, gA}));
+        TL_TRY(multiply(ctx, tl_matrix_product{batch, m, p, n, g, false, B, true, nullptr, gA}));
     if (gB) /* Aᵀ (n, m) · g (m, p) */
-        TL_TRY(multiply(ctx, Product{batch, n, m, p, A, true, g, false, nullptr, gB}));
+        TL_TRY(multiply(ctx, tl_matrix_product{batch, n, m, p, A, true, g, false, nullptr, gB}));
     return TORCHLEAN_OK;
 }
 
 extern "C" int32_t tl_cuda_linear(tl_context *ctx, const float *W, const float *x, const float *b, int64_t outputs,
                                   int64_t inputs, int64_t batch, float *y)
 {
-    return multiply(ctx, Product{1, batch, inputs, outputs, x, false, W, true, b, y});
+    return multiply(ctx, tl_matrix_product{1, batch, inputs, outputs, x, false, W, true, b, y});
 }
 
 extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const float *x, const float *g, int64_t outputs,
                                       int64_t inputs, int64_t batch, float *gW, float *gx, float *gb)
 {
     if (gW) /* gᵀ (outputs, batch) · x (batch, inputs) */
-        TL_TRY(multiply(ctx, Product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW}));
+        TL_TRY(multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW}));
     if (gx) /* g (batch, outputs) · W (outputs, inputs) */
-        TL_TRY(multiply(ctx, Product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx}));
+        TL_TRY(multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx}));
     if (gb && outputs > 0)
         TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb));
     return TORCHLEAN_OK;

@@ -2,7 +2,8 @@
  *
  * The mean squared error is one row of squares, summed by leaves. Cross-entropy is a softmax whose result is one number
  * per row, and those are a row of their own; its gradient is a softmax with another last step. Both hold a row of
- * logits on chip as softmax does (row_tile.cuh) and read it once: 4 bytes per element forward, 8 backward. */
+ * logits on chip as softmax does (row_tile.cuh, cluster_row.cuh) and read it once: 4 bytes per element forward, 8
+ * backward. */
 #include "softmax.cuh"
 
 namespace {
@@ -87,6 +88,47 @@ cross_entropy_grad_rows(const float *__restrict__ x, const uint32_t *__restrict_
     }
 }
 
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+cross_entropy_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t cols,
+                      float *__restrict__ losses)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, x + r.row * cols);
+    const bool leader = r.rank == 0 && threadIdx.x == 0;
+    const float labelled = leader ? x[r.row * cols + labels[r.row]] : 0.0f;
+    tl_copy_wait<0>();
+    float m;
+    const float sum = tl_cluster_exponentials<false>(r, &m);
+    if (leader)
+        losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+    tl_cluster_wait();
+#endif
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+cross_entropy_grad_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels,
+                           const float *__restrict__ g, int64_t rows, int64_t cols, float *__restrict__ gx)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, x + r.row * cols);
+    const int label = (int)labels[r.row];
+    const float c = tl_per_count(g[0], rows);
+    tl_copy_wait<0>();
+    float m;
+    const float s = tl_cluster_exponentials<false>(r, &m), reciprocal = 1.0f / s;
+    const float *const v = r.array(0);
+    float *const to = gx + r.row * cols;
+    r.elements([&](int slot, int column) {
+        to[column] = tl_cross_entropy_grad(tl_quotient(v[slot], s, reciprocal), column == label, c);
+    });
+    tl_cluster_wait();
+#endif
+}
+
 /* Long rows: a thread owns a row's loss. */
 __global__ void __launch_bounds__(THREADS)
 long_losses(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ maximum,
@@ -130,6 +172,17 @@ int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int6
         });
         return status;
     }
+    bool runs = false;
+    if (cols <= TL_CLUSTER_FITS)
+        tl_pick_cluster<1>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            runs = tl_cluster_runs(cross_entropy_cluster<Row>, Row::bytes(cols));
+            if (runs)
+                status = tl_launch_cluster<Row>(ctx, "cross_entropy", cross_entropy_cluster<Row>, rows, Row::bytes(cols),
+                                                x, labels, cols, losses);
+        });
+    if (runs)
+        return status;
     TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy", x, rows, cols, work, work + rows));
     long_losses<<<tl_grid(rows, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(x, labels, work, work + rows, rows, cols,
                                                                              losses);
@@ -149,6 +202,17 @@ int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const
         });
         return status;
     }
+    bool runs = false;
+    if (cols <= TL_CLUSTER_FITS)
+        tl_pick_cluster<1>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            runs = tl_cluster_runs(cross_entropy_grad_cluster<Row>, Row::bytes(cols));
+            if (runs)
+                status = tl_launch_cluster<Row>(ctx, "cross_entropy_bwd", cross_entropy_grad_cluster<Row>, rows,
+                                                Row::bytes(cols), x, labels, g, rows, cols, gx);
+        });
+    if (runs)
+        return status;
     TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy_bwd", x, rows, cols, work, work + rows));
     return tl_long_row_map(ctx, "cross_entropy_bwd",
                            grad_element{x, work, work + rows, g, labels, rows, 0, 0.0f, 0.0f, 0.0f, 0.0f}, rows, cols,

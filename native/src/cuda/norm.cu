@@ -2,7 +2,8 @@
  *
  * A row of up to 49152 elements is read once and stays on chip (row_tile.cuh) while its mean, its variance around the
  * mean and, for the gradient, the means of a and a·xhat are taken: 8 bytes of traffic per element forward, 12
- * backward. Longer rows are read once per pass. A channel is a row whose gamma and beta are one number each. The gradients of
+ * backward. Forward, a cluster of blocks holds up to 262144 elements where the chip has clusters (cluster_row.cuh).
+ * Longer rows are read once per pass. A channel is a row whose gamma and beta are one number each. The gradients of
  * layer_norm's gamma and beta, sums down the columns, are in norm_columns.cu. */
 #include "norm.cuh"
 
@@ -38,6 +39,110 @@ norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const fl
     }
 }
 
+/* A row in shared memory, each thread at its own elements. */
+struct staged_row {
+    static constexpr int UNROLL = 4;
+    float *at;
+    template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
+    {
+        const float4 q = *reinterpret_cast<const float4 *>(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x));
+        w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+    }
+    template <int W> __device__ __forceinline__ void put(int k, const float (&w)[W])
+    {
+        float *const to = at + 4 * (k * (int)blockDim.x + (int)threadIdx.x);
+        *reinterpret_cast<float4 *>(to) = make_float4(w[0], w[1], w[2], w[3]);
+    }
+};
+
+/* Wide rows, many of them: a block stays and takes every gridDim.x-th row. Read anew for each row, gamma and beta would
+ * cost twice the row's own traffic from L2; here they stay in shared memory, and the next row arrives while this one is
+ * normalised. */
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, 1)
+norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+                  int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+{
+    constexpr int ARRAY = Row::N * Row::THREADS;
+    float *const shared = reinterpret_cast<float *>(tl_dynamic_shared), *const stage = shared + 2 * ARRAY;
+    const staged_row scale = {shared}, shift = {shared + ARRAY};
+    const auto request = [&](int64_t row, int buffer) {
+        const Row next(tl_given(), row, row < rows ? (int)cols : 0);
+        next.request(stage + buffer * ARRAY, x + (row < rows ? row : 0) * cols);
+        tl_copy_commit();
+    };
+    const Row vector(tl_given(), 0, (int)cols);
+    vector.request(shared, gamma);
+    vector.request(shared + ARRAY, beta);
+    request(blockIdx.x, 0);
+    int buffer = 0;
+#pragma unroll 1
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
+        request(row + gridDim.x, buffer ^ 1);
+        tl_copy_wait<1>();
+        const Row r(tl_given(), row, (int)cols);
+        staged_row v = {stage + buffer * ARRAY};
+        float mean, istd;
+        tl_row_statistics(r, v, cols, eps, &mean, &istd);
+#pragma unroll 4
+        for (int k = 0; k < Row::K; k++) {
+            float w[Row::W], a[Row::W], b[Row::W];
+            v.get(k, w);
+            scale.get(k, a);
+            shift.get(k, b);
+#pragma unroll
+            for (int j = 0; j < Row::W; j++)
+                w[j] = fmaf(w[j] * istd, a[j], b[j]);
+            r.store(out + row * cols, k, w);
+        }
+    }
+    tl_copy_wait<0>();
+}
+
+/* Launches it if the chip has the shared memory and there are rows enough to make a block's stay worth while. */
+template <class Row>
+bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
+             int64_t cols, float eps, float *out, int32_t *status)
+{
+    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64;
+    int device = 0, most = 0;
+    const int blocks = tl_cuda_sms(ctx);
+    if (rows < 4 * blocks || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+        dynamic + fixed > (size_t)most)
+        return false;
+    const auto kernel = norm_rows_in_turn<Row>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
+    if (error != cudaSuccess) {
+        *status = tl_cuda_failed(ctx, error, name);
+        return true;
+    }
+    kernel<<<blocks, Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(x, gamma, beta, rows, cols, eps, out);
+    *status = tl_cuda_launched(ctx, name);
+    return true;
+}
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t cols,
+             float eps, float *__restrict__ out)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, x + r.row * cols);
+    tl_copy_wait<0>();
+    float mean, istd;
+    tl_cluster_statistics(r, eps, &mean, &istd);
+    const float *const v = r.array(0);
+    const float gamma_row = CHANNEL ? gamma[r.row] : 0.0f, beta_row = CHANNEL ? beta[r.row] : 0.0f;
+    float *const to = out + r.row * cols;
+    r.elements([&](int slot, int column) {
+        to[column] = fmaf(v[slot] * istd, CHANNEL ? gamma_row : gamma[column], CHANNEL ? beta_row : beta[column]);
+    });
+    tl_cluster_wait();
+#endif
+}
+
 template <bool CHANNEL> struct norm_element {
     const float *x, *means, *squares, *gamma, *beta;
     int64_t cols;
@@ -61,6 +166,14 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
                 int64_t cols, float eps, float *out)
 {
     int32_t status = TORCHLEAN_OK;
+    if (!CHANNEL && cols % 4 == 0 && cols > 4096) {
+        using Row8 = tl_block_row<true, 8, 1>;
+        using Row12 = tl_block_row<true, 12, 1>;
+        if (cols <= 8192 && in_turn<Row8>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            return status;
+        if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            return status;
+    }
     if (cols <= TL_ROW_FITS) {
         tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
@@ -70,6 +183,17 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
         });
         return status;
     }
+    bool runs = false;
+    if (cols <= TL_CLUSTER_FITS)
+        tl_pick_cluster<2>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            runs = tl_cluster_runs(norm_cluster<Row, CHANNEL>, Row::bytes(cols));
+            if (runs)
+                status = tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, Row::bytes(cols), x, gamma,
+                                                beta, cols, eps, out);
+        });
+    if (runs)
+        return status;
     void *scratch;
     TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
     float *means = (float *)scratch, *squares = means + rows;

@@ -3,7 +3,7 @@
 #define TL_NORM_CUH
 
 #include "../abi/kernels.h"
-#include "row_tile.cuh"
+#include "cluster_row.cuh"
 
 /* The mean and 1/deviation of a row held on chip, which is left as x - mean (0 past its end). */
 template <class Row, class Held>
@@ -32,6 +32,22 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
         v.put(k, w);
     }
     *istd = tl_inverse_deviation(squares.sum(), cols, eps);
+}
+
+/* The same for array 0 of a cluster's row. The row is still to be read by other blocks until tl_cluster_wait(). */
+template <class Row>
+static __device__ __forceinline__ void tl_cluster_statistics(const Row &r, float eps, float *mean, float *istd)
+{
+    float *const v = r.array(0);
+    const float m = tl_per_count(r.sum(0, [&](int slot, int) { return v[slot]; }), r.n);
+    const float squares = r.sum(1, [&](int slot, int) {
+        const float d = v[slot] - m;
+        v[slot] = d;
+        return d * d;
+    });
+    tl_cluster_arrive();
+    *mean = m;
+    *istd = tl_inverse_deviation(squares, r.n, eps);
 }
 
 /* ---- long rows --------------------------------------------------------------------------------------------------- */

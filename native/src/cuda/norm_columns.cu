@@ -4,12 +4,12 @@
  * this order. So whoever owns a chain can finish one row after the other and add each to the chain's running sums:
  *
  *   up to 1024 columns    a warp owns a chain, a block a chunk (chunk_warps)
- *   up to 8192            a block owns a chain (chain_blocks)
+ *   up to 12288           a block owns a chain (chain_blocks)
  *   beyond                rows first (norm.cu), then the columns from x, g and the rows' statistics (columns_again)
  *
  * The first two read x and g once. While a row is being finished the next one is on its way to shared memory, so a
- * multiprocessor has at least 64 KiB of loads in flight with a few warps, whose registers hold the running sums. What is left,
- * a sum per chunk and column, is 1/128 of the data. */
+ * multiprocessor has at least 64 KiB of loads in flight, and registers hold the running sums. What is left, a sum
+ * per chunk and column, is 1/128 of the data. */
 #include "norm.cuh"
 
 namespace {
@@ -118,26 +118,143 @@ template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(colum
     }
 }
 
-/* A block owns a chain of a chunk; parts are (chunk, chain, cols). */
-template <class Row> __global__ void __launch_bounds__(Row::BLOCK_THREADS) chain_blocks(columns_grad p)
+/* A block of 1024 threads owns a chain of a chunk, thread t the columns t, t + 1024, ...: lane t of the row tree,
+ * and the running sums of those columns. ROWS rows of the chain are finished together, which shares the latency of
+ * the folds; a column's sums still take them one after the other. Every thread meets only its own elements of the
+ * stage. Parts are (chunk, chain, cols). */
+template <int STEPS_, int ROWS_> struct lane_chain {
+    static constexpr int STEPS = STEPS_, ROWS = ROWS_, THREADS = TL_SUM_LANES, ARRAY = STEPS * THREADS;
+    /* x and g of ROWS rows, of these and of the next ones. */
+    static constexpr size_t DYNAMIC = sizeof(float) * 2 * 2 * ROWS * ARRAY;
+};
+
+/* v[i] = the fold of all threads' v[i], a lane each. In the first half warp w joins the 32 lanes that are w modulo
+ * 32 (a word of padding per 32 keeps them in different banks), in the second every warp joins the 32 results for
+ * itself. */
+template <int V>
+__device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[TL_SUM_LANES + 32], float (*folded)[32])
 {
-    const int64_t chunk = blockIdx.x / TL_COLUMN_CHAINS, chain = blockIdx.x % TL_COLUMN_CHAINS, from = chunk * TL_COLUMN_CHUNK;
-    float sums[2][Row::N];
-    finish_chain<Row>(p, from + chain, min(from + TL_COLUMN_CHUNK, p.rows), reinterpret_cast<float *>(tl_dynamic_shared), sums[0],
-                      sums[1]);
-    const Row r(tl_given(), 0, (int)p.cols);
+    const int t = (int)threadIdx.x, w = t / 32, j = t % 32;
 #pragma unroll
-    for (int which = 0; which < 2; which++) {
-        float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + (int64_t)blockIdx.x * p.cols;
+    for (int i = 0; i < V; i++)
+        lanes[i][t + w] = v[i];
+    __syncthreads();
 #pragma unroll
-        for (int k = 0; k < Row::K; k++) {
-            float w[Row::W];
+    for (int i = 0; i < V; i++)
+        v[i] = tl_fold_group<tl_sum_op, 32>(lanes[i][w + 33 * j]);
+    if (j == 0)
 #pragma unroll
-            for (int j = 0; j < Row::W; j++)
-                w[j] = sums[which][k * Row::W + j];
-            r.store(out, k, w);
+        for (int i = 0; i < V; i++)
+            folded[i][w] = v[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        v[i] = tl_fold_group<tl_sum_op, 32>(folded[i][j]);
+}
+
+template <class Chain> __global__ void __launch_bounds__(Chain::THREADS, 1) chain_blocks(columns_grad p)
+{
+    constexpr int STEPS = Chain::STEPS, ROWS = Chain::ROWS, THREADS = Chain::THREADS, ARRAY = Chain::ARRAY;
+    __shared__ float lanes[2 * ROWS][TL_SUM_LANES + 32], folded[2 * ROWS][32];
+    float *const stage = reinterpret_cast<float *>(tl_dynamic_shared);
+    const int64_t top = (int64_t)(blockIdx.x / TL_COLUMN_CHAINS) * TL_COLUMN_CHUNK; /* rows count from here */
+    const int end = (int)min((int64_t)TL_COLUMN_CHUNK, p.rows - top);
+    const int t = (int)threadIdx.x, cols = (int)p.cols;
+    __builtin_assume(cols > 0 && cols <= ARRAY);
+    const int n = cols - t; /* element s of this thread is in the row if s * THREADS < n */
+    float gamma[STEPS], sum_gamma[STEPS], sum_beta[STEPS];
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        gamma[s] = s * THREADS < n ? p.gamma[t + s * THREADS] : 0.0f;
+        sum_gamma[s] = sum_beta[s] = 0.0f;
+    }
+    /* A row past the end arrives as zeros. */
+    const auto request = [&](int first, float *to) {
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            const int row = first + q * TL_COLUMN_CHAINS;
+            const int64_t at = (top + (row < end ? row : 0)) * cols + t;
+            const int most = row < end ? n : 0;
+            const float *const x = p.x + at, *const g = p.g + at; /* nothing is read past `most` */
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                tl_copy_async<4>(to + (2 * q) * ARRAY + s * THREADS, x + s * THREADS, s * THREADS < most);
+                tl_copy_async<4>(to + (2 * q + 1) * ARRAY + s * THREADS, g + s * THREADS, s * THREADS < most);
+            }
+        }
+        tl_copy_commit();
+    };
+    int first = (int)(blockIdx.x % TL_COLUMN_CHAINS), buffer = 0;
+    if (first < end)
+        request(first, stage + t);
+#pragma unroll 1
+    for (; first < end; first += ROWS * TL_COLUMN_CHAINS, buffer ^= 1) {
+        float *const current = stage + buffer * (2 * ROWS * ARRAY) + t;
+        request(first + ROWS * TL_COLUMN_CHAINS, stage + (buffer ^ 1) * (2 * ROWS * ARRAY) + t);
+        tl_copy_wait<1>();
+        float mean[ROWS], istd[ROWS], both[2 * ROWS];
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            mean[q] = 0.0f;
+#pragma unroll 4
+            for (int s = 0; s < STEPS; s++)
+                mean[q] += current[2 * q * ARRAY + s * THREADS];
+        }
+        fold_lanes(mean, lanes, folded);
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            mean[q] = tl_per_count(mean[q], cols);
+            istd[q] = 0.0f;
+#pragma unroll 4
+            for (int s = 0; s < STEPS; s++) {
+                float *const x = current + 2 * q * ARRAY + s * THREADS;
+                const float d = s * THREADS < n ? *x - mean[q] : 0.0f;
+                *x = d;
+                istd[q] += d * d;
+            }
+        }
+        fold_lanes(istd, lanes, folded);
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            const bool live = q == 0 || first + q * TL_COLUMN_CHAINS < end;
+            istd[q] = tl_inverse_deviation(istd[q], cols, p.eps);
+            both[2 * q] = both[2 * q + 1] = 0.0f;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                float *const x = current + 2 * q * ARRAY + s * THREADS;
+                const float g = x[ARRAY], xhat = live && s * THREADS < n ? *x * istd[q] : 0.0f, a = g * gamma[s];
+                *x = xhat;
+                sum_gamma[s] += g * xhat;
+                sum_beta[s] += g;
+                both[2 * q] += a;
+                both[2 * q + 1] += a * xhat;
+            }
+        }
+        if (p.gx) {
+            fold_lanes(both, lanes, folded);
+#pragma unroll
+            for (int q = 0; q < ROWS; q++) {
+                const int row = first + q * TL_COLUMN_CHAINS;
+                const float mean_a = tl_per_count(both[2 * q], cols), mean_ax = tl_per_count(both[2 * q + 1], cols);
+                float *const to = p.gx + (top + row) * cols + t;
+                const float *const x = current + 2 * q * ARRAY;
+                if (q == 0 || row < end)
+#pragma unroll
+                    for (int s = 0; s < STEPS; s++)
+                        if (s * THREADS < n)
+                            to[s * THREADS] = tl_norm_grad(x[ARRAY + s * THREADS] * gamma[s], x[s * THREADS], mean_a,
+                                                           mean_ax, istd[q]);
+            }
         }
     }
+    tl_copy_wait<0>();
+    const int64_t at = (int64_t)blockIdx.x * p.cols + t;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+        if (s * THREADS < n) {
+            p.gamma_parts[at + s * THREADS] = sum_gamma[s];
+            p.beta_parts[at + s * THREADS] = sum_beta[s];
+        }
 }
 
 /* (chunk, chain, cols) to (chunk, cols). A thread owns a column of a chunk. */
@@ -187,47 +304,72 @@ template <class Row> struct warp_row : Row {
     static constexpr int BLOCK_THREADS = 128;
     using Row::Row;
 };
-template <class Row> struct chain_row : Row {
-    static constexpr int BLOCK_THREADS = 256;
-    using Row::Row;
-};
 
-constexpr int64_t CHAIN_FITS = 8192;
-
-template <class Row> int32_t launch(tl_context *ctx, void (*kernel)(columns_grad), int64_t blocks, const columns_grad &p)
+/* The longest row whose chains are summed by blocks: the shared memory of sm_90; other chips have less. */
+int64_t chain_fits()
 {
-    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS; /* at least what the chains' meeting takes */
+    int device = 0, most = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return TL_SUM_LANES;
+    const auto fits = [&](size_t dynamic, int rows) {
+        return dynamic + sizeof(float) * 2 * (size_t)rows * (TL_SUM_LANES + 64) <= (size_t)most;
+    };
+    return fits(lane_chain<12, 1>::DYNAMIC, 1)  ? 12288
+           : fits(lane_chain<4, 2>::DYNAMIC, 2) ? 8192
+           : fits(lane_chain<2, 2>::DYNAMIC, 2) ? 2048
+                                                : TL_SUM_LANES;
+}
+
+int32_t launch(tl_context *ctx, void (*kernel)(columns_grad), int64_t blocks, int threads, size_t dynamic,
+               const columns_grad &p)
+{
     if (dynamic > 48 * 1024)
         TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic));
-    kernel<<<(unsigned)blocks, Row::BLOCK_THREADS, dynamic, tl_cuda_stream(ctx)>>>(p);
+    kernel<<<(unsigned)blocks, threads, dynamic, tl_cuda_stream(ctx)>>>(p);
     return tl_cuda_launched(ctx, "layer_norm_bwd");
+}
+
+/* Shared memory for x and g of two rows per warp: at least what the chains' meeting takes. */
+template <class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
+{
+    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS;
+    return launch(ctx, chunk_warps<Row>, chunks, Row::BLOCK_THREADS, dynamic, p);
+}
+
+template <class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+{
+    return launch(ctx, chain_blocks<Chain>, chunks * TL_COLUMN_CHAINS, Chain::THREADS, Chain::DYNAMIC, p);
 }
 
 template <bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-#define WARP(most, n)       \
-    if (p.cols <= (most))   \
-    return launch<warp_row<tl_short_row<VECTOR, 32, n>>>(ctx, chunk_warps<warp_row<tl_short_row<VECTOR, 32, n>>>, chunks, p)
-#define CHAIN(most, steps)  \
-    if (p.cols <= (most))   \
-    return launch<chain_row<tl_block_row<VECTOR, steps, 1>>>(ctx, chain_blocks<chain_row<tl_block_row<VECTOR, steps, 1>>>, \
-                                                             chunks * TL_COLUMN_CHAINS, p)
-    WARP(128, 4);
-    WARP(256, 8);
-    WARP(512, 16);
-    WARP(1024, 32);
-    CHAIN(4096, 4);
-    CHAIN(8192, 8);
-#undef WARP
-#undef CHAIN
-    return TORCHLEAN_OK;
+    if (p.cols <= 128)
+        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p);
+    if (p.cols <= 256)
+        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p);
+    if (p.cols <= 512)
+        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
+    return launch_warps<warp_row<tl_short_row<VECTOR, 32, 32>>>(ctx, chunks, p);
+}
+
+int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+{
+    if (p.cols <= 2048)
+        return launch_chains<lane_chain<2, 2>>(ctx, chunks, p);
+    if (p.cols <= 4096)
+        return launch_chains<lane_chain<4, 2>>(ctx, chunks, p);
+    if (p.cols <= 8192)
+        return launch_chains<lane_chain<8, 1>>(ctx, chunks, p);
+    return launch_chains<lane_chain<12, 1>>(ctx, chunks, p);
 }
 
 /* Scratch of all kinds lies in one block: parts of gamma, parts of beta, then chains or statistics. */
 int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK), parts = chunks * p.cols;
-    const bool by_chain = p.cols > TL_SUM_LANES && p.cols <= CHAIN_FITS, again = p.cols > CHAIN_FITS;
+    const bool by_warp = p.cols <= TL_SUM_LANES, by_chain = !by_warp && p.cols <= chain_fits();
+    const bool again = !by_warp && !by_chain;
     void *scratch;
     TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * parts * (by_chain ? 1 + TL_COLUMN_CHAINS : 1) + (again ? 2 * p.rows : 0)) * sizeof(float),
                          &scratch));
@@ -244,6 +386,8 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
                                                                                             tl_fastdiv((uint64_t)tiles));
             status = tl_cuda_launched(ctx, "layer_norm_bwd");
         }
+    } else if (by_chain) {
+        status = chains(ctx, chunks, p);
     } else {
         status = p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p);
     }

@@ -70,10 +70,43 @@ struct strip_shape {
     int aligned; /* rows of outputs begin on 16 bytes */
 };
 
+/* The smooth maximum of window (y, o) of a strip: K by K of the cells c, of which rows[r] and columns[j] tell
+ * whether they lie inside. What lies outside holds `none`, which loses against every cell, and weighs nothing. */
+template <int K, int S, int ROWS, int WIDTH>
+static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WIDTH], const bool (&rows)[ROWS],
+                                                      const bool (&columns)[WIDTH], int y, int o, bool padded_at_all,
+                                                      float none, float beta)
+{
+    const bool up = beta > 0.0f;
+    float p = none, sum = 0.0f;
+    int high = 0, wide = 0;
+#pragma unroll
+    for (int r = 0; r < K; r++) {
+        high += rows[y * S + r];
+        wide += columns[o * S + r];
+#pragma unroll
+        for (int j = 0; j < K; j++) {
+            const float value = c[y * S + r][o * S + j];
+            p = up ? tl_max(p, value) : tl_min(p, value);
+        }
+    }
+    const float padded = padded_at_all ? (float)(K * K - high * wide) : 0.0f;
+    if (padded_at_all && padded > 0.0f)
+        p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
+#pragma unroll
+    for (int r = 0; r < K; r++)
+#pragma unroll
+        for (int j = 0; j < K; j++) {
+            const float weight = tl_pool_weight(c[y * S + r][o * S + j], p, beta);
+            sum += !padded_at_all || (rows[y * S + r] && columns[o * S + j]) ? weight : 0.0f;
+        }
+    return tl_pool_smooth(padded_at_all ? tl_pool_total(sum, padded, p, beta) : sum, p, beta);
+}
+
 /* Windows of K by K cells, S apart, P cells of padding (0 or 1). Thread (c, pair, q) owns outputs 4q..4q+3 of the rows
  * 2·pair and 2·pair + 1 of channel c. Its cells are the columns 4·S·q - P onwards: S quadruples that lie on 16 bytes, P
- * cells before them and K - S - P after. Outside the axes the cells hold what changes nothing: -inf, or +0 in a sum that
- * begins with +0. Where rows of outputs do not begin on 16 bytes the four are stored one by one. */
+ * cells before them and K - S - P after. Outside the axes the cells hold what changes nothing: an infinity, or +0 in
+ * a sum that begins with +0. Where rows of outputs do not begin on 16 bytes the four are stored one by one. */
 template <int KIND, int K, int S, int P>
 __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, strip_shape v, float *__restrict__ out)
 {
@@ -85,11 +118,18 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     const uint32_t channel = v.down.divmod(v.across.divmod((uint32_t)i, &q), &pair);
     const int top = 2 * (int)pair * S - P, left = 4 * S * (int)q;
     const float *plane = x + channel * v.plane;
-    const float none = KIND == TL_POOL_MAX ? -TL_INF : 0.0f;
+    const float none = KIND == TL_POOL_MEAN ? 0.0f : KIND == TL_POOL_MAX || v.beta > 0.0f ? -TL_INF : TL_INF;
     float c[ROWS][WIDTH];
+    bool rows[ROWS], columns[WIDTH];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        rows[r] = top + r >= 0 && top + r < v.h;
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++)
+        columns[j] = left + j >= P && left + j < v.w + P;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const bool inside = top + r >= 0 && top + r < v.h;
+        const bool inside = rows[r];
         const float *row = plane + (int64_t)(inside ? top + r : 0) * v.w;
         if (P)
             c[r][0] = inside && left > 0 ? row[left - 1] : none;
@@ -114,13 +154,17 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
 #pragma unroll
         for (int o = 0; o < 4; o++) {
             float a = none;
+            if constexpr (KIND == TL_POOL_SMOOTH) {
+                a = smooth_window<K, S>(c, rows, columns, y, o, P > 0, none, v.beta);
+            } else {
 #pragma unroll
-            for (int r = 0; r < K; r++)
+                for (int r = 0; r < K; r++)
 #pragma unroll
-                for (int j = 0; j < K; j++) {
-                    const float value = c[y * S + r][o * S + j];
-                    a = KIND == TL_POOL_MAX ? tl_max(a, value) : a + value;
-                }
+                    for (int j = 0; j < K; j++) {
+                        const float value = c[y * S + r][o * S + j];
+                        a = KIND == TL_POOL_MAX ? tl_max(a, value) : a + value;
+                    }
+            }
             result[o] = KIND == TL_POOL_MEAN ? tl_per_count(a, K * K) : a;
         }
         if (row >= v.out_h)
@@ -146,7 +190,7 @@ int32_t launch_strips(tl_context *ctx, const float *x, const strip_shape &v, flo
 
 template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
-    if constexpr (KIND != TL_POOL_SMOOTH) {
+    {
         const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
         const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
         if (square && v.n[1] % 4 == 0 && v.n[0] < 1 << 29 && v.n[1] < 1 << 29 && tl_aligned4(x)) {
@@ -160,6 +204,7 @@ template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_
             s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.o[1], 4));
             s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.o[0], 2));
             s.threads = v.channels * s.across.divisor * (int64_t)s.down.divisor;
+            s.beta = v.beta;
             s.aligned = v.o[1] % 4 == 0 && tl_aligned4(out);
             if (K == 2 && S == 2)
                 return P ? launch_strips<KIND, 2, 2, 1>(ctx, x, s, out) : launch_strips<KIND, 2, 2, 0>(ctx, x, s, out);

@@ -1,8 +1,9 @@
 /* Softmax and log-softmax on CUDA, and their gradients.
  *
  * A row of up to 49152 elements is read once and stays on chip (row_tile.cuh): in the registers of 4 to 32 threads, or
- * in the registers or shared memory of a block. The traffic is the floor, 8 bytes per element forward and 12 backward.
- * Longer rows are read once per pass: three forward, two backward. */
+ * in the registers or shared memory of a block; up to 262144 elements (half of that backward) in the shared memory of a
+ * cluster of blocks where the chip has clusters (cluster_row.cuh). The traffic is the floor, 8 bytes per element
+ * forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
 #include "softmax.cuh"
 
 namespace {
@@ -27,6 +28,23 @@ softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__r
             w[j] = LOG ? w[j] - s : tl_quotient(w[j], s, reciprocal);
         r.store(out + r.row * cols, k, w);
     }
+}
+
+template <class Row, bool LOG>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+softmax_cluster(const float *__restrict__ x, int64_t cols, float *__restrict__ out)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, x + r.row * cols);
+    tl_copy_wait<0>();
+    float m;
+    const float sum = tl_cluster_exponentials<LOG>(r, &m), s = LOG ? tl_log(sum) : sum, reciprocal = 1.0f / s;
+    const float *const v = r.array(0);
+    float *const to = out + r.row * cols;
+    r.elements([&](int slot, int column) { to[column] = LOG ? v[slot] - s : tl_quotient(v[slot], s, reciprocal); });
+    tl_cluster_wait();
+#endif
 }
 
 /* Results of long rows. */
@@ -57,6 +75,19 @@ template <bool LOG> int32_t forward(tl_context *ctx, const char *name, const flo
                                          cols, out);
         });
         return status;
+    }
+    if (cols <= TL_CLUSTER_FITS) {
+        int32_t status = TORCHLEAN_OK;
+        bool runs = false;
+        tl_pick_cluster<1>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            runs = tl_cluster_runs(softmax_cluster<Row, LOG>, Row::bytes(cols));
+            if (runs)
+                status = tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, Row::bytes(cols), x, cols,
+                                                out);
+        });
+        if (runs)
+            return status;
     }
     void *scratch;
     TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
@@ -111,6 +142,28 @@ softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64
     }
 }
 
+template <class Row, bool LOG>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+softmax_cluster_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t cols, float *__restrict__ gx)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, g + r.row * cols);
+    r.request(1, y + r.row * cols);
+    const float *const second = r.array(0), *const first = r.array(1);
+    if (LOG)
+        tl_copy_wait<1>();
+    else
+        tl_copy_wait<0>();
+    const float s = r.sum(0, [&](int slot, int) { return LOG ? second[slot] : term<LOG>(first[slot], second[slot]); });
+    tl_cluster_arrive();
+    tl_copy_wait<0>();
+    float *const to = gx + r.row * cols;
+    r.elements([&](int slot, int column) { to[column] = gradient<LOG>(first[slot], second[slot], s); });
+    tl_cluster_wait();
+#endif
+}
+
 struct product {
     const float *y, *g;
     __device__ void row(int64_t) {}
@@ -137,6 +190,9 @@ int32_t backward(tl_context *ctx, const char *name, const float *y, const float 
         });
         return status;
     }
+    using Row = tl_cluster_row<8, 2, 2, 1>;
+    if (cols <= TL_CLUSTER_FITS && tl_cluster_runs(softmax_cluster_bwd<Row, LOG>, Row::bytes(cols)))
+        return tl_launch_cluster<Row>(ctx, name, softmax_cluster_bwd<Row, LOG>, rows, Row::bytes(cols), y, g, cols, gx);
     void *sum;
     TL_TRY(tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &sum));
     int32_t status = LOG ? tl_cuda_row_sums(ctx, g, rows, cols, 0, (float *)sum)

@@ -3,7 +3,7 @@
 #define TL_SOFTMAX_CUH
 
 #include "../abi/kernels.h"
-#include "row_tile.cuh"
+#include "cluster_row.cuh"
 
 /* The sum of e^(x - m) over a row held on chip, m its maximum, which is left as the exponentials (SHIFTED: as x - m). A
  * NaN in the row need not reach the maximum: its exponential is NaN whatever it is shifted by. */
@@ -34,6 +34,26 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
     }
     *maximum = m;
     return exponentials.sum();
+}
+
+/* ---- rows held by a cluster -------------------------------------------------------------------------------------- */
+
+/* The same for array 0 of a cluster's row. The row is still to be read by other blocks until tl_cluster_wait(). */
+template <bool SHIFTED, class Row>
+static __device__ __forceinline__ float tl_cluster_exponentials(const Row &r, float *maximum)
+{
+    float *const v = r.array(0);
+    float m = -TL_INF;
+    r.elements([&](int slot, int) { m = fmaxf(m, v[slot]); });
+    m = r.max(m);
+    *maximum = m;
+    const float sum = r.sum(0, [&](int slot, int) {
+        const float shifted = v[slot] - m, e = tl_exp(shifted);
+        v[slot] = SHIFTED ? shifted : e;
+        return e;
+    });
+    tl_cluster_arrive();
+    return sum;
 }
 
 /* ---- long rows --------------------------------------------------------------------------------------------------- */

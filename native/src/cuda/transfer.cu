@@ -70,11 +70,12 @@ static int32_t send_small(tl_cuda_state *state, void *device, const void *host, 
     return TORCHLEAN_OK;
 }
 
-/* Bytes per staging block of one transfer: a medium one is cut too, so that filling and sending overlap. */
+/* Bytes per staging block of one transfer: a medium one is cut into eighths, so that filling and sending overlap;
+ * the first filling and the last sending, which do not, are then an eighth each. */
 static size_t block_size(size_t bytes)
 {
-    size_t quarter = (bytes / STAGING_BLOCKS + 0xffff) & ~(size_t)0xffff;
-    return quarter > STAGING_BLOCK ? STAGING_BLOCK : quarter < (512 << 10) ? (512 << 10) : quarter;
+    size_t eighth = (bytes / (2 * STAGING_BLOCKS) + 0xffff) & ~(size_t)0xffff;
+    return eighth > STAGING_BLOCK ? STAGING_BLOCK : eighth < (512 << 10) ? (512 << 10) : eighth;
 }
 
 static int32_t open_staging(tl_cuda_state *state)

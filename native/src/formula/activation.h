@@ -43,7 +43,7 @@ TL_HD float tl_tanh(float x)
     float s = tl_from_bits(tl_bits(t) << 23);
     float den = fmaf(-s, h, fmaf(0.5f, s, 0.5f));
     float den_lo = fmaf(-s, h, fmaf(0.5f, s, 0.5f - den));
-    float recip = 1.0f / den;
+    float recip = tl_reciprocal(den);
     float rest = fmaf(-recip, den_lo, fmaf(-recip, den, 1.0f));
     float y = fmaf(recip, rest, recip - 1.0f);
     y = tl_from_bits(tl_bits(y) | (tl_bits(x) & 0x80000000u));
@@ -58,35 +58,66 @@ TL_HD float tl_tanh_bwd(float y, float g)
 
 /* ---- the logistic function ------------------------------------------------------------------------------- */
 
-/* sigma(z + zl) = (*q + *ql) * (*scale)^2, good to about 2^-27, for -198 <= z <= 40 and |zl| <= ulp(z).
- * sigma = 1/(1 + e^-z) = 1/(c + S (1 + h + l)) with S = 2^k. The denominator is summed with its rounding errors and
- * the quotient corrected once by its residual. Below z = -64 the 1 is negligible: c = 0, S is taken 2^160 smaller and
- * the scale is 2^-80, else 1. */
-TL_HD void tl_logistic_parts(float z, float zl, float *q, float *ql, float *scale)
+/* sigma(x) = 1/(1 + E) for x >= 0 and E/(1 + E) for x < 0, E = e^-|x|: nothing overflows, and 1 - sigma is the other
+ * of the two. The parts it is made of: the numerator as num + numl (E or 1), the rounded quotient R = 1/(1 + E), and
+ * `rest` with 1/(1 + E) = R (1 + rest). E = (e + el) step, where e is large enough not to lose bits when E is tiny;
+ * num is enlarged by 1/step too, which the caller takes back last. The denominator is summed with its rounding
+ * error. */
+struct tl_logistic {
+    float num, numl, recip, rest;
+};
+
+TL_HD struct tl_logistic tl_logistic_of(float e, float el, float step, float one, int32_t negative)
 {
-    float t, h, l, a, al;
-    tl_exp_parts(-z, -zl, &t, &h, &l);
+    struct tl_logistic p;
+    float d = fmaf(e, step, 1.0f);
+    float dl = fmaf(el, step, fmaf(e, step, 1.0f - d));
+    p.recip = tl_reciprocal(d);
+    p.rest = fmaf(-p.recip, dl, fmaf(-p.recip, d, 1.0f));
+    p.num = negative ? e : one;
+    p.numl = negative ? el : 0.0f;
+    return p;
+}
+
+/* sigma(z), times 2^64, for |z| <= 125; zl is a correction of -|z|, and the sign of z is given. */
+TL_HD struct tl_logistic tl_logistic_large(float z, float zl, int32_t negative)
+{
+    const float rounder = TL_ROUNDER + 191.0f;
+    float n = -fabsf(z);
+    float t = fmaf(n, TL_LOG2E, rounder);
+    float k = t - rounder;
+    float r = fmaf(k, -TL_LN2_HI, n) + fmaf(k, -TL_LN2_LO, zl);
+    float e, el;
+    tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
+    return tl_logistic_of(e, el, TL_2M64, TL_2P64, negative);
+}
+
+/* sigma(z) for -198 <= z <= 60, times 1/(*step)^2, *step = 2^-80 below z = -64 and 1 above: for gradients, whose g
+ * may be as large or as small as it likes. E is *e + *el, as large. zl is a correction of -|z|. */
+TL_HD struct tl_logistic tl_logistic_wide(float z, float zl, float *step, float *e, float *el)
+{
+    float t, h, l;
+    tl_exp_parts(-fabsf(z), zl, &t, &h, &l);
     int32_t far = z < -64.0f;
-    float c = far ? 0.0f : 1.0f;
-    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u - 160u) << 23 : 127u << 23));
-    tl_two_sum(c, s, &a, &al);
-    float d = fmaf(s, h, a);
-    float dl = fmaf(s, h, a - d) + fmaf(s, l, al);
-    float y = 1.0f / d;
-    float rest = fmaf(-y, dl, fmaf(-y, d, 1.0f));
-    *q = y;
-    *ql = y * rest;
-    *scale = far ? 0x1p-80f : 1.0f;
+    float s = tl_from_bits((tl_bits(t) << 23) + (far ? (127u + 160u) << 23 : 127u << 23));
+    *e = fmaf(s, h, s);
+    *el = fmaf(s, l, fmaf(s, h, s - *e));
+    *step = far ? 0x1p-80f : 1.0f;
+    return tl_logistic_of(*e, *el, far ? 0.0f : 1.0f, 1.0f, z < 0.0f);
+}
+
+/* The product of the parts, rounded once more or less. */
+TL_HD float tl_logistic_value(struct tl_logistic p)
+{
+    return fmaf(p.num, p.recip, p.recip * fmaf(p.num, p.rest, p.numl));
 }
 
 /* sigma(x) = 1/(1 + e^-x). Exactly 1 above 17, 0 below -104.
- * Budget: 0.5 ulp for the last sum, 0.1 for the parts. */
+ * Budget: 0.5 ulp for the last sum, 0.35 for E where it is the numerator. */
 TL_HD float tl_sigmoid(float x)
 {
-    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float q, ql, scale;
-    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return (q + ql) * scale * scale;
+    float z = fabsf(x) > 112.0f ? 112.0f : x;
+    return tl_logistic_value(tl_logistic_large(z, 0.0f, x < 0.0f)) * TL_2M64;
 }
 
 /* g y (1 - y), y = sigma(x): y - y^2 in one rounding. */
@@ -97,10 +128,23 @@ TL_HD float tl_sigmoid_bwd(float y, float g)
 
 /* ---- softplus --------------------------------------------------------------------------------------------- */
 
+/* R(E) of ln(1 + E) = E - E^2/2 + E^3 R(E) on [0, 1], error relative to the logarithm below 2^-29.6. */
+TL_HD float tl_softplus_tail(float e, float e2)
+{
+    float q0 = fmaf(-0x1.ffdcf4p-3f, e, 0x1.5554b4p-2f);
+    float q1 = fmaf(-0x1.4c5c3ep-3f, e, 0x1.981792p-3f);
+    float q2 = fmaf(-0x1.5ff16cp-4f, e, 0x1.03af58p-3f);
+    float q3 = fmaf(-0x1.e12eep-7f, e, 0x1.6aee18p-5f);
+    q3 = fmaf(0x1.2a6f76p-9f, e2, q3);
+    q2 = fmaf(q3, e2, q2);
+    q1 = fmaf(q2, e2, q1);
+    return fmaf(q1, e2, q0);
+}
+
 /* softplus(x) = max(x, 0) + ln(1 + E), E = e^-|x|, as (*s + *sl) * (*scale), good to about 2^-25 of itself, for x <
- * inf. ln(1 + E) = E - E^2/2 + E^3 R(E) on [0, 1], error relative to the logarithm below 2^-29.6. The first two terms
- * are summed with their rounding errors; the low part of E enters with the derivative 1/(1 + E), for which 1 - E +
- * E^2/2 is close enough. Below x = -64, where the logarithm is E, everything is scaled by 2^64. */
+ * inf: what safe_log needs. The first two terms of the logarithm are summed with their rounding errors; the low part
+ * of E enters with the derivative 1/(1 + E), for which 1 - E + E^2/2 is close enough. Below x = -64, where the
+ * logarithm is E, everything is scaled by 2^64. */
 TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
 {
     float t, h, l;
@@ -113,14 +157,7 @@ TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
     float e = power * m;
     float el = power * ((h - (m - 1.0f)) + l);
     float e2 = e * e;
-    float q0 = fmaf(-0x1.ffdcf4p-3f, e, 0x1.5554b4p-2f);
-    float q1 = fmaf(-0x1.4c5c3ep-3f, e, 0x1.981792p-3f);
-    float q2 = fmaf(-0x1.5ff16cp-4f, e, 0x1.03af58p-3f);
-    float q3 = fmaf(-0x1.e12eep-7f, e, 0x1.6aee18p-5f);
-    q3 = fmaf(0x1.2a6f76p-9f, e2, q3);
-    q2 = fmaf(q3, e2, q2);
-    q1 = fmaf(q2, e2, q1);
-    q0 = fmaf(q1, e2, q0);
+    float q0 = tl_softplus_tail(e, e2);
     float square_lo = fmaf(e, e, -e2);
     float lo = fmaf(-0.5f, square_lo, el * fmaf(fmaf(0.5f, e, -1.0f), e, 1.0f));
     float head = fmaf(-0.5f, e2, e);
@@ -133,22 +170,38 @@ TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
     *scale = far ? TL_2M64 : 1.0f;
 }
 
-/* max(x, 0) + log1p(e^-|x|). inf at inf, 0 at -inf. */
+/* max(x, 0) + log1p(e^-|x|). inf at inf, 0 at -inf. The logarithm as above; where E is tiny it is E, and the terms that
+ * vanish then may. E - E^2/2 is rounded once and its error recovered.
+ * Budget: 0.5 ulp for the last sum, 0.35 for E, 0.1 for the logarithm's other terms. */
 TL_HD float tl_softplus(float x)
 {
-    float s, sl, scale;
-    float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
-    tl_softplus_parts(z, &s, &sl, &scale);
-    return x > TL_FLOAT_MAX ? x : (s + sl) * scale;
+    const float rounder = TL_ROUNDER + 191.0f;
+    float z = x < -112.0f ? -112.0f : x;
+    float n = -fabsf(z);
+    float t = fmaf(n, TL_LOG2E, rounder);
+    float k = t - rounder;
+    float r = fmaf(k, -TL_LN2_LO, fmaf(k, -TL_LN2_HI, n));
+    float e, el;
+    tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
+    e *= TL_2M64;
+    el *= TL_2M64;
+    float half = -0.5f * e;
+    float head = fmaf(half, e, e);
+    float lo = fmaf(el, 1.0f + half, fmaf(half, e, e - head));
+    float e2 = e * e;
+    float u = fmaf(e2 * e, tl_softplus_tail(e, e2), lo);
+    float s, sl;
+    tl_two_sum(x > 0.0f ? x : 0.0f, head, &s, &sl);
+    return x > 64.0f ? x : s + (sl + u);
 }
 
 /* g sigma(x); at -inf the slope is 0, so an infinite g gives NaN there. */
 TL_HD float tl_softplus_bwd(float x, float g)
 {
+    float step, e, el;
     float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float q, ql, scale;
-    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return x < -TL_FLOAT_MAX ? g * 0.0f : g * scale * (q + ql) * scale;
+    float sigma = tl_logistic_value(tl_logistic_wide(z, 0.0f, &step, &e, &el));
+    return x < -TL_FLOAT_MAX ? g * 0.0f : g * step * sigma * step;
 }
 
 /* ---- safe_log --------------------------------------------------------------------------------------------- */
@@ -220,88 +273,97 @@ TL_HD float tl_safe_log(float x, float eps)
 TL_HD float tl_safe_log_bwd(float x, float eps, float g)
 {
     float z = x > TL_FLOAT_MAX ? TL_FLOAT_MAX : x;
-    float s, sl, scale, y, yl, q, ql;
+    float s, sl, scale, y, yl;
     tl_softplus_parts(z, &s, &sl, &scale);
     tl_two_sum(s * scale, eps, &y, &yl);
     y += fmaf(sl, scale, yl);
-    tl_logistic_parts(z < -198.0f ? -198.0f : z > 30.0f ? 30.0f : z, 0.0f, &q, &ql, &scale);
+    z = z < -198.0f ? -198.0f : z > 30.0f ? 30.0f : z;
+    float sigma = tl_logistic_value(tl_logistic_wide(z, 0.0f, &scale, &s, &sl));
     int32_t large = fabsf(g) > 1.0f;
     float lift = x < -64.0f ? 0x1p60f : 1.0f;
-    float slope = (large ? g : 1.0f) * scale * (q + ql) / (y * lift) * (large ? 1.0f : g) * (scale * lift);
+    float slope = (large ? g : 1.0f) * scale * sigma / (y * lift) * (large ? 1.0f : g) * (scale * lift);
     return fabsf(x) > TL_FLOAT_MAX ? g * 0.0f : slope;
 }
 
 /* ---- silu ------------------------------------------------------------------------------------------------- */
 
-/* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the product, 0.1 for sigma. */
+/* x sigma from the parts of 2^64 sigma: x num is kept with its rounding error. The sum of the parts would lose the sign of -0. */
+TL_HD float tl_gate(float x, struct tl_logistic p)
+{
+    float m = x * p.num;
+    float ml = fmaf(x, p.numl, fmaf(x, p.num, -m));
+    return copysignf(fmaf(m, p.recip, p.recip * fmaf(m, p.rest, ml)) * TL_2M64, x);
+}
+
+/* x sigma(x); x itself above 30, -0 below about -108. Budget: 0.5 ulp for the product, 0.35 for E. */
 TL_HD float tl_silu(float x)
 {
-    float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float q, ql, scale;
-    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    float y = fmaf(z, q, z * ql) * scale * scale;
+    float z = x < -112.0f ? -112.0f : x;
+    float y = tl_gate(z, tl_logistic_large(z, 0.0f, x < 0.0f));
     return x > 30.0f ? x : y;
 }
 
-/* g sigma (1 + w (1 - sigma)) for sigma = (q + ql) scale^2: the derivative of x sigma(v(x)) with w = x v'(x). The
- * inner sum cancels around the zero of the derivative; it is carried in two floats so that its error there is that of
- * sigma, about 2^-27 absolute. */
-TL_HD float tl_gate_bwd(float w, float wl, float q, float ql, float scale, float g)
+/* g sigma (1 + w (1 - sigma)) for the parts p of sigma/step^2: the derivative of x sigma(v(x)) with w = x v'(x). Of
+ * the two products, R and E R, one is sigma and the other 1 - sigma. The inner sum cancels around the zero of the
+ * derivative; it is carried in two floats so that its error there is that of sigma, about 2^-26 absolute. */
+TL_HD float tl_gate_bwd(float w, float wl, struct tl_logistic p, float e, float el, float step, int32_t negative,
+                        float g)
 {
-    float sigma = q * scale * scale;
-    float t = 1.0f - sigma;
-    float tl = ((1.0f - t) - sigma) - ql * scale * scale;
-    float p = w * t;
-    float pl = fmaf(w, t, -p) + fmaf(w, tl, wl * t);
+    float rl = p.recip * p.rest;
+    float q = e * p.recip;
+    float ql = fmaf(p.recip, fmaf(e, p.rest, el), fmaf(e, p.recip, -q));
+    float sigma = negative ? q : p.recip;
+    float sigma_lo = negative ? ql : rl;
+    float t = negative ? p.recip : q;
+    float tl = negative ? rl : ql;
+    float m = w * t;
+    float ml = fmaf(w, t, -m) + fmaf(w, tl, wl * t);
     float n, nl;
-    tl_two_sum(1.0f, p, &n, &nl);
-    nl += pl;
-    float slope = fmaf(q, n, fmaf(q, nl, ql * n));
-    return g * scale * slope * scale;
+    tl_two_sum(1.0f, m, &n, &nl);
+    nl += ml;
+    float slope = fmaf(sigma, n, fmaf(sigma, nl, sigma_lo * n));
+    return g * step * slope * step;
 }
 
 /* g silu'(x), silu' = sigma (1 + x (1 - sigma)): 1 at inf, -0 at -inf (times g). Its zero is at x = -1.2785. */
 TL_HD float tl_silu_bwd(float x, float g)
 {
     float z = x < -198.0f ? -198.0f : x > 30.0f ? 30.0f : x;
-    float q, ql, scale;
-    tl_logistic_parts(z, 0.0f, &q, &ql, &scale);
-    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(z, 0.0f, q, ql, scale, g);
+    float step, e, el;
+    struct tl_logistic p = tl_logistic_wide(z, 0.0f, &step, &e, &el);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(z, 0.0f, p, e, el, step, z < 0.0f, g);
 }
 
 /* ---- gelu, tanh form -------------------------------------------------------------------------------------- */
 
 /* x (A + B x^2) as an unevaluated sum, A = 2 sqrt(2/pi), B = A 0.044715 times one (or three, for the derivative).
- * The exponential of this argument needs it to 2^-26 absolute at magnitude 100, which one float does not have. */
-#define TL_GELU_A 0x1.988454p+0f
-#define TL_GELU_A_LO -0x1.857936p-25f
+ * The exponential of this argument needs it to 2^-26 absolute at magnitude 100, which one float does not have. A is a
+ * multiple of 2^-19, so that A - t is exact for t = A + B x^2 below 32. */
+#define TL_GELU_A 0x1.98846p+0f
+#define TL_GELU_A_LO -0x1.985794p-21f
 #define TL_GELU_B 0x1.2444f2p-4f
 #define TL_GELU_B_LO 0x1.49b16ap-29f
 #define TL_GELU_3B 0x1.b6676cp-3f
 #define TL_GELU_3B_LO -0x1.175e2p-32f
 
-TL_HD void tl_gelu_cubic(float x, float b, float b_lo, float *v, float *vl)
+TL_HD void tl_gelu_cubic(float x, float x2, float x2l, float b, float b_lo, float *v, float *vl)
 {
-    float x2 = x * x;
-    float x2l = fmaf(x, x, -x2);
-    float p = b * x2;
-    float pl = fmaf(b, x2, -p) + fmaf(b, x2l, b_lo * x2);
-    float t, tl;
-    tl_two_sum(TL_GELU_A, p, &t, &tl);
-    tl += pl + TL_GELU_A_LO;
+    float t = fmaf(b, x2, TL_GELU_A);
+    float tl = fmaf(b, x2, TL_GELU_A - t) + fmaf(b, x2l, fmaf(b_lo, x2, TL_GELU_A_LO));
     *v = x * t;
-    *vl = fmaf(x, t, -*v) + x * tl;
+    *vl = fmaf(x, tl, fmaf(x, t, -*v));
 }
 
 /* 1/2 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigma(v), v = x (A + B x^2), because (1 + tanh w)/2 =
  * sigma(2w). x itself above 6, -0 below about -10.9. Budget as for silu. */
 TL_HD float tl_gelu(float x)
 {
-    float z = x < -13.5f ? -13.5f : x > 6.0f ? 6.0f : x;
-    float v, vl, q, ql, scale;
-    tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
-    tl_logistic_parts(v, vl, &q, &ql, &scale);
-    float y = fmaf(z, q, z * ql) * scale * scale;
+    float z = x < -11.2f ? -11.2f : x;
+    float a = fabsf(z);
+    float v, vl;
+    float z2 = z * z;
+    tl_gelu_cubic(a, z2, fmaf(z, z, -z2), TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    float y = tl_gate(z, tl_logistic_large(v, -vl, x < 0.0f));
     return x > 6.0f ? x : y;
 }
 
@@ -310,11 +372,13 @@ TL_HD float tl_gelu(float x)
 TL_HD float tl_gelu_bwd(float x, float g)
 {
     float z = x < -13.5f ? -13.5f : x > 6.0f ? 6.0f : x;
-    float v, vl, w, wl, q, ql, scale;
-    tl_gelu_cubic(z, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
-    tl_gelu_cubic(z, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
-    tl_logistic_parts(v, vl, &q, &ql, &scale);
-    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(w, wl, q, ql, scale, g);
+    float v, vl, w, wl, step, e, el;
+    float z2 = z * z;
+    float z2l = fmaf(z, z, -z2);
+    tl_gelu_cubic(z, z2, z2l, TL_GELU_B, TL_GELU_B_LO, &v, &vl);
+    tl_gelu_cubic(z, z2, z2l, TL_GELU_3B, TL_GELU_3B_LO, &w, &wl);
+    struct tl_logistic p = tl_logistic_wide(v, v < 0.0f ? vl : -vl, &step, &e, &el);
+    return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(w, wl, p, e, el, step, v < 0.0f, g);
 }
 
 #endif

@@ -87,6 +87,43 @@ TL_HD float tl_exp_bwd(float y, float g)
     return g * y;
 }
 
+/* 1/d, correctly rounded, for 2^-100 <= |d| <= 2^100 and NaN. On CUDA: the hardware's approximation and one Newton step
+ * with an exact residual, which is what the compiler's own division does in this range, without the test for the
+ * range and the branch behind it: neighbouring elements can then be interleaved. */
+TL_HD float tl_reciprocal(float d)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+    return fmaf(y, fmaf(-d, y, 1.0f), y);
+#else
+    return 1.0f / d;
+#endif
+}
+
+/* The correctly rounded root of x = +-0 or 2^-100 <= x <= 2^100, on CUDA as the compiler's own in this range. */
+TL_HD float tl_root(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaxf(x, 0x1p-100f)));
+    float s = x * y;
+    return fmaf(fmaf(-s, s, x), 0.5f * y, s);
+#else
+    return sqrtf(x);
+#endif
+}
+
+/* s e^r as an unevaluated sum, s a power of two, |r| <= 1.0005 ln2/2. Good to 0.35 ulp of the high part. */
+TL_HD void tl_exp_split(float r, float s, float *e, float *el)
+{
+    float r2 = r * r;
+    float h = fmaf(r2, tl_exp_tail(r, r2), r);
+    float y = fmaf(s, h, s);
+    *el = fmaf(s, h, s - y);
+    *e = y;
+}
+
 /* The pieces of e^z for the formulas that need more than float precision: e^(z + zl) = 2^k (1 + h + l), where h + l
  * is an unevaluated sum good to about 2^-28 and the low bits of t hold k + TL_ROUNDER. zl is a correction with
  * |zl| <= ulp(z). |z| <= 300. The reduction keeps what the rounding of r lost. */

@@ -34,13 +34,43 @@ TL_HD float tl_random_bernoulli(uint64_t key, uint64_t i, float keep)
     return tl_random_uniform(key, i) < keep ? 1.0f : 0.0f;
 }
 
+/* ln(n 2^-24), 1 <= n <= 2^24: n 2^-24 = 2^e (1 + f) with e ln2 and ln(1 + f) = f + f^2 c(f) as in tl_log, but
+ * nothing to be said of zeros, infinities and subnormals. error of c relative to ln(1 + f) below 2^-24.9: the
+ * logarithm is within 2u of itself, its root within 1u. */
+TL_HD float tl_random_log(int32_t n)
+{
+    uint32_t u = tl_bits((float)n) - (24u << 23);
+    uint32_t exponent = (u - 0x3f3504f3u) & 0xff800000u;
+    float f = tl_from_bits(u - exponent) - 1.0f;
+    float c = fmaf(0x1.65f792p-4f, f, -0x1.250e42p-3f);
+    c = fmaf(c, f, 0x1.317fa6p-3f);
+    c = fmaf(c, f, -0x1.535b18p-3f);
+    c = fmaf(c, f, 0x1.98d32ap-3f);
+    c = fmaf(c, f, -0x1.0004acp-2f);
+    c = fmaf(c, f, 0x1.5556f2p-2f);
+    c = fmaf(c, f, -0x1.fffffap-2f);
+    return fmaf((float)(int32_t)exponent, 0x1p-23f * TL_LN2_HI, fmaf(f * f, c, f));
+}
+
+/* cos(2 pi u), u = n 2^-24 in [0, 1). The distance of u from 1/2, less 1/4, is an angle a in [-1/4, 1/4] whose sine
+ * it is; a is exact. sin(2 pi a) = 2 pi a + a S(a^2), 2 pi in two parts, fit error below 2^-27.4 relative. */
+TL_HD float tl_random_cosine(int32_t n)
+{
+    float a = fabsf(fmaf((float)n, 0x1p-24f, -0.5f)) - 0.25f;
+    float z = a * a;
+    float s = fmaf(0x1.3dceeap+5f, z, -0x1.324eep+6f);
+    s = fmaf(s, z, 0x1.4668c6p+6f);
+    s = fmaf(s, z, -0x1.4abbc2p+5f);
+    s = fmaf(s, z, -0x1.bf2e0ep-23f);
+    return fmaf(a, 0x1.921fb6p+2f, a * s);
+}
+
 /* mean + std z, z standard normal by Box and Muller's cosine branch on words 2i and 2i + 1; the logarithm's argument is in
  * (0, 1], so z is finite and at most 5.77. */
 TL_HD float tl_random_normal(uint64_t key, uint64_t i, float mean, float std)
 {
-    float radius_of = (float)(int32_t)(tl_random_bits(key, 2 * i) + 1) * 0x1p-24f;
-    float angle = tl_random_uniform(key, 2 * i + 1);
-    float z = sqrtf(-2.0f * tl_log(radius_of)) * tl_cospi2(angle);
+    float log = tl_random_log((int32_t)tl_random_bits(key, 2 * i) + 1);
+    float z = tl_root(-2.0f * log) * tl_random_cosine((int32_t)tl_random_bits(key, 2 * i + 1));
     return fmaf(std, z, mean);
 }
 

@@ -1,0 +1,23 @@
+/* Matrix products on CUDA: what linalg.cu and linalg_split.cu share. */
+#ifndef TL_LINALG_CUH
+#define TL_LINALG_CUH
+
+#include "common.cuh"
+
+/* C[batch, m, p] = op(A)·op(B) + bias, row-major and contiguous. With ta, A is stored (n, m) and read transposed; with
+ * tb, B is stored (p, n). bias is NULL or p elements, added to every row. */
+struct tl_matrix_product {
+    int64_t batch, m, n, p;
+    const float *A;
+    bool ta;
+    const float *B;
+    bool tb;
+    const float *bias;
+    float *C;
+};
+
+/* Whether linalg_split.cu serves a product, and better than cuBLAS. */
+bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
+
+#endif
