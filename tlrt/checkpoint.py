@@ -149,7 +149,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
     try:
         about = json.loads(metadata["tlrt"])
         version = about["version"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # the last: lists within lists, thousands deep
         raise CheckpointError(
             f"load: {path}: got a safetensors file of another program, expected a checkpoint"
         ) from None
@@ -158,6 +158,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
     random = about.get("random")
     sound = (
         isinstance(about.get("parameters"), list)
+        and all(isinstance(n, str) for n in about["parameters"])
         and isinstance(about.get("optimizers"), list)
         and all(isinstance(o, dict) for o in about["optimizers"])
         and isinstance(about.get("extra"), dict)

@@ -12,6 +12,7 @@ attributes and may change between steps. :meth:`Optimizer.state` is what a check
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -97,16 +98,19 @@ class Optimizer:
         if settings.get("parameters") != names:
             raise ArgumentError(f"load_state: parameters: got {settings.get('parameters')}, expected {names}")
         steps = settings.get("steps")
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise ArgumentError(f"load_state: steps: got {steps!r}, expected an integer of 0 or more")
+        if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**63:
+            raise ArgumentError(f"load_state: steps: got {steps!r:.99}, expected an integer of 0 or more, below 2**63")
         for h in self.hyper:
-            if not isinstance(settings.get(h), (int, float)):
-                raise ArgumentError(f"load_state: {h}: got {settings.get(h)!r}, expected a number")
+            got, flag = settings.get(h), isinstance(getattr(self, h), bool)
+            if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
+                raise ArgumentError(f"load_state: {h}: got {got!r:.99}, expected {'a Boolean' if flag else 'a number'}")
+        wanted = np.dtype("float64" if self.session.device.name == "spec" else "float32")
         for slot in self.slots:
             for p in self.parameters:
-                got = arrays.get(f"{slot}/{p.name}")
-                if got is None or got.shape != p.shape:
-                    text = f"load_state: {slot}/{p.name}: got {'nothing' if got is None else got.shape}, expected {p.shape}"
+                found = arrays.get(f"{slot}/{p.name}")
+                if found is None or found.shape != p.shape or found.dtype != wanted:
+                    got = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
+                    text = f"load_state: {slot}/{p.name}: got {got}, expected {wanted} of shape {p.shape}"
                     raise ShapeError(text)
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -122,7 +126,7 @@ class Optimizer:
                 buffer.release()
         self.steps = int(settings["steps"])
         for h in self.hyper:
-            setattr(self, h, type(getattr(self, h))(settings[h]))
+            setattr(self, h, settings[h])
 
     def close(self) -> None:
         """Releases the states; the optimiser is of no use afterwards."""

@@ -33,7 +33,9 @@ from tlspec.registry import Op
 __all__ = ["Settings", "Verifier", "main", "plan", "whiches"]
 
 #: options that make the run a campaign (:mod:`tlrt.campaign.command`)
-CAMPAIGNS = ("--exhaustive", "--probe", "--determinism", "--alarms", "--campaign")
+CAMPAIGNS = (
+    "--exhaustive", "--probe", "--determinism", "--alarms", "--hostile", "--faults", "--soak", "--campaign",
+)  # fmt: skip
 #: sizes of the cases of one data class, in turn
 ROTATION = ("medium", "small", "small", "medium", "small", "small")
 
@@ -220,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tlrt verify",
         description="Checks operations on this machine's devices against their specification.",
         epilog="Campaigns, with options of their own (add --help): --exhaustive, --probe, --determinism, --alarms N, "
+        "--hostile N, --faults, --soak N, "
         "--campaign. Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong.",
     )
     parser.add_argument(

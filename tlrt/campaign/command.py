@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import alarms, determinism, exhaustive, pairs, probe, report
+from tlrt.campaign import alarms, determinism, exhaustive, faults, hostile, pairs, probe, report, soak
 from tlrt.campaign.checker import BINARY, CheckerError
 from tlrt.errors import TorchleanError
 from tlrt.verify_run import device_names
@@ -19,8 +19,13 @@ from tlspec import registry
 __all__ = ["main"]
 
 #: what a short run tries; the whole of it takes seconds
-SHORT: dict[str, Any] = {"stride": 4099, "pairs": 200_000, "repeats": 5, "alarms": 2000}
-FULL: dict[str, Any] = {"stride": 1, "pairs": 10**9, "repeats": 100, "alarms": 100_000}
+SHORT: dict[str, Any] = {
+    "stride": 4099, "pairs": 200_000, "repeats": 5, "alarms": 2000, "hostile": 20_000, "files": 200, "every": 20, "soak": 500,
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "stride": 1, "pairs": 10**9, "repeats": 100, "alarms": 100_000, "hostile": 10**7, "files": 10_000, "every": 1,
+    "soak": 10**6,
+}  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,7 +45,17 @@ def _parser() -> argparse.ArgumentParser:
         "--determinism", action="store_true", help="the same bits over repetitions, threads, batches, trims"
     )
     which.add_argument("--alarms", type=int, metavar="N", help="N correct comparisons per device through the bounds")
-    which.add_argument("--campaign", action="store_true", help="all four")
+    which.add_argument(
+        "--hostile",
+        type=int,
+        metavar="N",
+        help="N hostile calls of the C ABI, with sanitizers on the CPU; damaged files",
+    )
+    which.add_argument("--faults", action="store_true", help="every allocation of a training step fails in turn")
+    which.add_argument(
+        "--soak", type=int, metavar="N", help="N small training steps in flat memory, on the last device"
+    )
+    which.add_argument("--campaign", action="store_true", help="all of them")
     p.add_argument("--short", action="store_true", help="a few seconds of each instead of the whole")
     p.add_argument(
         "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
@@ -72,16 +87,16 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     size = SHORT if args.short else FULL
-    for name, least in (("stride", 1), ("pairs", 0), ("repeats", 1), ("alarms", 1)):
+    for name, least in (
+        ("stride", 1), ("pairs", 0), ("repeats", 1), ("alarms", 1), ("hostile", 1), ("soak", 1),
+    ):  # fmt: skip
         given = getattr(args, name)
         if given is not None and given < least:
             parser.error(f"--{name}: got {given}, expected {least} or more")
-        if given is None and name != "alarms":
+        if given is None and (args.campaign or name not in ("alarms", "hostile", "soak")):
             setattr(args, name, size[name])
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers: got {args.workers}, expected 1 or more")
-    if args.campaign and args.alarms is None:
-        args.alarms = size["alarms"]
     try:
         chosen = [r.name for r in registry.ops(args.ops)]
     except KeyError as error:
@@ -111,6 +126,12 @@ def main(argv: Sequence[str]) -> int:
         parts.append(("determinism", lambda: _determinism(args, devices)))
     if args.alarms is not None:
         parts.append(("alarms", lambda: _alarms(args, devices)))
+    if args.hostile is not None:
+        parts.append(("hostile", lambda: _hostile(args, devices, size["files"])))
+    if args.faults or args.campaign:
+        parts.append(("faults", lambda: _faults(devices, size["every"])))
+    if args.soak is not None:
+        parts.append(("soak", lambda: _soak(args, devices)))
     good, tables, start = True, [], time.monotonic()
     try:
         for name, part in parts:
@@ -125,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
             tables.append(f"== {name} ==\n{text}")
             if target is not None:
                 report.write(target, document)
-    except (CheckerError, ValueError, TorchleanError) as error:
+    except (CheckerError, hostile.HostileError, ValueError, TorchleanError) as error:
         print("\n\n".join(tables))
         print(f"verify: {error}", file=sys.stderr)
         return 1
@@ -178,3 +199,27 @@ def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict
 def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
     document = alarms.alarms(devices, args.alarms, args.ops, workers=args.workers)
     return document, alarms.ok(document), alarms.table(document)
+
+
+def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> tuple[dict[str, Any], bool, str]:
+    """On the CPU with sanitizers where it is among the devices, else on the first CUDA device, with the library in use."""
+    from tlrt._library import load
+
+    if "cpu" in devices:
+        document = hostile.calls(args.hostile, workers=args.workers)
+    else:
+        number, library = int(devices[0].partition(":")[2]), Path(load().path)
+        document = hostile.calls(args.hostile, device=number, sanitize="", library=library, workers=args.workers)
+    document["device"] = devices[0]
+    document["checkpoints"] = hostile.checkpoints(files)
+    return document, hostile.ok(document), hostile.table(document)
+
+
+def _faults(devices: Sequence[str], every: int) -> tuple[dict[str, Any], bool, str]:
+    document = faults.campaign(devices, every)
+    return document, faults.ok(document), faults.table(document)
+
+
+def _soak(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+    document = soak.soak(devices[-1], args.soak)
+    return document, soak.ok(document), soak.table(document)

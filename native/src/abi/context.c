@@ -125,8 +125,13 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
     if (!text || capacity == 0)
         return tl_fail(TORCHLEAN_NULL, "%s: text: got %s, expected room for a line", __func__,
                        text ? "capacity 0" : "NULL");
-    if (device >= 0)
-        return tl_cuda_device_describe(device, text, capacity);
+    if (device >= 0) {
+        uint32_t serial = tl_error_serial();
+        int32_t status = tl_cuda_device_describe(device, text, capacity);
+        if (status)
+            tl_error_name(__func__, status, serial);
+        return status;
+    }
     if (device != TORCHLEAN_CPU)
         return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
                        device);

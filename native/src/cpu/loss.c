@@ -10,7 +10,8 @@ typedef struct job {
     const float *a, *b; /* yhat and target, or a: logits */
     const uint32_t *labels;
     float *out, *other; /* outputs; NULL if not wanted */
-    float factor;       /* g / n, g / rows */
+    float factor;       /* g / rows */
+    struct tl_mse_slope slope;
     int64_t n, cols;
     int stream;
 } job;
@@ -49,11 +50,12 @@ static void mse_grad_task(void *arg, int64_t task, int32_t worker)
     const job *j = arg;
     (void)worker;
     const int64_t first = task * TL_ROW_TASK, left = j->n - first, n = left < TL_ROW_TASK ? left : TL_ROW_TASK;
-    const float *a = j->a + first, *b = j->b + first, c = j->factor;
+    const float *a = j->a + first, *b = j->b + first;
+    const struct tl_mse_slope s = j->slope;
     if (j->out)
-        TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], c));
+        TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], s));
     if (j->other)
-        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], c));
+        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));
 }
 
 int32_t tl_cpu_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
@@ -61,7 +63,7 @@ int32_t tl_cpu_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *tar
                             float *gtarget)
 {
     (void)ctx;
-    job j = {.a = yhat, .b = target, .out = gyhat, .other = gtarget, .n = n, .factor = tl_per_count(g[0], n),
+    job j = {.a = yhat, .b = target, .out = gyhat, .other = gtarget, .n = n, .slope = tl_mse_slope_of(g[0], n),
              .stream = n >= TL_STREAM_FROM};
     tl_parallel((n + TL_ROW_TASK - 1) / TL_ROW_TASK, mse_grad_task, &j);
     return TORCHLEAN_OK;

@@ -25,11 +25,11 @@ mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *
          float *__restrict__ gb)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
-    const float c = tl_per_count(g[0], n);
+    const tl_mse_slope s = tl_mse_slope_of(g[0], n);
     if (i + 4 <= n) {
         const float4 x = tl_load4(a + i), y = tl_load4(b + i);
-        const float4 d = make_float4(tl_mse_grad(x.x, y.x, c), tl_mse_grad(x.y, y.y, c), tl_mse_grad(x.z, y.z, c),
-                                     tl_mse_grad(x.w, y.w, c));
+        const float4 d = make_float4(tl_mse_grad(x.x, y.x, s), tl_mse_grad(x.y, y.y, s), tl_mse_grad(x.z, y.z, s),
+                                     tl_mse_grad(x.w, y.w, s));
         if (ga)
             tl_store4(ga + i, d);
         if (gb)
@@ -37,7 +37,7 @@ mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *
         return;
     }
     for (int64_t k = i; k < n; k++) {
-        const float d = tl_mse_grad(a[k], b[k], c);
+        const float d = tl_mse_grad(a[k], b[k], s);
         if (ga)
             ga[k] = d;
         if (gb)

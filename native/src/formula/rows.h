@@ -62,10 +62,25 @@ TL_HD float tl_square_of_difference(float a, float b)
     return d * d;
 }
 
-/* 2 (a - b) c, c = g / n. */
-TL_HD float tl_mse_grad(float a, float b, float c)
+/* g / n in two factors: a small g is raised first, so that the quotient does not underflow before an infinite or large
+ * difference meets it. */
+struct tl_mse_slope {
+    float c, scale;
+};
+
+TL_HD struct tl_mse_slope tl_mse_slope_of(float g, int64_t n)
 {
-    float d = (a - b) * c;
+    int small = fabsf(g) < 0x1p-64f;
+    struct tl_mse_slope s;
+    s.c = tl_per_count(small ? g * 0x1p64f : g, n);
+    s.scale = small ? 0x1p-64f : 1.0f;
+    return s;
+}
+
+/* 2 (a - b) g / n. */
+TL_HD float tl_mse_grad(float a, float b, struct tl_mse_slope s)
+{
+    float d = (a - b) * s.c * s.scale;
     return d + d;
 }
 
