@@ -311,8 +311,8 @@ KERNELS = [
     ),
     Defect(
         "native/src/cpu/loss.c",
-        "        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], c));",
-        "        TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], c));",
+        "        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
+        "        TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
         "the target's gradient has the wrong sign",
         "mse_loss",
     ),
