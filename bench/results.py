@@ -1,4 +1,5 @@
-"""``python -m bench.results``: writes docs/results.md and the README's results from the files under docs/evidence.
+"""``python -m bench.results``: writes docs/results.md, the README's results and the tables of TRUST_BOUNDARIES.md from the files
+under docs/evidence (and, for the last, from the registry).
 
 ``--check`` compares instead. Documents quote measured figures through this program alone, so none stands without its file.
 """
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench import trust
 from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,6 +164,7 @@ def documents() -> dict[str, str]:
     before, _, rest = readme.partition(BEGIN)
     after = rest.partition(END)[2]
     return {
+        "TRUST_BOUNDARIES.md": trust.document((ROOT / "TRUST_BOUNDARIES.md").read_text()),
         "docs/results.md": "\n".join(page) + "\n",
         "README.md": before + BEGIN + "\n" + "\n".join(short).strip() + "\n" + END + after,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import platform
 import shlex
 import sys
@@ -163,6 +164,8 @@ class Verifier:
                 if got is None:
                     raise Fault(f"{a.name} was not computed")
                 c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+                if c.share > result.share:
+                    result.worst_line = reproduction(case, runtime.name)
                 result.share, result.ulp = max(result.share, c.share), max(result.ulp, c.ulp)
                 if not c.ok:
                     self._fail(result, case, runtime, "bound", c.explain(a.name))
@@ -246,6 +249,10 @@ def _parser() -> argparse.ArgumentParser:
         "--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them"
     )
     parser.add_argument("--json", metavar="FILE", help="write the results there")
+    parser.add_argument("--report", metavar="FILE.html", help="write the results there as a page for people")
+    parser.add_argument(
+        "--from", nargs="+", metavar="FILE.json", dest="files", help="run nothing: the report of these evidence files"
+    )
     parser.add_argument(
         "--trace", action="store_true", help="name every case on stderr before it runs, should one crash"
     )
@@ -256,12 +263,15 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if any(word.partition("=")[0] in CAMPAIGNS for word in given):
+    words = [word.partition("=")[0] for word in given]
+    if any(word in CAMPAIGNS for word in words) and "--from" not in words:
         from tlrt.campaign import command
 
         return command.main(given)
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.files is not None:
+        return _from_files(parser, args.files, args.report)
     try:
         rows = registry.ops(args.ops)
     except KeyError as error:
@@ -274,11 +284,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no data class {bad[0]!r}; there are {', '.join(DATA)}")
     if args.cases < 1:
         parser.error("--cases: expected 1 or more")
-    if args.json is not None:
+    for option, target in (("--json", args.json), ("--report", args.report)):
         try:
-            _try_writing(Path(args.json))
+            if target is not None:
+                _try_writing(Path(target))
         except OSError as error:
-            parser.error(f"--json: {error}")
+            parser.error(f"{option}: {error}")
     try:
         names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
         runtimes = {name: Runtime(name) for name in names}
@@ -300,7 +311,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary(report))
     if args.json is not None:
         Path(args.json).write_text(report.json(), encoding="utf-8")
+    if args.report is not None:
+        from tlrt.campaign import html
+
+        html.write(Path(args.report), [html.made_here("verify", json.loads(report.json()))])
     return 0 if report.ok else 1
+
+
+def _from_files(parser: argparse.ArgumentParser, files: Sequence[str], target: str | None) -> int:
+    """Writes the report of evidence files; the exit status says whether anything in them failed."""
+    from tlrt.campaign import evidence, html
+
+    if target is None:
+        parser.error("--from: give --report FILE.html as well")
+    try:
+        sources = [evidence.load(Path(f)) for f in files]
+        html.write(Path(target), sources)
+    except (evidence.EvidenceError, OSError) as error:
+        parser.error(f"--from: {error}")
+    found = evidence.Evidence(sources).findings
+    print(f"{target}: {html.plural(len(found), 'failure')} in {html.plural(len(files), 'file')}")
+    return 1 if found else 0
+
+
+def drawn(names: Sequence[str], ops: str | None, cases: int) -> Report:
+    """A verify run with no options but these, its summary printed: what a campaign's report begins with."""
+    runtimes = {name: Runtime(name) for name in names}
+    report = start_report(["verify", "--cases", str(cases)], 0, runtimes)
+    work = [(row, which, None) for row in registry.ops(ops) for which in whiches(row)]
+    run(Verifier(runtimes, Settings(cases)), work, report)
+    print(summary(report))
+    return report
 
 
 def _try_writing(path: Path) -> None:

@@ -39,6 +39,8 @@ class Result:
     #: worst error as a share of the tolerance, and in float32 spacings of the reference
     share: float = 0.0
     ulp: float = 0.0
+    #: the line that repeats the case with that share
+    worst_line: str = ""
     #: bits equal to the first device's: None where not compared or not promised
     identical: bool | None = None
     seconds: float = 0.0

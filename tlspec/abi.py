@@ -11,7 +11,6 @@ native/src/cpu/table.c                 the CPU table, compiled once per SIMD var
 native/src/abi/abi_hash.h              SHA-256 over all prototypes
 tlrt/kernels.py, tlrt/kernels.pyi      one documented, typed function per entry point
 docs/abi.md                            the ABI page
-TRUST_BOUNDARIES.md                    the table between its markers
 =====================================  ==============================================================================
 """
 
@@ -499,9 +498,6 @@ def files() -> dict[str, str]:
     }
     for family in registry.families():
         out[f"native/src/abi/ops_{family}.c"] = ops_source(family)
-    trust = ROOT / "TRUST_BOUNDARIES.md"
-    if trust.exists():
-        out["TRUST_BOUNDARIES.md"] = pyface.with_trust_table(trust.read_text())
     return out
 
 

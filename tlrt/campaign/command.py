@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import alarms, determinism, exhaustive, faults, hostile, pairs, probe, report, soak
+from tlrt.campaign import alarms, determinism, exhaustive, faults, hostile, html, pairs, probe, report, soak
 from tlrt.campaign.checker import BINARY, CheckerError
 from tlrt.errors import TorchleanError
+from tlrt.verify import drawn
 from tlrt.verify_run import device_names
 from tlspec import registry
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
     p.add_argument("--out", metavar="DIR", help="write campaign.json there, and the state of the exhaustive part")
     p.add_argument("--json", metavar="FILE", help="write the document there")
+    p.add_argument("--report", metavar="FILE.html", help="draw cases as well, and write all of it as a page for people")
     p.add_argument(
         "--workers", type=int, metavar="N", help="threads and processes that work (default: one per processor)"
     )
@@ -103,8 +105,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error.args[0]))
     target = Path(args.json) if args.json else Path(args.out) / "campaign.json" if args.out else None
     try:
-        if target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        for place in (target, Path(args.report) if args.report else None):
+            if place is not None:
+                place.parent.mkdir(parents=True, exist_ok=True)
         other = json.loads(Path(args.against).read_text(encoding="utf-8")) if args.against else None
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -133,6 +136,10 @@ def main(argv: Sequence[str]) -> int:
     if args.soak is not None:
         parts.append(("soak", lambda: _soak(args, devices)))
     good, tables, start = True, [], time.monotonic()
+    checked = None
+    if args.report:
+        checked = drawn(devices, args.ops, 1 if args.short else 6)
+        good = checked.ok
     try:
         for name, part in parts:
             began = time.monotonic()
@@ -151,6 +158,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"verify: {error}", file=sys.stderr)
         return 1
     print("\n\n".join(tables))
+    if checked is not None:
+        both = {"campaign": document, "verify": json.loads(checked.json())}
+        html.write(Path(args.report), [html.made_here(name, part) for name, part in both.items()])
     done, where = ", ".join(n for n, _ in parts), ", ".join(devices)
     print(f"\n{'nothing failed' if good else 'FAILED'}: {done} on {where} in {time.monotonic() - start:.1f} s")
     return 0 if good else 1

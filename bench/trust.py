@@ -1,0 +1,351 @@
+"""What TRUST_BOUNDARIES.md says between its markers: the registry's promises beside what the evidence files hold.
+
+A count is quoted from the one run with the most of it, never added up over runs that draw the same cases; a worst figure is the
+worst of all runs. An entry point whose bound has changed since a file was written is not quoted from it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tlrt.campaign import evidence
+from tlrt.campaign.evidence import PARTS, Evidence
+from tlrt.campaign.html import calls, count, share
+from tlspec import abi, registry
+from tlspec.abi import Entry
+
+ROOT = Path(__file__).resolve().parent.parent
+EVIDENCE = ROOT / "docs/evidence"
+#: places of the document that are generated
+MARKS = ("totals", "promises", "evidence", "core")
+NONE = "–"
+
+
+def sources(folder: Path = EVIDENCE) -> list[evidence.Source]:
+    """The committed files that hold evidence, by name; benchmarks alone are left out."""
+    found = [evidence.load(path) for path in sorted(folder.glob("*.json"))]
+    return [s for s in found if s.parts]
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def line(cells: list[str]) -> str:
+    return "| " + " | ".join(map(cell, cells)) + " |"
+
+
+def bound(e: Entry) -> str:
+    """The bound of an entry point as its row has it now."""
+    rule = e.op.vjp_rule
+    return e.op.bound.text if e.name == e.op.name or rule is None else rule.bound.text
+
+
+def tried_as(e: Entry) -> str:
+    """The name that the entry point's evidence goes by: single gradients are tried with the whole."""
+    return e.op.name if e.name == e.op.name else f"{e.op.name}_bwd"
+
+
+# ---- promises --------------------------------------------------------------------------------------------------------
+
+
+def promises() -> list[str]:
+    """One line per exported operation: what the registry's row promises of it."""
+    out = ["| symbol | shapes | CPU = CUDA | on CUDA by | bound | VJP | laws |", "|---|---|---|---|---|---|---|"]
+    for family in registry.families():
+        out.append(f"| **{family}** | | | | | | |")
+        for e in abi.all_entries(family):
+            row, rule, forward = e.op, e.op.vjp_rule, e.name == e.op.name
+            if not forward:
+                vjp = NONE
+            elif rule is None:
+                vjp = f"none: {row.no_vjp}" if row.no_vjp else "none"
+            else:
+                vjp = "composed of other operations" if rule.via is not None else f"`{row.name}_bwd`"
+            laws = sorted({str(getattr(law, "name", law)) for law in row.laws}) if forward else []
+            cells = [f"`{e.symbol}`", f"`{abi.shapes_text(e)}`", "same bits" if row.same_bits else "within bound"]
+            cells += ["own kernel" if row.cuda == "own" else row.cuda, bound(e), vjp, ", ".join(laws) or NONE]
+            out.append(line(cells))
+    return out
+
+
+# ---- evidence per operation ------------------------------------------------------------------------------------------
+
+
+class Table:
+    """The cells of an entry point's line."""
+
+    def __init__(self, ev: Evidence):
+        self.ev = ev
+        self.failed = {(f.part, f.entry, evidence.kind(f.device) if f.device else "") for f in ev.findings}
+
+    def rows(self, part: str, e: Entry, device: str) -> list[dict[str, Any]]:
+        """What the files say of it under the bound it has now."""
+        found = self.ev.rows(part, tried_as(e), device)
+        return [r for r in found if r.get("bound", bound(e)) == bound(e)]
+
+    def mark(self, part: str, e: Entry, device: str, text: str) -> str:
+        """The text, after the word that it failed where it did."""
+        name = tried_as(e)
+        bad = (part, name, device) in self.failed or (part, name, "") in self.failed
+        return f"**FAILED**: {text}" if bad else text
+
+    def drawn(self, e: Entry, device: str) -> str:
+        """Drawn cases of a kind of device, and the closest that any correct comparison came to the bound."""
+        rows = self.rows("verify", e, device)
+        if not rows:
+            changed = bool(self.ev.rows("verify", tried_as(e), device))
+            return "bound changed since" if changed else NONE
+        r = evidence.widest(rows, "cases")
+        closest = max(evidence.worst(rows, "share"), evidence.worst(self.rows("alarms", e, device), "worst"))
+        exact = bound(e) == "exact" and closest == 0
+        text = f"{count(r['cases'])} cases, {'exact' if exact else f'{share(closest)} of the bound'}"
+        if not exact:
+            text += f", {share(evidence.worst(rows, 'ulp'))} ulp"
+        if e.op.same_bits and device != "cpu":
+            bits = {x["identical"] for x in rows}
+            text += ", **other bits**" if False in bits else ", bits as CPU" if True in bits else ""
+        return self.mark("verify", e, device, text)
+
+    def whole(self, e: Entry) -> str:
+        """All inputs of a function of one argument, pairs for those of two."""
+        parts = []
+        for device in self.ev.kinds():
+            name = self.ev.label(device)
+            if rows := self.rows("exhaustive", e, device):
+                r = evidence.widest(rows, "seen")
+                step = "" if r["stride"] == 1 else f" (every {r['stride']}th)"
+                span = "2³² inputs" if r["seen"] == 2**32 else f"{count(r['seen'])} inputs{step}"
+                if not r["complete"]:
+                    span += ", not all"
+                off = round(evidence.worst(rows, "worst"))
+                text = f"{name}: {span}, ≤ {off} ulp, {count(r['misrounded'])} misrounded"
+                parts.append(self.mark("exhaustive", e, device, text))
+            if rows := self.rows("pairs", e, device):
+                r = evidence.widest(rows, "random")
+                off = round(evidence.worst(rows, "different"))
+                text = f"{name}: {count(r['structured'] + r['random'])} pairs, {count(off)} not IEEE"
+                parts.append(self.mark("exhaustive", e, device, text))
+        return "; ".join(parts) or NONE
+
+    def sums(self, e: Entry) -> str:
+        """Roundings on the longest path of the longest sum, beside what its bound assumes."""
+        parts = []
+        for device in self.ev.kinds():
+            if rows := [r for r in self.rows("probe", e, device) if r["height"] is not None]:
+                r = max(rows, key=lambda r: (r["leaves"], r["height"] + r["extra"]))
+                text = f"{self.ev.label(device)}: {r['height'] + r['extra']} of {r['declared']} ({count(r['leaves'])} summands)"
+                parts.append(self.mark("probe", e, device, text))
+        return "; ".join(parts) or NONE
+
+    def again(self, e: Entry) -> str:
+        """Repeated calls, and what a batch does where the vendor's library decides the order."""
+        parts = []
+        for device in self.ev.kinds():
+            if rows := self.rows("determinism", e, device):
+                r = max(rows, key=calls)
+                equal = all(x["verdict"] == "pass" for x in rows)
+                text = f"{self.ev.label(device)}: {count(calls(r))} calls{'' if equal else ', **not equal**'}"
+                if "not promised" in r["batch"]:
+                    text += f", batch: {r['batch']}"
+                parts.append(self.mark("determinism", e, device, text))
+        return "; ".join(parts) or NONE
+
+    def alarms(self, e: Entry) -> str:
+        """Correct results that the bound called wrong."""
+        parts = []
+        for device in self.ev.kinds():
+            if rows := self.rows("alarms", e, device):
+                r = evidence.widest(rows, "comparisons")
+                text = f"{self.ev.label(device)}: {count(evidence.worst(rows, 'alarms'))} in {count(r['comparisons'])}"
+                parts.append(self.mark("alarms", e, device, text))
+        return "; ".join(parts) or NONE
+
+
+def operations(ev: Evidence) -> list[str]:
+    """One line per exported operation: what was tried, and how close to its bound it came."""
+    cuda = ev.label("cuda")
+    head = [
+        "symbol",
+        "drawn on CPU",
+        f"drawn on {cuda}",
+        "all inputs",
+        "sums: height of declared",
+        "same bits again",
+        "alarms",
+    ]
+    out, of = [line(head), "|" + "---|" * len(head)], Table(ev)
+    for family in registry.families():
+        out.append(f"| **{family}**" + " |" * len(head))
+        for e in abi.all_entries(family):
+            cells = [f"`{e.symbol}`"]
+            if e.only is not None:
+                cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
+            else:
+                cells += [of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.whole(e), of.sums(e), of.again(e), of.alarms(e)]
+            cells.append(
+                "; ".join(f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile(ev, e.symbol, d))) or NONE
+            )
+            out.append(line(cells))
+    return out
+
+
+# ---- the rest of the ABI ---------------------------------------------------------------------------------------------
+
+
+def symbols() -> list[str]:
+    """Every exported symbol that the hand-written header declares."""
+    header = (ROOT / "native/include/torchlean_cuda.h").read_text()
+    return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations(header))))
+
+
+def hostile(ev: Evidence, symbol: str, device: str) -> str:
+    """Hostile calls of a symbol on a kind of device; nothing where there were none."""
+    r = evidence.widest(ev.rows("hostile", symbol, device), "calls")
+    return f"{count(r['calls'])}, {count(r['refused'])} refused" if r and r["calls"] else ""
+
+
+def core(ev: Evidence) -> list[str]:
+    """One line per exported symbol that is no operation: how often it was called with hostile arguments."""
+    devices = ev.kinds() or ["cpu"]
+    head = ["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]]
+    out = [line(head), "|" + "---|" * len(head)]
+    for symbol in symbols():
+        cells = [f"`{symbol}`"]
+        out.append(line(cells + [hostile(ev, symbol, device) or NONE for device in devices]))
+    return out
+
+
+# ---- totals ----------------------------------------------------------------------------------------------------------
+
+
+def totals(ev: Evidence) -> list[str]:
+    """What the files hold in sum, and what none of them holds."""
+    out = ["| what | tried | outcome | file |", "|---|---|---|---|"]
+    failed: dict[tuple[str, str], int] = {}
+    for f in ev.findings:
+        failed[f.part, f.source] = failed.get((f.part, f.source), 0) + 1
+    for part, what in PARTS.items():
+        documents = ev.documents(part)
+        if not documents:
+            out.append(line([what, "not in a committed file", NONE, NONE]))
+        for source, document in documents:
+            tried, outcome = _TOTALS[part](document)
+            bad = failed.get((part, source.name), 0)
+            outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "") if bad else outcome
+            out.append(line([what, tried, outcome, f"[{source.name}](docs/evidence/{source.name})"]))
+    out += ["", "The files:", ""]
+    for s in ev.sources:
+        devices = "; ".join(s.devices.values()) or "devices not recorded"
+        commit = (
+            f"commit {s.commit[:7]}" if s.commit else f"library {s.library}" if s.library else "commit not recorded"
+        )
+        out.append(f"- [{s.name}](docs/evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
+    return out
+
+
+def _verify(d: Any) -> tuple[str, str]:
+    results = d["results"]
+    same = sum(r["identical"] is True for r in results)
+    top = max(results, key=lambda r: float(r["share"]))
+    tried = f"{count(sum(r['cases'] for r in results))} cases of {len(results)} entry points and devices"
+    closest = f"closest to its bound: {share(top['share'])} ({top['entry']})"
+    return tried, f"{sum(bool(r['failures']) for r in results)} failed; {same} bit-identical to the CPU; {closest}"
+
+
+def _exhaustive(d: Any) -> tuple[str, str]:
+    functions = d["functions"]
+    step = "all 2³² inputs" if d["stride"] == 1 else f"every {d['stride']}th of the 2³² inputs"
+    left = [f["entry"] for f in functions if not f["complete"]]
+    devices = list(functions[0]["devices"]) if functions else []
+    tried = f"{len(functions)} functions on {step}, on {' and '.join(devices)}"
+    tried += f"; not complete: {', '.join(left)}" if left else ""
+    per = [(p["worst"], f["entry"]) for f in functions for p in f["devices"].values()]
+    many = sum(p["misrounded"] == 0 for f in functions for p in list(f["devices"].values())[:1])
+    said = f"worst {max(per)[0]} ulp ({max(per)[1]}); {many} functions never misrounded" if per else ""
+    if pairs := d.get("pairs", {}).get("operations"):
+        total = sum(r["structured"] + r["random"] for r in pairs)
+        said += f"; {count(total)} pairs of two arguments, {count(sum(r['different'] for r in pairs))} not IEEE"
+    return tried, said
+
+
+def _probe(d: Any) -> tuple[str, str]:
+    high = sum(r["verdict"] != "pass" for r in d["sums"])
+    sums = len({(r["op"], r["what"], r["device"]) for r in d["sums"]})
+    longest = max((r["leaves"] for r in d["sums"]), default=0)
+    return f"{len(d['sums'])} trees of {sums} sums, up to {count(longest)} summands", f"{high} higher than declared"
+
+
+def _determinism(d: Any) -> tuple[str, str]:
+    bad = sum(r["verdict"] != "pass" for r in d["entries"])
+    free = sum("not promised" in r["batch"] for r in d["entries"])
+    tried = f"{count(sum(calls(r) for r in d['entries']))} calls of {len(d['entries'])} entry points and devices"
+    return (
+        tried,
+        f"{bad} entry points changed a bit; {free} depend on the batch around them, where that is not promised",
+    )
+
+
+def _alarms(d: Any) -> tuple[str, str]:
+    per = [f"{count(t['comparisons'])} comparisons on {device}" for device, t in d["totals"].items()]
+    alarms = sum(t["alarms"] for t in d["totals"].values())
+    return "; ".join(per), f"{alarms} false alarms; {len(d['loose'])} bounds that nothing came within a factor 50 of"
+
+
+def _hostile(d: Any) -> tuple[str, str]:
+    where = "CPU" if evidence.kind(d.get("device", -1)) == "cpu" else "CUDA"
+    with_ = f" with {d['sanitizers']} sanitizers" if d.get("sanitizers") else ""
+    named = sum(bool(r["calls"]) for r in d["entries"].values())
+    tried = f"{count(d['calls'])} calls of {named} functions on {where}{with_}, {d.get('threads', 1)} threads"
+    return tried, f"{len(d['failures'])} crashes or other failures; {count(d['accepted'])} calls were valid"
+
+
+def _checkpoints(d: Any) -> tuple[str, str]:
+    said = f"{len(d['failures'])} failures; {count(d['refused'])} refused, {count(d['loaded'])} loaded"
+    return f"{count(d['files'])} damaged files", said
+
+
+def _faults(d: Any) -> tuple[str, str]:
+    points = "; ".join(f"{count(r['points'])} allocation points on {r['device']}" for r in d["devices"])
+    every = max((r.get("every", 1) for r in d["devices"]), default=1)
+    tried = points + (f", every {every}th tried" if every > 1 else "")
+    return tried, f"{sum(len(r['failures']) for r in d['devices'])} failures"
+
+
+def _soak(d: Any) -> tuple[str, str]:
+    said = f"{len(d['failures'])} changes; {count(d['live_bytes'])} live bytes after every step"
+    return f"{count(d['steps'])} steps on {d['device']}", f"{said}, the process grew by {count(d['growth'])}"
+
+
+def _mutation(d: Any) -> tuple[str, str]:
+    tried = f"{d['run']} of {d['listed']} listed defects"
+    return tried, f"{d['score']} caught; {d['equivalent']} change no behaviour; {len(d['survivors'])} survived"
+
+
+def _sanitizer(d: Any) -> tuple[str, str]:
+    return ", ".join(d), "; ".join(d.values())
+
+
+_TOTALS = {
+    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
+    "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak, "mutation": _mutation,
+    "sanitizer": _sanitizer,
+}  # fmt: skip
+
+
+# ---- the document ----------------------------------------------------------------------------------------------------
+
+
+def document(text: str, found: list[evidence.Source] | None = None) -> str:
+    """`text` with what stands between its markers written anew from the registry and the files."""
+    ev = Evidence(sources() if found is None else found)
+    made = {"totals": totals(ev), "promises": promises(), "evidence": operations(ev), "core": core(ev)}
+    for name in MARKS:
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise ValueError(f"TRUST_BOUNDARIES.md needs one {begin} and one {end} after it")
+        head, tail = text.partition(begin)[0], text.partition(end)[2]
+        text = "\n".join([f"{head}{begin}", *made[name], f"{end}{tail}"])
+    return text
