@@ -1,9 +1,10 @@
 """``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one JSON file.
 
 Steps, in order: build (the CUDA library for this machine's architecture), verify (every operation on the CPU path and on
-CUDA, compared with the specification and with each other), bench (beside PyTorch where it is installed), growth (how cost and
-error grow with size), sanitizer (compute-sanitizer memcheck and racecheck over a small verify run), tests. A step that fails
-does not stop the later ones; the exit status is non-zero if any failed. The last thing printed is a short table.
+CUDA, compared with the specification and with each other), bench (beside PyTorch where it is installed), steps (eager training
+steps beside PyTorch), growth (how cost and error grow with size), sanitizer (compute-sanitizer memcheck and racecheck over a
+small verify run), tests. A step that fails does not stop the later ones; the exit status is non-zero if any failed. The last
+thing printed is a short table.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
-STEPS = ("build", "verify", "bench", "growth", "sanitizer", "tests")
+STEPS = ("build", "verify", "bench", "steps", "growth", "sanitizer", "tests")
 
 
 class Runner:
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in ("verify.json", "bench.json", "growth.json", "gpu.json"):
+    for earlier in ("verify.json", "bench.json", "steps.json", "growth.json", "gpu.json"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:
@@ -143,6 +144,9 @@ def main(argv: list[str] | None = None) -> int:
     if "bench" in steps:
         report_file = ["--json", str(args.out / "bench.json")]
         runner.run("bench", [python, "-m", "bench", "--device", "cuda", "--no-growth", *report_file, *ops], 500)
+    if "steps" in steps:
+        report_file = ["--json", str(args.out / "steps.json")]
+        runner.run("steps", [python, "-m", "bench.steps", "--device", "cuda", *report_file], 200)
     if "growth" in steps:
         report_file = ["--json", str(args.out / "growth.json")]
         runner.run("growth", [python, "-m", "bench.growth", "--device", "cuda", *report_file], 200)
@@ -161,6 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         "sanitizer": sanitizer,
         "verify": load(args.out / "verify.json"),
         "bench": load(args.out / "bench.json"),
+        "training_steps": load(args.out / "steps.json"),
         "growth": load(args.out / "growth.json"),
     }
     (args.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -26,36 +26,51 @@ def check(settings: Settings, given: argparse.Namespace) -> None:
         raise SystemExit("--peer torch: PyTorch is not installed: pip install torch") from None
 
 
-def train(
-    initial: dict[str, npt.NDArray[Any]], text: Text, settings: Settings, given: argparse.Namespace
-) -> dict[str, Any]:
-    """The losses of every step, and the time they took; float32 without TF32, PyTorch's default."""
-    import torch
-    from torch.nn import functional
+class Peer:
+    """The model in PyTorch, from the initial weights of ours; float32 without TF32, PyTorch's default."""
 
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    device = torch.device(given.device if given.device.startswith("cuda") else "cpu")
-    weights = {
-        name: torch.tensor(np.asarray(w, np.float32), device=device, requires_grad=True) for name, w in initial.items()
-    }
-    optimizer = torch.optim.AdamW(
-        weights.values(), lr=settings["rate"], betas=(0.9, 0.99), eps=1e-8, weight_decay=settings["decay"]
-    )
-    heads, size, length = settings["heads"], settings["batch"], settings["context"]
+    def __init__(self, initial: dict[str, npt.NDArray[Any]], text: Text, settings: Settings, device: str) -> None:
+        import torch
 
-    def norm(x: Any, name: str) -> Any:
-        return functional.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
+        self.torch, self.text, self.settings = torch, text, settings
+        self.device = torch.device(device)
+        self.weights = {
+            name: torch.tensor(np.asarray(w, np.float32), device=self.device, requires_grad=True)
+            for name, w in initial.items()
+        }
+        self.optimizer = torch.optim.AdamW(
+            self.weights.values(), lr=settings["rate"], betas=(0.9, 0.99), eps=1e-8, weight_decay=settings["decay"]
+        )
 
-    def linear(x: Any, name: str) -> Any:
-        return functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    def step(self, k: int, seed: int) -> Any:
+        """Step k on the batch that ours takes; its loss, on the device."""
+        torch, settings = self.torch, self.settings
+        batch = self.text.batch(settings["batch"], settings["context"], seed, k)
+        x, y = (torch.from_numpy(a.astype(np.int64)).to(self.device) for a in batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(k, settings)
+        loss = torch.nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), CLIP)
+        self.optimizer.step()
+        return loss.detach()
 
-    def split(x: Any) -> Any:
-        return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+    def logits(self, x: Any) -> Any:
+        """Logits of the next character: numbers (batch, n) to (batch, n, characters)."""
+        weights, functional, heads = self.weights, self.torch.nn.functional, self.settings["heads"]
 
-    def logits(x: Any) -> Any:
+        def norm(x: Any, name: str) -> Any:
+            return functional.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
+
+        def linear(x: Any, name: str) -> Any:
+            return functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+        def split(x: Any) -> Any:
+            return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
         h = weights["tokens.weight"][x] + weights["positions"][: x.shape[1]]
-        for i in range(settings["layers"]):
+        for i in range(self.settings["layers"]):
             block = f"block{i}"
             y = norm(h, f"{block}.norm1")
             q, k, v = (split(y @ weights[f"{block}.attention.{part}"]) for part in ("query", "key", "value"))
@@ -65,19 +80,21 @@ def train(
             h = h + linear(y, f"{block}.down")
         return linear(norm(h, "norm"), "head")
 
+
+def train(
+    initial: dict[str, npt.NDArray[Any]], text: Text, settings: Settings, given: argparse.Namespace
+) -> dict[str, Any]:
+    """The losses of every step, and the time they took."""
+    import torch
+
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    peer = Peer(initial, text, settings, given.device if given.device.startswith("cuda") else "cpu")
     losses = []
     started = time.perf_counter()
     with progress(0, settings["steps"], given) as show:
         for step in range(settings["steps"]):
-            x, y = (torch.from_numpy(a.astype(np.int64)).to(device) for a in text.batch(size, length, given.seed, step))
-            for group in optimizer.param_groups:
-                group["lr"] = rate(step, settings)
-            loss = functional.cross_entropy(logits(x).flatten(0, 1), y.flatten())
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(list(weights.values()), CLIP)
-            optimizer.step()
-            losses.append(loss.detach())
+            losses.append(peer.step(step, given.seed))
             if (step + 1) % 50 == 0 or step + 1 == settings["steps"]:
                 show(step + 1, float(losses[-1]))
     values = torch.stack(losses).cpu().numpy().astype(np.float64)

@@ -19,7 +19,7 @@ import numpy as np
 
 from tlrt import _convert
 from tlrt._library import load
-from tlrt.buffer import Buffer, own
+from tlrt.buffer import Buffer, new, own
 from tlrt.context import Device
 from tlrt.errors import (
     ArgumentError,
@@ -48,7 +48,7 @@ WRONG = (AttributeError, TypeError, OverflowError, ValueError)
 
 _SLOT = _library.ffi.typeof("torchlean_buffer **")
 _LIST = _library.ffi.typeof("torchlean_buffer *[]")
-_new = _library.ffi.new
+_new = new
 
 #: output slots not in use
 free: list[Any] = []
@@ -65,6 +65,12 @@ def slots(
     """One slot per output, NULL where it is not wanted; the buffers the caller supplied; and an iterator that, run to
     its end, releases what C put into the other slots."""
     count = len(names)
+    if out is None and (want is None or (type(want) is list and len(want) == count and {*map(type, want)} == {bool})):
+        # what a tape asks for
+        places = [_new(_SLOT) if w else NULL for w in want or (True,) * count]
+        made = [slot for slot in places if slot is not NULL]
+        if made:
+            return places, (None,) * count, map(release, map(operator.getitem, made, itertools.repeat(0)))
     expected = f"{count} entries, for {', '.join(names)}"
     given: tuple[Buffer | None, ...] = (None,) * count
     if out is not None:
@@ -108,8 +114,10 @@ def slots(
 def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
     return tuple(
-        buffer if buffer is not None or slot == NULL else Buffer(own(slot[0], release), device)
-        for slot, buffer in zip(places, given, strict=True)
+        [
+            buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
+            for slot, buffer in zip(places, given, strict=True)
+        ]
     )
 
 

@@ -20,19 +20,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Buffer"]
 
-#: torchlean_cuda_buffer_release, once a device exists (a buffer cannot exist before)
+#: torchlean_cuda_buffer_release, _share and _copy, and the type of a slot for a handle, once a device exists (a buffer
+#: cannot exist before)
 _release: Any = None
+_share: Any = None
+_copy: Any = None
+_slot: Any = None
 
 
 #: own(handle, release) is the handle as an object that releases it when it goes. No bytecode runs then, so a signal
 #: handler that raises cannot come between. (This is what ``ffi.gc`` calls.)
 own = _cffi_backend.gcp
+#: new(type) is ``ffi.new`` of a type that ``ffi.typeof`` gave
+new = _cffi_backend.newp
 
 
 def bind(library: Library) -> None:
     """Called with the library before the first buffer is made."""
-    global _release
-    _release = library.lib.torchlean_cuda_buffer_release
+    global _copy, _release, _share, _slot
+    lib = library.lib
+    _release, _share, _copy = (
+        lib.torchlean_cuda_buffer_release,
+        lib.torchlean_cuda_buffer_share,
+        lib.torchlean_cuda_buffer_copy,
+    )
+    _slot = library.ffi.typeof("torchlean_buffer **")
 
 
 class Buffer:
@@ -101,7 +113,7 @@ class Buffer:
     def _made(cls, op: str, device: Device, function: Any, *arguments: Any) -> Buffer:
         """The buffer that a C function makes. Whatever a signal handler raises meanwhile, the handle is not lost:
         releasing one twice does nothing."""
-        slot = load().ffi.new("torchlean_buffer **")
+        slot = new(_slot)
         try:
             if not (status := function(*arguments, slot)):
                 return cls(own(slot[0], _release), device)
@@ -148,21 +160,17 @@ class Buffer:
 
     def copy(self) -> Buffer:
         """A buffer of the same content with storage of its own."""
-        return self._derive("copy")
+        return self._made("copy", self._device, _copy, self._handle)
 
     def share(self) -> Buffer:
         """A second handle to the same storage. Each is released on its own; the storage goes with the last."""
-        return self._derive("share")
-
-    def _derive(self, function: str) -> Buffer:
-        make = getattr(load().lib, f"torchlean_cuda_buffer_{function}")
-        return self._made(function, self._device, make, self._handle)
+        return self._made("share", self._device, _share, self._handle)
 
     # ---- life
 
     def release(self) -> None:
         """Gives the handle back now; the storage goes to the device's pool with its last handle. May be repeated."""
-        if status := load().lib.torchlean_cuda_buffer_release(self._handle):
+        if status := _release(self._handle):
             raise failure(status, "release")
 
     @property

@@ -55,11 +55,12 @@ def save(
     `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
     """
     library = _library()
+    precision = "float64" if session.device.name == "spec" else "float32"
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, parameter in session.parameters.items():
         if name.startswith(_PREFIX):
             raise ArgumentError(f"save: parameter {name!r}: expected a name that does not begin with {_PREFIX!r}")
-        tensors[name] = np.ascontiguousarray(parameter.value)
+        tensors[name] = np.asarray(parameter.value, precision, order="C")
     settings = []
     for i, optimizer in enumerate(_listed(optimizers)):
         chosen, arrays = optimizer.state()
@@ -67,7 +68,7 @@ def save(
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
     about = {
         "version": VERSION,
-        "precision": "float64" if session.device.name == "spec" else "float32",
+        "precision": precision,
         "parameters": list(session.parameters),
         "random": {"seed": session.seed, "counter": session.counter},
         "optimizers": settings,

@@ -5,13 +5,14 @@ float64 all the way (DGEMM). ``use_gpu`` is a hint: without a CUDA device the sa
 of `tlrt.kernels.matmul`, `linear`, `dgemm` and `mse_loss`; their error bounds hold.
 
     y = linear_forward(w, b, x, precision="fp64")
-    id = matmul_fast(tape, a, b, precision="fp64")
+    id = matmul_fast(tape, a, a, precision="fp64")
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,14 @@ from tlrt.errors import ArgumentError, ShapeError
 from tlrt.node import AnyBuffer, Node
 from tlrt.tape import Tape
 
+if TYPE_CHECKING:
+    from tlrt.session import Session
+    from tlrt.tensor import TensorRef
+
 __all__ = [
-    "Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast", "linear_forward",
-    "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec", "mse_spec_vec_grad",
-    "vector_array",
+    "Precision", "as_column", "as_row", "dot", "drop_column", "for_session", "linear_backward", "linear_fast",
+    "linear_forward", "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
+    "mse_spec_vec_grad", "vector_array",
 ]  # fmt: skip
 
 #: float32 through the device's product, or float64 through DGEMM
@@ -343,3 +348,48 @@ def _bridged(
         return [(p, upload(made)) for p, made in zip(parents, gradients, strict=True) if tape.nodes[p].requires_grad]
 
     return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))
+
+
+# ---- a session's operations ---------------------------------------------------------------------------------------------
+
+
+def for_session(session: Session) -> dict[str, Callable[..., TensorRef]]:
+    """A session's ``linear``, ``matmul`` and ``mse_loss`` by the fast kernels, in the precision of its options.
+
+    They take what the session's own take: leading axes of x in ``linear``, a batch that meets one matrix in ``matmul``. Two
+    batches remain ``bmm``.
+    """
+    tape = session.tape
+    how: dict[str, Any] = {"precision": session.options.matmul_precision, "use_gpu": bool(session.device.is_cuda)}
+
+    def folded(x: Any, op: str, apply: Callable[[int], int]) -> TensorRef:
+        """`apply` on the node of x as a matrix of rows, its result with the leading axes of x."""
+        shape = session._shape(op, x)
+        mark = session._mark()
+        try:
+            flat = len(shape) > 2
+            rows = session._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape") if flat else x
+            y = session._ref(apply(session._id(rows, op)))
+            return session._view(y, (*shape[:-1], y.shape[1]), op) if flat else y
+        except BaseException:
+            session._undo(mark)
+            raise
+
+    def linear(w: Any, b: Any, x: Any) -> TensorRef:
+        """W·x + b: W (outputs, inputs), b (outputs), x (…, inputs) to (…, outputs), by linear_fast."""
+        return folded(
+            x, "linear", lambda x: linear_fast(tape, session._id(w, "linear"), session._id(b, "linear"), x, **how)
+        )
+
+    def matmul(a: Any, b: Any) -> TensorRef:
+        """(m, n) x (n, p) to (m, p), by matmul_fast; a batch (batch, m, n) meets (batch, n, p), or (n, p), which it shares."""
+        if len(session._shape("matmul", a)) == 3 and len(session._shape("matmul", b)) == 3:
+            return session.bmm(a, b)
+        return folded(a, "matmul", lambda a: matmul_fast(tape, a, session._id(b, "matmul"), **how))
+
+    def mse_loss(yhat: Any, target: Any) -> TensorRef:
+        """The mean of (yhat - target)², a scalar, by mse_loss_fast."""
+        op = "mse_loss"
+        return session._ref(mse_loss_fast(tape, session._id(yhat, op), session._id(target, op)))
+
+    return {"linear": linear, "matmul": matmul, "mse_loss": mse_loss}

@@ -12,6 +12,8 @@ attributes and may change between steps. :meth:`Optimizer.state` is what a check
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.parameter import Parameter
+from tlrt.tensor import is_number
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
@@ -35,17 +38,23 @@ class Optimizer:
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         kind = type(self).__name__
-        self.parameters: list[Parameter] = []
+        if isinstance(parameters, (Parameter, Mapping)) or not isinstance(parameters, Iterable):
+            got = type(parameters).__name__
+            hint = " (values())" if isinstance(parameters, Mapping) else ""
+            raise ArgumentTypeError(f"{kind}: parameters: got {got}, expected a list of Parameter{hint}")
+        chosen: dict[Parameter, None] = {}
         for p in parameters:
             if not isinstance(p, Parameter):
                 raise ArgumentTypeError(f"{kind}: parameters: got {type(p).__name__}, expected Parameter")
-            if p.requires_grad and p not in self.parameters:
-                self.parameters.append(p)
+            if p.requires_grad:
+                chosen[p] = None
+        self.parameters = list(chosen)
         if not self.parameters:
             raise ArgumentError(f"{kind}: parameters: got none that requires a gradient, expected at least one")
         self.session = self.parameters[0].session
         if any(p.session is not self.session for p in self.parameters):
             raise DeviceMismatchError(f"{kind}: parameters: got those of several sessions, expected those of one")
+        self.session._require_open(kind)
         self.kernels: Any = self.session.tape.kernels
         #: steps taken
         self.steps = 0
@@ -53,25 +62,68 @@ class Optimizer:
         self._state = {s: [device.zeros(p.size) for p in self.parameters] for s in self.slots}
         self._packed: dict[str, Any] = {}
         self._mirrors: list[Any] = []
+        #: hyperparameters found sound
+        self._checked: list[Any] = []
+        self._closed = False
 
     def step(self) -> None:
-        """Updates every parameter from the session's last backward pass. Raises ArgumentError before one."""
-        self.session._require_open("step")
-        gradients = self.session.gradients
-        missing = [p.name for p in self.parameters if p not in gradients]
-        if missing:
-            raise ArgumentError(
-                f"step: gradients: got none of {missing[0]}, expected backward() before step()", op="step"
-            )
-        mirrors = [p.mirror for p in self.parameters]
-        pack = self.kernels.pack
-        if len(self._mirrors) != len(mirrors) or any(a is not b for a, b in zip(mirrors, self._mirrors, strict=True)):
-            self._mirrors = mirrors
-            self._packed = {"p": pack(mirrors), **{s: pack(buffers) for s, buffers in self._state.items()}}
-        self._update(self._packed, pack([gradients[p].buffer for p in self.parameters]))
-        self.steps += 1
-        for p in self.parameters:
+        """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
+
+        Raises ArgumentError before a backward pass, ReleasedError after close.
+        """
+        self._require_open("step")
+        gradients = self.session._gradients._by_parameter
+        chosen = self.parameters
+        try:
+            found = [gradients[p].buffer for p in chosen]
+        except KeyError:
+            chosen = [p for p in chosen if p in gradients or p.requires_grad]
+            missing = [p.name for p in chosen if p not in gradients]
+            if missing or not chosen:
+                got = ", ".join(missing[:3]) or "any parameter"
+                text = f"step: gradients: got none of {got}, expected backward() before step()"
+                raise ArgumentError(text, op="step") from None
+            found = [gradients[p].buffer for p in chosen]
+        packed = self._packs(chosen)
+        gradient = self.kernels.pack(found)
+        values = [getattr(self, h) for h in self.hyper]
+        if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
+            self._check()
+            self._checked = values
+        # before the update, so that an interrupt cannot leave a host value that looks current
+        for p in chosen:
             p.updated()
+        self._update(packed, gradient)
+        self.steps += 1
+
+    def _packs(self, chosen: list[Parameter]) -> Mapping[str, Any]:
+        """The mirrors and states of the parameters, packed; kept as long as the mirrors are the same."""
+        mirrors = [p.mirror if p._mirror is None else p._mirror for p in chosen]
+        if len(mirrors) == len(self._mirrors) and all(map(operator.is_, mirrors, self._mirrors)):
+            return self._packed
+        pack = self.kernels.pack
+        places = [i for i, p in enumerate(self.parameters) if len(chosen) == len(self.parameters) or p in chosen]
+        self._packed = {"p": pack(mirrors), **{s: pack([b[i] for i in places]) for s, b in self._state.items()}}
+        self._mirrors = mirrors
+        return self._packed
+
+    def _require_open(self, op: str) -> None:
+        self.session._require_open(op)
+        if self._closed:
+            kind = type(self).__name__
+            raise ReleasedError(f"{op}: {kind}: got a closed optimizer, expected an open one", op=op)
+
+    def _check(self) -> None:
+        """Raises ArgumentTypeError for a hyperparameter that is no number, ArgumentError for one out of range."""
+        kind = type(self).__name__
+        for h in self.hyper:
+            value = getattr(self, h)
+            if type(value) is not float and not is_number(value):
+                raise ArgumentTypeError(f"{kind}: {h}: got {type(value).__name__}, expected a number")
+            if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
+                raise ArgumentError(
+                    f"{kind}: {h}: got {value}, expected 0 <= {h}{' < 1' * h.startswith('beta')}, finite"
+                )
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
@@ -80,6 +132,7 @@ class Optimizer:
 
     def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """What a resumed run needs: the settings, and the states as arrays named "slot/parameter"."""
+        self._require_open("state")
         settings = {"type": type(self).__name__, "steps": self.steps, **{h: getattr(self, h) for h in self.hyper}}
         settings["parameters"] = [p.name for p in self.parameters]
         arrays = {
@@ -115,6 +168,7 @@ class Optimizer:
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
+        self._require_open("load_state")
         self.check_state(settings, arrays)
         device = self.session.device
         upload = device.exact if device.name == "spec" else device.buffer
@@ -133,7 +187,7 @@ class Optimizer:
         for buffers in self._state.values():
             for buffer in buffers:
                 buffer.release()
-        self._packed, self._mirrors = {}, []
+        self._packed, self._mirrors, self._closed = {}, [], True
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{h}={getattr(self, h)}" for h in self.hyper)
@@ -158,9 +212,18 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        self.slots = ("velocity",) if momentum else ()
+        self.slots = ("velocity",) if momentum else ()  # a wrong momentum is refused below
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
+        self._check()
+
+    def _check(self) -> None:
+        super()._check()
+        if (self.momentum or self.nesterov) and not self.slots:
+            got = f"momentum {self.momentum}, nesterov {self.nesterov}"
+            raise ArgumentError(f"SGD: momentum: got {got} of an optimizer made without, expected SGD(…, momentum=…)")
+        if self.nesterov and not self.momentum:
+            raise ArgumentError("SGD: nesterov: got True with momentum 0, expected momentum above 0")
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p = packed["p"]
@@ -196,6 +259,7 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(parameters)
         self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
+        self._check()
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p, m, v = packed["p"], packed["m"], packed["v"]

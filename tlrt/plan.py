@@ -188,7 +188,7 @@ def make(
             if p.default is None:
                 raise ArgumentError(f"{name}: {p.name}: missing", op=name)
             values[p.name] = float(p.default) if p.kind == "float" else int(p.default)
-        elif p.kind == "float" and isinstance(values[p.name], (str, bytes)):
+        elif p.kind == "float" and (isinstance(values[p.name], (str, bytes)) or hasattr(values[p.name], "session")):
             raise ArgumentTypeError(
                 f"{name}: {p.name}: got {type(values[p.name]).__name__}, expected a number", op=name
             )

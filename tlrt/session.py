@@ -17,7 +17,7 @@ session, raises an error.
 
 from __future__ import annotations
 
-import operator
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,15 +30,26 @@ import numpy.typing as npt
 from tlrt import _convert
 from tlrt.context import Device
 from tlrt.context import device as open_device
-from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, IndexOutOfRangeError, ReleasedError
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceMismatchError,
+    IndexOutOfRangeError,
+    ReleasedError,
+    ShapeError,
+)
 from tlrt.operations import Operations
-from tlrt.parameter import Parameter
+from tlrt.operations_base import integer, integers, whole
+from tlrt.parameter import Parameter, truth
 from tlrt.plan import Shape
 from tlrt.spec import SpecDevice
-from tlrt.tape import AnyBuffer, Tape, size_of
-from tlrt.tensor import NatRef, NatVecRef, TensorRef, naturals
+from tlrt.tape import AnyBuffer, Node, Tape, size_of
+from tlrt.tensor import Arithmetic, NatRef, NatVecRef, TensorRef, is_number, naturals
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
+
+
+_blank: Any = TensorRef.__new__
 
 
 @dataclass(frozen=True)
@@ -75,16 +86,19 @@ class Gradients(Mapping[Parameter, AnyBuffer]):
     def __len__(self) -> int:
         return len(self._by_parameter)
 
+    def __repr__(self) -> str:
+        return f"Gradients({', '.join(f'{p.name}{list(p.shape)}' for p in self) or 'none'})"
+
     def of_leaf(self, id: int) -> AnyBuffer | None:
         """The gradient of an input."""
         return self._by_leaf.get(id)
 
     def release(self) -> None:
         """Gives all the buffers back."""
-        for g in (*self._by_parameter.values(), *self._by_leaf.values()):
-            g.release()
-        self._by_parameter.clear()
-        self._by_leaf.clear()
+        gone = (*self._by_parameter.values(), *self._by_leaf.values())
+        self._by_parameter, self._by_leaf = {}, {}
+        for g in gone:
+            g.buffer.release()
 
 
 class Session(Operations[TensorRef]):
@@ -95,16 +109,25 @@ class Session(Operations[TensorRef]):
     def __init__(
         self, device: str | Device | SpecDevice | None = None, *, options: Options | None = None, **fields: Any
     ) -> None:
-        chosen = options or Options()
+        chosen = Options() if options is None else options
+        if not isinstance(chosen, Options):
+            raise ArgumentTypeError(f"Session: options: got {_convert.type_name(chosen)}, expected Options")
         if isinstance(device, str):
             fields["device"] = device
+        elif device is not None and not hasattr(device, "memory"):
+            hint = " (options=… takes them)" if isinstance(device, Options) else ""
+            got = _convert.type_name(device)
+            raise ArgumentTypeError(f"Session: device: got {got}, expected a Device or its name, like 'cpu'{hint}")
         try:
             chosen = replace(chosen, **fields)
         except TypeError as error:
             raise ArgumentTypeError(f"Session: options: {error}") from None
+        for name in ("requires_grad_by_default", "track_gradients", "fast_kernels"):
+            truth("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
             raise ArgumentError(f"Session: matmul_precision: got {got!r}, expected 'fp32' or 'fp64'")
+        self.seed = _u64("seed", chosen.seed)
         self._owns_device = device is None or isinstance(device, str)
         self.device: Any = device
         if self._owns_device:
@@ -115,13 +138,16 @@ class Session(Operations[TensorRef]):
         #: all parameters by name, in the order they were made
         self.parameters: dict[str, Parameter] = {}
         self.epoch = 0
-        self.seed = _u64("seed", chosen.seed)
         #: draws so far
         self.counter = 0
         self._leaves: dict[Parameter, tuple[TensorRef, int]] = {}
+        #: leaves on the tape whose parameter has changed since
+        self._outdated: dict[int, Parameter] = {}
         self._gradients = Gradients()
         self._nats: list[Any] = []
         self._closed = False
+        if chosen.fast_kernels:
+            self._use_fast_kernels()
 
     # ---- references
 
@@ -136,14 +162,18 @@ class Session(Operations[TensorRef]):
                 return x.id
             if x.session is not self:
                 raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+            self._require_open(op)
             raise ReleasedError(
                 f"{op}: tensor: got one from before reset, expected one of this step (shape {x.shape})", op=op
             )
         if isinstance(x, Parameter):
             return self.use(x).id
         got = _convert.type_name(x)
-        hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or isinstance(x, (int, float)) else ""
+        hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)
+
+    def _node(self, x: TensorRef | Parameter, op: str) -> Node:
+        return self.tape.node(self._id(x, op), op)
 
     def _ref(self, id: int) -> TensorRef:
         return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
@@ -155,28 +185,55 @@ class Session(Operations[TensorRef]):
         extra: tuple[Any, ...] = (),
         hosts: Mapping[str, Any] | None = None,
     ) -> TensorRef:
-        ids = tuple([None if p is None else self._id(p, name) for p in parents])
+        epoch = self.epoch
+        ids: list[Any] = []
+        for p in parents:
+            if type(p) is TensorRef and p.epoch == epoch and p.session is self:
+                ids.append(p.id)
+            else:
+                ids.append(None if p is None else self._id(p, name))
         tape = self.tape
-        id = tape._apply(name, ids, extra, hosts)
-        return TensorRef(self, id, tape.nodes[id].shape, self.epoch)
+        id = tape._apply(name, tuple(ids), extra, hosts)
+        made = _blank(TensorRef)
+        made.session = self
+        made.id = id
+        made.shape = tape.nodes[id].shape
+        made.epoch = epoch
+        return made
 
     def _view(self, x: TensorRef, shape: Shape, name: str) -> TensorRef:
         return self._ref(self.tape._view(self._id(x, name), shape, name))
 
     def shape(self, x: Any) -> Shape:
-        """The shape of a tensor or parameter."""
+        """The shape of a tensor or parameter; () of a number."""
+        return self._shape("shape", x)
+
+    def _shape(self, op: str, x: Any) -> Shape:
         if type(x) is TensorRef or isinstance(x, Parameter):
             return x.shape
-        if isinstance(x, (int, float)):
+        if is_number(x):
             return ()
-        return self.tape.nodes[self._id(x, "shape")].shape
+        self._id(x, op)  # raises
+        raise AssertionError
 
     def _pair(self, name: str, a: Any, b: Any) -> TensorRef:
-        if isinstance(a, (int, float)):
-            a = self.const(a)
-        if isinstance(b, (int, float)):
-            b = self.const(b)
-        return super()._pair(name, a, b)
+        if type(a) is TensorRef and type(b) is TensorRef:
+            if a.shape == b.shape:
+                return self._apply(name, (a, b))
+            return self._spread_pair(name, a, b)
+        return self._mixed_pair(name, a, b)
+
+    @whole
+    def _mixed_pair(self, name: str, a: Any, b: Any) -> TensorRef:
+        """A binary operation on tensors, parameters and numbers."""
+        return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
+
+    def _use_fast_kernels(self) -> None:
+        """Puts the fast kernels in the place of the operations they stand for."""
+        from tlrt import fast_kernels
+
+        for name, function in fast_kernels.for_session(self).items():
+            setattr(self, name, function)
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)
@@ -189,6 +246,7 @@ class Session(Operations[TensorRef]):
 
     def _undo(self, mark: int) -> None:
         self._leaves = {p: (ref, version) for p, (ref, version) in self._leaves.items() if ref.id < mark}
+        self._outdated = {id: p for id, p in self._outdated.items() if id < mark}
         self.tape._undo(mark)
 
     # ---- leaves
@@ -203,38 +261,60 @@ class Session(Operations[TensorRef]):
         if name in self.parameters:
             raise ArgumentError(f"param: name: got {name!r}, which is taken, expected another", op="param")
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
-        made = self.parameters[name] = Parameter(self, name, value, bool(wants))
+        made = self.parameters[name] = Parameter(self, name, value, truth("param", "requires_grad", wants))
         return made
 
     def use(self, parameter: Parameter) -> TensorRef:
         """The parameter as a leaf of the tape; the same one each time until it changes or the session is reset."""
-        if parameter._session is not self:
-            raise DeviceMismatchError("use: parameter: got one of another session, expected one of this", op="use")
         found = self._leaves.get(parameter)
         if found is not None and found[1] == parameter._version:
             return found[0]
+        if not isinstance(parameter, Parameter):
+            raise ArgumentTypeError(
+                f"use: parameter: got {_convert.type_name(parameter)}, expected Parameter", op="use"
+            )
+        if parameter.session is not self:
+            raise DeviceMismatchError("use: parameter: got one of another session, expected one of this", op="use")
+        version = parameter._version
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
-        ref = self._ref(self.tape.leaf(value, parameter.name, parameter.requires_grad))
-        self._leaves[parameter] = (ref, parameter._version)
+        ref = self._leaf(value, parameter.name, parameter._requires_grad)
+        if found is not None:
+            self._outdated[found[0].id] = parameter
+        self._leaves[parameter] = (ref, version)
         return ref
+
+    def _leaf(self, value: AnyBuffer, name: str, requires_grad: bool) -> TensorRef:
+        """A leaf that requires a gradient within no_grad too: what is computed from it there does not, what follows does."""
+        return self._ref(self.tape._append(Node(name, value, requires_grad)))
 
     def input(self, value: npt.ArrayLike, name: str = "input", requires_grad: bool = False) -> TensorRef:
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
         self._require_open("input")
-        return self._ref(self.tape.leaf(AnyBuffer.upload(value, self.device), name, requires_grad))
+        if isinstance(value, Arithmetic):
+            raise ArgumentTypeError(
+                f"{name}: value: got {type(value).__name__}, expected an array (Session.detach stops gradients)",
+                op=name,
+            )
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"input: name: got {_convert.type_name(name)}, expected a name", op="input")
+        wants = truth("input", "requires_grad", requires_grad)
+        return self._leaf(AnyBuffer.upload(value, self.device), name, wants and self.options.track_gradients)
 
     def const(self, value: npt.ArrayLike, name: str = "const") -> TensorRef:
         """An array as a leaf of the tape without a gradient."""
         return self.input(value, name, False)
 
-    def full(self, shape: Sequence[int], value: float) -> TensorRef:
-        """A constant tensor."""
-        shape = tuple(shape)
-        return self._ref(self.tape.leaf(AnyBuffer.of(shape, self.device.full(size_of(shape), value)), "full", False))
+    def full(self, shape: Sequence[int] | int, value: float) -> TensorRef:
+        """A constant tensor; its value is a number."""
+        self._require_open("full")
+        sizes = _sizes("full", shape)
+        return self._leaf(AnyBuffer.of(sizes, self.device.full(size_of(sizes), value)), "full", False)
 
-    def zeros(self, shape: Sequence[int]) -> TensorRef:
+    def zeros(self, shape: Sequence[int] | int) -> TensorRef:
         """A tensor of zeros."""
-        return self.full(shape, 0.0)
+        self._require_open("zeros")
+        sizes = _sizes("zeros", shape)
+        return self._leaf(AnyBuffer.of(sizes, self.device.zeros(size_of(sizes))), "zeros", False)
 
     def detach(self, x: TensorRef | Parameter) -> TensorRef:
         """The same value with no gradient to x; shares its storage."""
@@ -242,13 +322,14 @@ class Session(Operations[TensorRef]):
 
     def get_value(self, x: TensorRef | Parameter) -> npt.NDArray[Any]:
         """A copy of a tensor on the host; waits for the device."""
-        return self.tape.value(self._id(x, "get_value")).numpy()
+        return self._node(x, "get_value").value.numpy()
 
     # ---- natural numbers
 
     def nat(self, value: int) -> NatRef:
         """A natural number below 2^32 in the environment; usable wherever an index is taken."""
-        self._nats.append(int(naturals("nat", [operator.index(value)])[0]))
+        self._require_open("nat")
+        self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
         return NatRef(self, len(self._nats) - 1, self.epoch)
 
     def get_nat(self, ref: NatRef) -> int:
@@ -258,10 +339,11 @@ class Session(Operations[TensorRef]):
     def set_nat(self, ref: NatRef, value: int) -> None:
         """Another number behind a reference."""
         place = self._nat_place(ref, "set_nat", NatRef)
-        self._nats[place] = int(naturals("set_nat", [operator.index(value)])[0])
+        self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
 
     def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
         """A vector of natural numbers below 2^32 in the environment; usable wherever indices are taken."""
+        self._require_open("nat_vec")
         self._nats.append(naturals("nat_vec", values))
         return NatVecRef(self, len(self._nats) - 1, self.epoch)
 
@@ -284,9 +366,12 @@ class Session(Operations[TensorRef]):
         if ref.session is not self:
             raise DeviceMismatchError(f"{op}: ref: got one of another session, expected one of this", op=op)
         if ref.epoch != self.epoch:
+            self._require_open(op)
             raise ReleasedError(f"{op}: ref: got one from before reset, expected one of this step", op=op)
         if not 0 <= ref.id < len(self._nats):
             raise IndexOutOfRangeError(f"{op}: ref: got id {ref.id}, expected below {len(self._nats)}", op=op)
+        if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
+            raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
         return ref.id
 
     # ---- random numbers
@@ -297,36 +382,40 @@ class Session(Operations[TensorRef]):
         self.counter += 1
         return key
 
-    def rand_uniform(self, shape: Sequence[int]) -> TensorRef:
+    def rand_uniform(self, shape: Sequence[int] | int) -> TensorRef:
         """Uniform numbers in [0, 1); exact multiples of 2^-24."""
         return self._draw("rand_uniform", shape)
 
-    def rand_normal(self, shape: Sequence[int], mean: float = 0.0, std: float = 1.0) -> TensorRef:
+    def rand_normal(self, shape: Sequence[int] | int, mean: float = 0.0, std: float = 1.0) -> TensorRef:
         """Normal numbers by Box and Muller."""
         return self._draw("rand_normal", shape, mean, std)
 
-    def bernoulli_mask(self, shape: Sequence[int], keep: float) -> TensorRef:
+    def bernoulli_mask(self, shape: Sequence[int] | int, keep: float) -> TensorRef:
         """1 with probability `keep`, else 0."""
         return self._draw("bernoulli_mask", shape, keep)
 
-    def _draw(self, name: str, shape: Sequence[int], *parameters: float) -> TensorRef:
+    def _draw(self, name: str, shape: Sequence[int] | int, *parameters: float) -> TensorRef:
         self._require_open(name)
-        shape = tuple(shape)
-        n = size_of(shape)
+        sizes = _sizes(name, shape)
+        n = size_of(sizes)
         before = self.counter
         try:
             buffer = getattr(self.tape.kernels, name)(self.device, n, self._key(), *parameters)
         except BaseException:
             self.counter = before
             raise
-        return self._ref(self.tape.leaf(AnyBuffer.of(shape, buffer), name, False))
+        return self._leaf(AnyBuffer.of(sizes, buffer), name, False)
 
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
         """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
+        if not is_number(p):
+            raise ArgumentTypeError(f"dropout: p: got {_convert.type_name(p)}, expected a number", op="dropout")
         if not 0 <= p < 1:
             raise ArgumentError(f"dropout: p: got {p}, expected 0 <= p < 1", op="dropout")
-        if p == 0:
-            return x
+        return x if p == 0 else self._dropped(x, p)
+
+    @whole
+    def _dropped(self, x: TensorRef, p: float) -> TensorRef:
         return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
 
     # ---- gradients
@@ -340,35 +429,55 @@ class Session(Operations[TensorRef]):
         finally:
             self.tape.recording = before
 
-    def backward(self, loss: TensorRef, seed: npt.ArrayLike | None = None) -> Gradients:
+    def backward(self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None) -> Gradients:
         """The gradients of `loss` by every parameter that requires one, zeros where it does not reach.
 
-        `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Raises
-        ArgumentError where a parameter changed since the tape recorded it, or where nothing is recorded.
+        `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
+        earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
+        and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a parameter that changed
+        since the tape recorded it.
         """
         self._require_open("backward")
         id = self._id(loss, "backward")
-        if not self.tape.recording:
+        tape = self.tape
+        if not tape.recording:
             raise ArgumentError(
                 "backward: loss: got one recorded without gradients, expected track_gradients", op="backward"
             )
-        for parameter, (_, version) in self._leaves.items():
-            if parameter.requires_grad and version != parameter._version:
+        if self._outdated or any(p._version != version for p, (_, version) in self._leaves.items()):
+            self._refuse_outdated(id)
+        if not tape.node(id, "backward").requires_grad:
+            text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
+            warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
+        found = tape.backward_sparse(id, None, seed)
+        by_parameter: dict[Parameter, AnyBuffer] = {}
+        leaves = self._leaves
+        for parameter in self.parameters.values():
+            if parameter._requires_grad:
+                leaf = leaves.get(parameter)
+                g = None if leaf is None else found.pop(leaf[0].id, None)
+                by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
+        self._gradients.release()
+        self._gradients._by_parameter, self._gradients._by_leaf = by_parameter, found
+        return self._gradients
+
+    def _refuse_outdated(self, loss: int) -> None:
+        """Raises where the loss depends on a parameter whose value is not the one on the tape."""
+        changed = dict(self._outdated)
+        changed.update({ref.id: p for p, (ref, version) in self._leaves.items() if p._version != version})
+        nodes, open_, seen = self.tape.nodes, [loss], {loss}
+        changed = {i: p for i, p in changed.items() if nodes[i].requires_grad and p.requires_grad}
+        while open_:
+            id = open_.pop()
+            if id in changed:
                 raise ArgumentError(
-                    f"backward: {parameter.name}: got a value changed since this tape recorded it, expected reset() after"
+                    f"backward: {changed[id].name}: got a value changed since this tape recorded it, expected reset() after"
                     " an update",
                     op="backward",
                 )
-        found = self.tape.backward_sparse(id, None, seed)
-        self._gradients.release()
-        by_parameter = self._gradients._by_parameter
-        for parameter in self.parameters.values():
-            if parameter.requires_grad:
-                leaf = self._leaves.get(parameter)
-                g = None if leaf is None else found.pop(leaf[0].id, None)
-                by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
-        self._gradients._by_leaf = found
-        return self._gradients
+            fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
+            seen.update(fresh)
+            open_ += fresh
 
     @property
     def gradients(self) -> Gradients:
@@ -380,15 +489,26 @@ class Session(Operations[TensorRef]):
 
         The norm is √Σg² over all elements of all gradients. Nothing waits for the device.
         """
-        chosen = list(self._gradients) if parameters is None else list(parameters)
-        missing = [p.name for p in chosen if p not in self._gradients]
+        self._require_open("clip_grad_norm")
+        known = self._gradients._by_parameter
+        if isinstance(parameters, Parameter):
+            parameters = [parameters]
+        chosen = list(known) if parameters is None else list(dict.fromkeys(parameters))
+        for p in chosen:
+            if not isinstance(p, Parameter):
+                got = _convert.type_name(p)
+                raise ArgumentTypeError(
+                    f"clip_grad_norm: parameters: got {got}, expected Parameter", op="clip_grad_norm"
+                )
+        missing = [p.name for p in chosen if p not in known]
         if missing or not chosen:
             raise ArgumentError(
                 f"clip_grad_norm: parameters: got {missing or 'none'}, expected those of the last backward"
             )
-        gradients = [self._gradients[p].buffer for p in chosen]
-        norm = self.tape.kernels.global_norm(gradients)
-        self.tape.kernels.clip_scale(gradients, norm, max_norm=max_norm, out=gradients)
+        kernels = self.tape.kernels
+        gradients = kernels.pack([known[p].buffer for p in chosen])
+        norm = kernels.global_norm(gradients)
+        kernels.clip_scale(gradients, norm, max_norm=max_norm, out=gradients)
         return AnyBuffer.of((), norm)
 
     # ---- life
@@ -401,12 +521,14 @@ class Session(Operations[TensorRef]):
     def _forget(self) -> None:
         self.epoch += 1
         self._leaves.clear()
+        self._outdated.clear()
         self._nats.clear()
         self._gradients.release()
         self.tape.clear()
 
     def collect(self) -> None:
         """Returns cached memory to the driver or the operating system."""
+        self._require_open("collect")
         self.device.collect()
 
     def close(self) -> None:
@@ -415,7 +537,7 @@ class Session(Operations[TensorRef]):
             return
         try:
             for parameter in self.parameters.values():
-                if parameter.host_is_stale:
+                if parameter.host_is_stale and not self.device.closed:
                     _ = parameter.value
         finally:
             self._forget()
@@ -426,7 +548,13 @@ class Session(Operations[TensorRef]):
             if self._owns_device:
                 self.device.close()
 
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError(
+            "Session: got a session to pickle or copy, expected a checkpoint (tlrt.checkpoint.save)"
+        )
+
     def __enter__(self) -> Session:
+        self._require_open("with")
         return self
 
     def __exit__(
@@ -440,10 +568,20 @@ class Session(Operations[TensorRef]):
 
 
 def _u64(name: str, value: int) -> int:
-    number = operator.index(value)
+    number = integer("Session", name, value)
     if not 0 <= number < 2**64:
         raise ArgumentError(f"Session: {name}: got {number}, expected 0 <= {name} < 2**64")
     return number
+
+
+def _sizes(op: str, shape: Any) -> Shape:
+    """A shape as an argument: a sequence of sizes, or one size."""
+    sizes = (integer(op, "shape", shape),) if hasattr(shape, "__index__") else integers(op, "shape", shape)
+    try:
+        size_of(sizes)
+    except ShapeError as error:
+        raise ShapeError(f"{op}: {error}", op=op) from None
+    return sizes
 
 
 def _mix(x: int) -> int:

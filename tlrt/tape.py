@@ -79,8 +79,15 @@ class Tape(Operations[int]):
             self.node(parent, node.name)
         if node.requires_grad and node.parents and node._rule is None:
             raise ArgumentError(f"add_node: {node.name}: backward: missing, expected one as there are parents")
+        return self._append(node)
+
+    def _append(self, node: Node) -> int:
+        """Appends a node; raises ArgumentError where another thread appended one meanwhile."""
+        id = len(self.nodes)
         self.nodes.append(node)
-        return len(self.nodes) - 1
+        if self.nodes[id] is not node:
+            raise _crowded(node.name)
+        return id
 
     def _require_live(self, op: str) -> None:
         if self._released:
@@ -92,8 +99,7 @@ class Tape(Operations[int]):
 
     def get_node(self, id: int) -> Node | None:
         """The node, or None where there is none of that id."""
-        place = self._index(id, "get_node")
-        return self.nodes[place] if 0 <= place < len(self.nodes) else None
+        return self.nodes[place] if 0 <= (place := self._index(id, "get_node")) < len(self.nodes) else None
 
     @staticmethod
     def _index(id: Any, op: str) -> int:
@@ -150,8 +156,7 @@ class Tape(Operations[int]):
             value = self.upload(value)
         else:
             self._require_here("leaf", name, value.buffer)
-        self.nodes.append(Node(name, value, bool(requires_grad) and self.recording))
-        return len(self.nodes) - 1
+        return self._append(Node(name, value, bool(requires_grad) and self.recording))
 
     def unary(
         self,
@@ -265,6 +270,8 @@ class Tape(Operations[int]):
         node._hosts = hosts
         node._rule = None
         nodes.append(node)
+        if nodes[size] is not node:
+            raise _crowded(name)
         return size
 
     @staticmethod
@@ -273,7 +280,7 @@ class Tape(Operations[int]):
         try:
             if 0 in extra:
                 key.append(str(extra))
-        except ValueError:  # an array of several elements
+        except (TypeError, ValueError):  # a tensor, an array of several elements
             raise ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name) from None
 
     def _located(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
@@ -300,8 +307,7 @@ class Tape(Operations[int]):
         if prod(shape) != prod(parent.shape) or (shape and min(shape) < 0):
             raise ShapeError(f"{name}: shape: got {shape}, expected {prod(parent.shape)} elements", op=name)
         needs = parent.requires_grad and self.recording
-        self.nodes.append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
-        return len(self.nodes) - 1
+        return self._append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
 
     def _constant(self, array: npt.ArrayLike) -> int:
         return self.leaf(array, "constant", False)
@@ -313,8 +319,7 @@ class Tape(Operations[int]):
         return len(self.nodes)
 
     def _undo(self, mark: int) -> None:
-        dropped = self.nodes[mark:]
-        del self.nodes[mark:]
+        dropped, self.nodes[mark:] = self.nodes[mark:], []
         _give_back(dropped)
 
     def detach(self, x: int) -> int:
@@ -566,14 +571,19 @@ class Tape(Operations[int]):
         self.release()
 
     def __repr__(self) -> str:
-        state = "released" if self._released else f"{len(self.nodes)} nodes"
-        return f"Tape({self.device!r}, {state})"
+        return f"Tape({self.device!r}, {'released' if self._released else f'{len(self.nodes)} nodes'})"
 
     def table(self) -> str:
         """One line per node: id, name, shape, parents."""
         return "\n".join(
             f"{i:5} {n.name:24} {n.shape!s:20} {list(n.parents) if n.parents else ''}" for i, n in enumerate(self.nodes)
         )
+
+
+def _crowded(op: str) -> ArgumentError:
+    return ArgumentError(
+        f"{op}: tape: got an operation of another thread meanwhile, expected one thread at a time", op=op
+    )
 
 
 def _give_back(nodes: Iterable[Node]) -> None:

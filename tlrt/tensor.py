@@ -2,85 +2,81 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import math
+import operator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
-from tlrt.errors import ArgumentTypeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
+from tlrt.operations import Operations
 from tlrt.plan import Shape
 
 if TYPE_CHECKING:
     from tlrt.session import Session
     from tlrt.tape import AnyBuffer
 
-__all__ = ["NatRef", "NatVecRef", "TensorRef"]
+__all__ = ["Arithmetic", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
 #: elements a printed tensor is shown whole up to
 _SHOWN = 1000
 
 
-class TensorRef:
-    """A tensor on a session's tape: valid until the session's next reset.
+class Arithmetic:
+    """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, x[i] and x[i:j] along
+    axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
-    It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``) and the operators + - * / @ ** with
-    tensors, parameters and numbers.
+    Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
+    them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with.
     """
 
-    __slots__ = ("epoch", "id", "session", "shape")
+    __slots__ = ()
+    #: makes NumPy's scalars and arrays leave `array * tensor` to the tensor
+    __array_ufunc__ = None
 
-    def __init__(self, session: Session, id: int, shape: Shape, epoch: int) -> None:
-        self.session = session
-        #: the node on the session's tape
-        self.id = id
-        self.shape = shape
-        #: which of the session's tapes, counted by resets
-        self.epoch = epoch
+    session: Any
+    shape: Shape
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        """Number of elements."""
+        return math.prod(self.shape)
 
     @property
-    def requires_grad(self) -> bool:
-        """Whether backward propagates to it."""
-        return self.session.tape.nodes[self.session._id(self, "requires_grad")].requires_grad
-
-    @property
-    def value(self) -> AnyBuffer:
-        """The device buffer; the tape keeps the ownership."""
-        return self.session.tape.value(self.session._id(self, "value"))
+    def device(self) -> Any:
+        """The session's device."""
+        return self.session.device
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy on the host; waits for the device."""
-        return self.value.numpy()
+        raise NotImplementedError
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError(
+                f"{type(self).__name__}: copy: got False, expected True or None (its memory is a device's)"
+            )
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def item(self) -> float:
-        """The only element as a float."""
-        values = self.numpy()
-        if values.size != 1:
+        """The only element as a float; waits for the device."""
+        if self.size != 1:
             raise ArgumentTypeError(f"item: tensor: got shape {self.shape}, expected one element")
-        return float(values.reshape(-1)[0])
+        return float(self.numpy().reshape(-1)[0])
 
-    def backward(self, seed: npt.ArrayLike | None = None) -> None:
-        """The gradients of this tensor by the session's parameters; see :meth:`Session.backward`."""
+    def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None) -> None:
+        """The gradients of this tensor by the session's parameters; see :meth:`tlrt.Session.backward`."""
         self.session.backward(self, seed)
-
-    @property
-    def grad(self) -> AnyBuffer | None:
-        """The gradient of the last backward pass, for an input that requires one; else None."""
-        return self.session._gradients.of_leaf(self.session._id(self, "grad"))
 
     # ---- operators
 
@@ -97,9 +93,7 @@ class TensorRef:
         return self.session.sub(other, self)
 
     def __mul__(self, other: Any) -> TensorRef:
-        if isinstance(other, (int, float)):
-            return self.session.scale(self, other)
-        return self.session.mul(self, other)
+        return self.session.scale(self, float(other)) if is_number(other) else self.session.mul(self, other)
 
     __rmul__ = __mul__
 
@@ -118,50 +112,173 @@ class TensorRef:
     def __neg__(self) -> TensorRef:
         return self.session.neg(self)
 
+    def __pos__(self) -> Any:
+        return self
+
     def __abs__(self) -> TensorRef:
         return self.session.abs(self)
 
     def __pow__(self, power: int) -> TensorRef:
-        if power != 2:
-            raise ArgumentTypeError(f"**: power: got {power!r}, expected 2 (use exp and log for others)")
+        if not is_number(power) or power != 2:
+            got = power if is_number(power) else _convert.type_name(power)
+            raise ArgumentTypeError(f"**: power: got {got}, expected 2 (use sqrt, inv, exp and log for others)")
         return self.session.square(self)
 
-    def __getattr__(self, name: str) -> Any:
-        from tlrt.operations import Operations
+    def __eq__(self, other: object) -> bool:
+        if is_number(other) or isinstance(other, (np.ndarray, complex)):
+            got = _convert.type_name(other)
+            raise ArgumentTypeError(f"==: got a tensor and {got}, expected numpy() of the tensor or item()")
+        return self is other
 
-        if name.startswith("_") or not hasattr(Operations, name):
-            raise AttributeError(f"TensorRef has no attribute or operation {name!r}")
-        operation = getattr(self.session, name)
+    __hash__ = object.__hash__
 
-        def call(*arguments: Any, **options: Any) -> Any:
-            return operation(self, *arguments, **options)
-
-        call.__name__, call.__doc__ = name, operation.__doc__
-        return call
-
-    def __dir__(self) -> list[str]:
-        from tlrt.operations import Operations
-
-        return sorted({*object.__dir__(self), *(n for n in dir(Operations) if not n.startswith("_"))})
-
-    def __bool__(self) -> bool:
-        raise ArgumentTypeError("bool: got a TensorRef, expected a number: use item() or numpy()")
+    # ---- a sequence along axis 0
 
     def __len__(self) -> int:
         if not self.shape:
             raise ArgumentTypeError("len: got a scalar tensor, expected at least one axis")
         return self.shape[0]
 
+    def __getitem__(self, index: Any) -> TensorRef:
+        """x[i], without axis 0, or x[i:j], along it. Raises IndexOutOfRangeError, ArgumentTypeError for other indices."""
+        n = len(self)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(n)
+            if step != 1:
+                raise ArgumentError(f"[]: step: got {step}, expected 1")
+            return self.session.slice_range0(self, start, max(stop - start, 0))
+        try:
+            if isinstance(index, (bool, np.bool_)):
+                raise TypeError
+            place = operator.index(index)
+        except TypeError:
+            got = _convert.type_name(index)
+            hint = "(gather_rows_nat, permute and reshape do others)"
+            raise ArgumentTypeError(f"[]: index: got {got}, expected an integer or a slice of axis 0 {hint}") from None
+        if not -n <= place < n:
+            raise IndexOutOfRangeError(f"[]: index: got {place}, expected {-n} <= index < {n}")
+        part = self.session.slice_range0(self, place % n, 1)
+        return self.session.reshape(part, self.shape[1:])
+
+    def __iter__(self) -> Iterator[TensorRef]:
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, item: object) -> bool:
+        raise ArgumentTypeError("in: got a tensor, expected an array: use numpy()")
+
+    # ---- numbers
+
+    def __bool__(self) -> bool:
+        raise ArgumentTypeError(f"bool: got a {type(self).__name__}, expected a number: use item() or numpy()")
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    # ---- what must not be copied
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        kind = type(self).__name__
+        raise ArgumentTypeError(f"{kind}: got one to pickle or copy deeply, expected an array: numpy() gives one")
+
+    def __getattr__(self, name: str) -> Any:
+        known = [n for n in dir(type(self)) if not n.startswith("_")]
+        close = [n for n in known if len(name) > 2 and name in n.split("_")] or difflib.get_close_matches(
+            name, known, 3
+        )
+        hint = f"; there is {', '.join(sorted(close)[:4])}" if close and not name.startswith("_") else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute or operation {name!r}{hint}", name=name, obj=self)
+
+
+def _as_method(name: str, function: Any) -> Any:
+    """The session's operation as a method of its first operand."""
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.session, name)(self, *arguments, **options)
+
+    first, *others = list(inspect.signature(function).parameters.values())[1:]
+    call.__signature__ = inspect.Signature([first.replace(name="self", annotation=first.empty), *others])  # type: ignore[attr-defined]
+    call.__name__, call.__qualname__, call.__doc__ = name, f"Arithmetic.{name}", function.__doc__
+    return call
+
+
+for _name in dir(Operations):
+    if not _name.startswith("_") and _name != "shape":
+        setattr(Arithmetic, _name, _as_method(_name, getattr(Operations, _name)))
+
+
+def is_number(x: Any) -> bool:
+    """Whether it is a real number of Python or NumPy, arrays without axes included."""
+    return isinstance(x, (int, float, np.integer, np.floating, np.bool_)) or (
+        isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "biuf"
+    )
+
+
+class TensorRef(Arithmetic):
+    """A tensor on a session's tape: valid until the session's next reset.
+
+    It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``), the operators + - * / @ ** with
+    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`.
+    """
+
+    __slots__ = ("epoch", "id", "session", "shape")
+
+    session: Session
+
+    def __init__(self, session: Session, id: int, shape: Shape, epoch: int) -> None:
+        self.session = session
+        #: the node on the session's tape
+        self.id = id
+        self.shape = shape
+        #: which of the session's tapes, counted by resets
+        self.epoch = epoch
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether backward propagates to it."""
+        return self.session._node(self, "requires_grad").requires_grad
+
+    @property
+    def value(self) -> AnyBuffer:
+        """The device buffer; the tape keeps the ownership."""
+        return self.session._node(self, "value").value
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A copy on the host; waits for the device."""
+        return self.session._node(self, "numpy").value.numpy()
+
+    @property
+    def grad(self) -> AnyBuffer | None:
+        """The gradient of the last backward pass, for an input that requires one; else None."""
+        return self.session._gradients.of_leaf(self.session._id(self, "grad"))
+
+    def detach(self) -> TensorRef:
+        """The same value with no gradient to this tensor; shares its storage."""
+        return self.session.detach(self)
+
+    def dropout(self, p: float) -> TensorRef:
+        """Each element dropped with probability p and the others scaled by 1/(1 - p)."""
+        return self.session.dropout(self, p)
+
     def __repr__(self) -> str:
         head = f"shape={self.shape}, device={self.session.device.name!r}"
         try:
-            node = self.session.tape.nodes[self.session._id(self, "repr")]
-        except Exception:
-            return f"TensorRef({head}, of an earlier step)"
-        flags = f"op={node.name!r}" + (", requires_grad" if node.requires_grad else "")
-        if self.size > 4 * _SHOWN:
-            return f"TensorRef({head}, {flags})"
-        body = np.array2string(self.numpy(), prefix="TensorRef(", separator=", ", threshold=_SHOWN)
+            node = self.session._node(self, "repr")
+            flags = f"op={node.name!r}" + (", requires_grad" if node.requires_grad else "")
+            if self.size > 4 * _SHOWN:
+                return f"TensorRef({head}, {flags})"
+            body = np.array2string(self.numpy(), prefix="TensorRef(", separator=", ", threshold=_SHOWN)
+        except Exception as error:
+            ended = self.session._closed or self.epoch != self.session.epoch
+            return f"TensorRef({head}, {'of an earlier step' if ended else f'unreadable: {error}'})"
         return f"TensorRef({body}, {head}, {flags})"
 
 
@@ -178,8 +295,14 @@ class NatRef:
     def __index__(self) -> int:
         return self.session.get_nat(self)
 
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError(f"{type(self).__name__}: got one to pickle or copy, expected a number or an array")
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(id={self.id})"
+        session = self.session
+        if self.epoch != session.epoch or not 0 <= self.id < len(session._nats):
+            return f"{type(self).__name__}(of an earlier step)"
+        return f"{type(self).__name__}({session._nats[self.id]})"
 
 
 class NatVecRef(NatRef):
@@ -191,6 +314,8 @@ class NatVecRef(NatRef):
         raise ArgumentTypeError("index: got a vector of naturals, expected one (Session.nat)")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("NatVecRef: copy: got False, expected True or None (the environment keeps its own)")
         array = self.session.get_nat_vec(self)
         return array if dtype is None else array.astype(dtype, copy=False)
 

@@ -236,8 +236,8 @@ PYTHON = [
     ),
     Defect(
         "tlrt/parameter.py",
-        "        host = self._converted(value)\n        self._release()\n",
-        "        host = self._converted(value)\n",
+        "        self._release()\n        self._host = host\n",
+        "        self._host = host\n",
         "a stale mirror is used after set",
         tests=TAPE,
     ),
@@ -292,8 +292,8 @@ PYTHON = [
     ),
     Defect(
         "tlrt/optim.py",
-        "        self.steps += 1\n        for p in self.parameters:\n            p.updated()\n",
-        "        self.steps += 1\n",
+        "        for p in chosen:\n            p.updated()\n",
+        "",
         "an update leaves host values as if current",
         tests=TAPE,
     ),

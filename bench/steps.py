@@ -1,0 +1,390 @@
+"""``python -m bench.steps``: eager training steps and single operations beside PyTorch eager, in one run.
+
+Each row does the same work in both libraries: same sizes, same initial weights, same optimiser, batches copied to the device
+in every step. A sample is a number of steps between two synchronisations, divided by their number, so it holds whatever is
+slower, Python or the device. Samples of the two alternate, so that a disturbance meets both. The first losses of both are in
+the report: they differ by rounding alone.
+
+Rows: one operation on 8 and on 2^20 elements (the bare kernel, on the tape, on the session); an MLP of 64, 64, 64 and 1 units on
+a batch of 32 with SGD; a convolutional network with batch normalisation and Adam; the GPT of ``examples.char_gpt`` without
+dropout, AdamW and clipping included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tlrt
+from bench.__main__ import import_torch
+from bench.measure import Timing, summarise
+from tlrt import Session, TensorRef, kernels, nn, optim
+from tlrt.tape import Tape
+from tlspec.cases import generator
+
+#: seconds of each sample, and how often the two take turns
+SAMPLE, TURNS = 0.05, 3
+#: operations between two resets of a tape, in the rows of one operation
+CHAIN = 100
+MLP = (64, 64, 64, 1)
+
+Call = Callable[[], Any]
+
+
+@dataclass
+class Row:
+    """One comparison; `ratio` is their time over ours, `losses` are those of the first step, ours and theirs."""
+
+    step: str
+    size: str
+    ours_ms: float
+    spread_ms: float
+    torch_ms: float | None = None
+    torch_spread_ms: float | None = None
+    ratio: float | None = None
+    losses: list[float] | None = None
+    #: calls of the driver's allocator during the samples
+    driver_allocations: int = 0
+
+
+@dataclass
+class Pair:
+    """What a row compares: `inner` units of work per call of either side."""
+
+    step: str
+    size: str
+    ours: Call
+    theirs: Call | None
+    inner: int = 1
+    losses: list[float] | None = None
+
+
+class Bench:
+    """A device, and PyTorch on the same one where it is installed."""
+
+    def __init__(self, device: tlrt.Device, torch: Any, budget: float) -> None:
+        self.device, self.torch, self.budget = device, torch, budget
+        self.place = device.name if device.is_cuda else "cpu"
+
+    def there(self, array: Any) -> Any:
+        """An array of the peer's, on its device."""
+        return self.torch.from_numpy(array).to(self.place)
+
+    def _torch_waits(self) -> None:
+        if self.device.is_cuda:
+            self.torch.cuda.synchronize(self.place)
+
+    def row(self, pair: Pair) -> Row:
+        ours, theirs = Clock(pair.ours, self.device.synchronize), None
+        before = self.device.memory().driver_allocations
+        if pair.theirs is not None:
+            theirs = Clock(pair.theirs, self._torch_waits)
+        for _ in range(TURNS):
+            for clock in filter(None, (ours, theirs)):
+                clock.run(self.budget / TURNS)
+        allocations = self.device.memory().driver_allocations - before
+        a = ours.timing(pair.inner)
+        row = Row(pair.step, pair.size, a.median, a.spread, losses=pair.losses, driver_allocations=allocations)
+        if theirs is not None:
+            b = theirs.timing(pair.inner)
+            row.torch_ms, row.torch_spread_ms, row.ratio = b.median, b.spread, b.median / a.median
+        return row
+
+
+class Clock:
+    """Samples of one side. It starts warm: the first calls compile, fill caches and pools."""
+
+    def __init__(self, call: Call, wait: Call) -> None:
+        self.call, self.wait = call, wait
+        self.samples: list[float] = []
+        for _ in range(5):
+            once = self._sample(1)
+        self.count = max(1, int(SAMPLE / once))
+
+    def _sample(self, count: int) -> float:
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            self.call()
+        self.wait()
+        return (time.perf_counter() - start) / count
+
+    def run(self, budget: float) -> None:
+        time.sleep(0.25)  # the other side's worker threads spin for a while after their last call
+        self._sample(1)
+        end = time.perf_counter() + budget
+        taken = 0
+        while taken < 2 or time.perf_counter() < end:
+            self.samples.append(self._sample(self.count))
+            taken += 1
+
+    def timing(self, inner: int) -> Timing:
+        return summarise([s / inner * 1e3 for s in self.samples])
+
+
+# ---- one operation
+
+
+def operations(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
+    """tanh bare, on the tape, on the session; the last two record it for backward, as PyTorch's does."""
+    device, torch = bench.device, bench.torch
+    for n in (8, 2**20):
+        host = generator("steps", "tanh", n).standard_normal(n).astype(np.float32)
+        x = stack.enter_context(device.buffer(host))
+        tape = stack.enter_context(Tape(device))
+        session = stack.enter_context(Session(device))
+        parameter = session.param(host, "x")
+        theirs: Call | None = None
+        recorded: Call | None = None
+        if torch is not None:
+            plain, tracked = bench.there(host), bench.there(host).requires_grad_()
+            theirs, recorded = partial(torch.tanh, plain), partial(torch.tanh, tracked)
+
+        def on_tape(tape: Tape = tape, x: Any = x, n: int = n) -> None:
+            leaf = tape.leaf(tlrt.AnyBuffer((n,), x.share()))
+            for _ in range(CHAIN):
+                tape.tanh(leaf)
+            tape.clear()
+
+        def on_session(session: Session = session, parameter: Any = parameter) -> None:
+            leaf = session.use(parameter)
+            for _ in range(CHAIN):
+                session.tanh(leaf)
+            session.reset()
+
+        size = f"n={n}"
+        yield Pair("kernel tanh", size, partial(kernels.tanh, x), theirs)
+        chain = None if recorded is None else _repeated(recorded)
+        yield Pair("tape tanh", size, on_tape, chain, CHAIN)
+        yield Pair("session tanh", size, on_session, chain, CHAIN)
+
+
+def _repeated(call: Call) -> Call:
+    def run() -> None:
+        kept = [call() for _ in range(CHAIN)]
+        kept.clear()
+
+    return run
+
+
+# ---- training steps
+
+
+def trained(session: Session, optimizer: optim.Optimizer, loss: Call, clip: float | None = None) -> Call:
+    """A step of ours; gives its loss as a device buffer."""
+
+    def step() -> Any:
+        value = loss()
+        session.backward(value)
+        if clip is not None:
+            session.clip_grad_norm(clip)
+        optimizer.step()
+        kept = value.value.share()
+        session.reset()
+        return kept
+
+    return step
+
+
+def trained_there(optimizer: Any, loss: Call) -> Call:
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def first_losses(ours: Call, theirs: Call | None) -> list[float]:
+    """Both sides' first step."""
+    return [float(step().numpy() if step is ours else step()) for step in (ours, theirs) if step is not None]
+
+
+def mlp(bench: Bench, stack: ExitStack) -> Pair:
+    """An MLP with tanh and the mean squared error."""
+    s = stack.enter_context(Session(bench.device, seed=1))
+    layers = [nn.Linear(s, m, n, name=f"l{i}") for i, (m, n) in enumerate(pairwise(MLP))]
+    draw = generator("steps", "mlp")
+    x, y = (draw.standard_normal((32, n)).astype(np.float32) for n in (MLP[0], MLP[-1]))
+
+    def loss() -> TensorRef:
+        h: Any = s.const(x)
+        for layer in layers[:-1]:
+            h = s.tanh(layer(h))
+        return s.mse_loss(layers[-1](h), s.const(y))
+
+    optimizer = optim.SGD([p for layer in layers for p in layer.parameters()], lr=1e-3)
+    stack.callback(optimizer.close)
+    ours, theirs = trained(s, optimizer, loss), None
+    if (torch := bench.torch) is not None:
+        places = [torch.nn.Linear(m, n) for m, n in pairwise(MLP)]
+        model = torch.nn.Sequential(places[0], torch.nn.Tanh(), places[1], torch.nn.Tanh(), places[2])
+        copy_weights(bench, model, s)
+        error = torch.nn.functional.mse_loss
+        peer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        theirs = trained_there(peer, lambda: error(model(bench.there(x)), bench.there(y)))
+    size = f"{'-'.join(map(str, MLP))}, batch 32, SGD"
+    return Pair("MLP", size, ours, theirs, losses=first_losses(ours, theirs))
+
+
+def copy_weights(bench: Bench, model: Any, session: Session) -> None:
+    """Our trainable weights into PyTorch's model, in order, and the model to its device."""
+    ours = [p.value for p in session.parameters.values() if p.requires_grad]
+    with bench.torch.no_grad():
+        for theirs, value in zip(model.parameters(), ours, strict=True):
+            theirs.copy_(bench.torch.tensor(value))
+    model.to(bench.place)
+
+
+def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int) -> Pair:
+    """The network of ``examples.digits`` without dropout, on random images."""
+    s, c = stack.enter_context(Session(bench.device, seed=1)), channels
+    flat = 4 * c * (size // 4) ** 2
+    model = nn.Sequential(
+        nn.Conv(s, 1, c, 3, padding=1, bias=False, name="conv1"), nn.BatchNorm(s, c, name="norm1"), s.relu,
+        nn.Conv(s, c, 2 * c, 3, padding=1, bias=False, name="conv2"), nn.BatchNorm(s, 2 * c, name="norm2"), s.relu,
+        nn.MaxPool(2), nn.Conv(s, 2 * c, 4 * c, 3, padding=1, name="conv3"), s.relu, nn.MaxPool(2),
+        lambda h: h.reshape((-1, flat)), nn.Linear(s, flat, 10, name="classes"),
+    )  # fmt: skip
+    draw = generator("steps", "convnet", size)
+    x = draw.standard_normal((batch, 1, size, size)).astype(np.float32)
+    labels = draw.integers(0, 10, batch)
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    stack.callback(optimizer.close)
+    ours = trained(s, optimizer, lambda: s.cross_entropy(model(s.const(x), training=True), labels))
+    theirs = None
+    if (torch := bench.torch) is not None:
+        n = torch.nn
+        peer = n.Sequential(
+            n.Conv2d(1, c, 3, padding=1, bias=False), n.BatchNorm2d(c), n.ReLU(),
+            n.Conv2d(c, 2 * c, 3, padding=1, bias=False), n.BatchNorm2d(2 * c), n.ReLU(), n.MaxPool2d(2),
+            n.Conv2d(2 * c, 4 * c, 3, padding=1), n.ReLU(), n.MaxPool2d(2), n.Flatten(), n.Linear(flat, 10),
+        )  # fmt: skip
+        copy_weights(bench, peer, s)
+        entropy = n.functional.cross_entropy
+        adam = torch.optim.Adam(peer.parameters(), lr=1e-3)
+        theirs = trained_there(adam, lambda: entropy(peer(bench.there(x)), bench.there(labels)))
+    label = f"{size}x{size}, channels {c}-{4 * c}, batch {batch}, Adam"
+    return Pair("conv net", label, ours, theirs, losses=first_losses(ours, theirs))
+
+
+def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Pair:
+    """The example's model and its step, through its own builder."""
+    from examples import char_gpt as example
+
+    settings: dict[str, Any] = {**example.PRESETS[preset], "dropout": 0.0}
+    s = stack.enter_context(Session(bench.device, seed=1))
+    program = example.build(s, settings)
+    stack.callback(program.optimizer.close)
+    counts = [0, 0]
+
+    def loss() -> TensorRef:
+        counts[0] += 1
+        program.optimizer.lr = program.rate(counts[0] - 1)  # type: ignore[attr-defined]
+        return program.loss(counts[0] - 1)
+
+    ours, theirs = trained(s, program.optimizer, loss, program.clip), None
+    if bench.torch is not None:
+        from examples.torch_gpt import Peer
+
+        peer = Peer(program.kept["initial"], program.kept["text"], settings, bench.place)
+
+        def theirs() -> Any:
+            counts[1] += 1
+            return peer.step(counts[1] - 1, s.seed)
+
+    names = ("layers", "heads", "width", "context", "batch")
+    label = ", ".join(f"{name} {settings[name]}" for name in names)
+    return Pair(f"char-GPT {preset}", label, ours, theirs, losses=first_losses(ours, theirs))
+
+
+# ---- the run
+
+
+def pairs(bench: Bench, stack: ExitStack, wanted: Sequence[str]) -> Iterator[Pair]:
+    if "op" in wanted:
+        yield from operations(bench, stack)
+    if "mlp" in wanted:
+        yield mlp(bench, stack)
+    if "conv" in wanted:
+        yield convnet(bench, stack, 8, 16, 64)
+    if "conv-large" in wanted:
+        yield convnet(bench, stack, 32, 64, 256)
+    for preset in ("small", "large"):
+        if f"gpt-{preset}" in wanted:
+            yield char_gpt(bench, stack, preset)
+
+
+CHOICES = ("op", "mlp", "conv", "gpt-small", "conv-large", "gpt-large")
+
+
+def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: float) -> list[Row]:
+    """The rows, printed as they come. Everything a group made is released before the next one."""
+    bench, rows = Bench(device, torch, budget), []
+    for name in CHOICES:
+        if name not in wanted:
+            continue
+        with ExitStack() as stack:
+            for pair in pairs(bench, stack, [name]):
+                rows.append(bench.row(pair))
+                show(rows[-1])
+        device.collect()
+        if torch is not None and device.is_cuda:
+            torch.cuda.empty_cache()
+    return rows
+
+
+def show(row: Row) -> None:
+    there = "" if row.torch_ms is None else f"{row.torch_ms:11.4f} {row.torch_spread_ms:9.4f} {row.ratio:7.2f}x"
+    print(f"{row.step:16} {row.size:46} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.steps", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
+    parser.add_argument(
+        "--steps",
+        help=f"comma-separated choice of {', '.join(CHOICES)} (default: all on CUDA, no large ones on the CPU)",
+    )
+    parser.add_argument("--budget", type=float, default=1.5, help="seconds of samples for each side of a row")
+    parser.add_argument("--json", type=Path, help="write all figures to a file")
+    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    args = parser.parse_args(argv)
+    device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+    wanted = args.steps.split(",") if args.steps else [c for c in CHOICES if device.is_cuda or "large" not in c]
+    if unknown := set(wanted) - set(CHOICES):
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")
+    torch = None if args.no_torch else import_torch(device)
+    print(f"{device.describe()}; PyTorch {getattr(torch, '__version__', 'absent')}")
+    print(f"{'step':16} {'size':46} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}")
+    rows = measure(device, torch, wanted, args.budget)
+    if args.json:
+        report = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "device": device.describe(),
+            "build": tlrt.build_info(),
+            "python": platform.python_version(),
+            "torch": getattr(torch, "__version__", None),
+            "threads": tlrt.threads(),
+            "rows": [asdict(r) for r in rows],
+        }
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,62 @@
+"""The code blocks of documents and module docstrings run as they stand."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["docs/session.md", "docs/examples.md"]
+
+
+def run(code: str, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+    if page == "docs/session.md":
+        pytest.importorskip("safetensors")
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    run("\n".join(blocks), tmp_path)
+
+
+#: a module -> what its docstring's block takes as given
+BLOCKS = {
+    "tlrt/__init__.py": "",
+    "tlrt/tape.py": "import tlrt\nfrom tlrt import Tape\n",
+    "tlrt/session.py": "import numpy as np, tlrt\nfrom tlrt import Session\n"
+    "batches = [(np.ones((2, 64)), np.zeros(2, int))] * 2\n",
+    "tlrt/nn/__init__.py": "import numpy as np, tlrt\nfrom tlrt import nn\nx, labels = np.ones((2, 64)), np.zeros(2, int)\n",
+    "tlrt/differential.py": "import numpy as np, tlrt\n",
+    "tlrt/fast_kernels.py": "import numpy as np, tlrt\nfrom tlrt.fast_kernels import linear_forward, matmul_fast\n"
+    "w, x, b = np.eye(3), np.ones(3), np.ones(3)\ntape = tlrt.Tape('cpu')\na = tape.leaf(w)\n",
+    "tlrt/optim.py": "import numpy as np, tlrt\nfrom tlrt.optim import AdamW\nsession = tlrt.Session('cpu')\n"
+    "w = session.param([1.0])\nloss = session.mul(w, w)\n",
+}
+
+
+@pytest.mark.parametrize("module", sorted(BLOCKS))
+def test_the_block_of_a_docstring_runs(module: str, tmp_path: Path) -> None:
+    text = ast.get_docstring(ast.parse((ROOT / module).read_text()))
+    assert text
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    ") and not line.startswith("    python -m")]
+    assert lines
+    run(BLOCKS[module] + "\n".join(lines), tmp_path)

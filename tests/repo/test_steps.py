@@ -1,0 +1,31 @@
+"""bench.steps: its rows, its file, and that it leaves nothing on the device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tlrt
+from bench import steps
+
+
+def test_a_run_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tlrt.device("cpu").memory().live_buffers
+    file = tmp_path / "steps.json"
+    assert (
+        steps.main(["--device", "cpu", "--steps", "mlp,conv", "--budget", "0", "--no-torch", "--json", str(file)]) == 0
+    )
+    rows = json.loads(file.read_text())["rows"]
+    assert [r["step"] for r in rows] == ["MLP", "conv net"]
+    assert all(r["ours_ms"] > 0 and r["torch_ms"] is None and len(r["losses"]) == 1 for r in rows)
+    assert all(r["driver_allocations"] == 0 for r in rows), "a warm step asked the operating system for memory"
+    assert "64-64-64-1" in capsys.readouterr().out
+    assert tlrt.device("cpu").memory().live_buffers == before
+
+
+def test_unknown_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        steps.main(["--device", "cpu", "--steps", "mpl"])
+    assert "no step mpl" in capsys.readouterr().err
