@@ -1,12 +1,13 @@
 """Matrix products.
 
 The CPU path sums each element in one fixed order (native/src/cpu/gemm.h). On CUDA products with an inner dimension of 64 or
-more and rows of whole 16 bytes run on TF32 tensor cores at float32 accuracy (native/src/cuda/linalg_split.cu): each operand is
-split in two TF32 numbers, and an element is a sum of parts of 32 terms in order, fixed by the inner dimension alone, so that
-one kernel gives an element the same bits whatever the batch and wherever it stands. Tiles with values that do not split are
-chains of fused multiply-adds. Products large enough to pay for it run in float64 on devices whose float64 is fast and are then
-rounded once. For all else cuBLAS chooses the order. The bounds assume the worst one, a chain over the whole inner dimension,
-which covers split sums from 64 terms on, and the two devices differ in the last bits.
+more and rows of whole 16 bytes run on TF32 tensor cores at float32 accuracy (native/src/cuda/linalg_wgmma.cu on Hopper for
+larger ones, native/src/cuda/linalg_split.cu else): each operand is split in two TF32 numbers, and an element is a sum of parts
+of 32 terms in order, fixed by the inner dimension alone, so that one kernel gives an element the same bits whatever the batch
+and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to pay for
+it run in float64 on devices whose float64 is fast and are then rounded once. For all else cuBLAS chooses the order. The bounds
+assume the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on, and the two devices
+differ in the last bits.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 
 template <class C> constexpr size_t forward_tensor_shared()
 {
-    return sizeof(float) * (size_t)((C::ROWS + 4 * TILE) * C::LD + 2 * C::ROWS);
+    return sizeof(float) * (size_t)((C::ROWS + 4 * C::TILES) * C::LD + 2 * C::ROWS * C::SPLIT);
 }
 
 /* One tile of keys and values is copied while the one before is multiplied; a barrier per tile. A warp passes over a
@@ -130,9 +130,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member;
-    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + 2 * TILE * C::LD;
-    uint32_t *bits = (uint32_t *)(Vs + 2 * TILE * C::LD);
-    const Lane lane(16 * C::M);
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + 2 * C::TILES * C::LD;
+    uint32_t *bits = (uint32_t *)(Vs + 2 * C::TILES * C::LD);
+    const Lane lane((C()));
     const int d = (int)p.d;
 
     Sums<C> sums = {};
@@ -140,32 +140,37 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     int64_t j0 = next_tile<C>(0, end, bits, p, b, i0, softmax, lane);
     copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
     if (j0 < end) {
-        copy_rows<C, TILE>(Ks, K, j0, p, 0);
-        copy_rows<C, TILE>(Vs, V, j0, p, 0);
+        copy_rows<C, C::TILES>(Ks, K, j0, p, 0);
+        copy_rows<C, C::TILES>(Vs, V, j0, p, 0);
     }
     commit();
     for (int turn = 0; j0 < end; turn ^= 1) {
         wait_copies<0>();
         __syncthreads();
-        const int64_t j1 = next_tile<C>(j0 + TILE, end, bits + (turn ^ 1) * C::ROWS, p, b, i0, softmax, lane);
+        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
+                                        lane);
         if (j1 < end) {
-            copy_rows<C, TILE>(Ks + (turn ^ 1) * TILE * C::LD, K, j1, p, 0);
-            copy_rows<C, TILE>(Vs + (turn ^ 1) * TILE * C::LD, V, j1, p, 0);
+            copy_rows<C, C::TILES>(Ks + (turn ^ 1) * C::TILES * C::LD, K, j1, p, 0);
+            copy_rows<C, C::TILES>(Vs + (turn ^ 1) * C::TILES * C::LD, V, j1, p, 0);
         }
         commit();
-        const uint32_t *words = bits + turn * C::ROWS;
-        const Cover cover = query_cover<C>(words, p, i0, j0, lane);
-        if (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane))) {
+        const uint32_t *words = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
+        const int64_t j = j0 + lane.team * TILE;
+        const int at = (turn * C::SPLIT + lane.team) * TILE * C::LD;
+        const Cover cover = query_cover<C>(words, p, i0, j, lane);
+        if ((C::SPLIT == 1 || j < end) && (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane)))) {
             float s[C::M][4][4];
-            tile_product<C, false>(s, Qs, Ks + turn * TILE * C::LD, d, lane);
-            tensor_scores<C>(s, p, cover, words, i0, j0, lane);
+            tile_product<C, false>(s, Qs, Ks + at, d, lane);
+            tensor_scores<C>(s, p, cover, words, i0, j, lane);
             softmax.step(s);
             const Weights<C> weights(s);
-            tile_accumulate<C, true>(sums, weights, Vs + turn * TILE * C::LD, d, softmax.factor, lane);
+            tile_accumulate<C, true>(sums, weights, Vs + at, d, softmax.factor, lane);
         }
         j0 = j1;
     }
     wait_copies<0>();
+    if (!join_queries<C, true>(shared, softmax, sums, lane))
+        return;
 #pragma unroll
     for (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
@@ -258,7 +263,10 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
      * 8 warps to a multiprocessor, bound by registers. */
     if (unsafe) {
         const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
-        const int32_t status = few && d <= 64 ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+        const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
+        const int32_t status = teams && few ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                               : teams ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                               : few && d <= 64 ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
                                : d <= 32 ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
                                : d <= 64 ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
                                          : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);

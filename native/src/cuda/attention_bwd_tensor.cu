@@ -9,7 +9,7 @@ namespace attention {
 
 template <class C, bool GRADIENT> constexpr size_t query_tensor_shared()
 {
-    return sizeof(float) * (size_t)((C::ROWS + 2 * TILE) * C::LD * (GRADIENT ? 2 : 1) + 2 * C::ROWS);
+    return sizeof(float) * (size_t)((C::ROWS + 2 * C::TILES) * C::LD * (GRADIENT ? 2 : 1) + 2 * C::ROWS * C::SPLIT);
 }
 
 /* D of the lane's queries: a chain in each of the row's four lanes, then the lanes. */
@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *K = p.K + member, *V = p.V + member;
-    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Gs = Ks + 2 * TILE * C::LD, *Vs = Gs + C::ROWS * C::LD;
-    uint32_t *bits = (uint32_t *)(GRADIENT ? Vs + 2 * TILE * C::LD : Gs);
-    const Lane lane(16 * C::M);
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Gs = Ks + 2 * C::TILES * C::LD, *Vs = Gs + C::ROWS * C::LD;
+    uint32_t *bits = (uint32_t *)(GRADIENT ? Vs + 2 * C::TILES * C::LD : Gs);
+    const Lane lane((C()));
     const int d = (int)p.d;
 
     Sums<C> sums = {};
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     if (GRADIENT)
         copy_rows<C, C::ROWS>(Gs, a.g + member, i0, p, 0);
     auto copy_tile = [&](int64_t j, int turn) {
-        copy_rows<C, TILE>(Ks + turn * TILE * C::LD, K, j, p, 0);
+        copy_rows<C, C::TILES>(Ks + turn * C::TILES * C::LD, K, j, p, 0);
         if (GRADIENT)
-            copy_rows<C, TILE>(Vs + turn * TILE * C::LD, V, j, p, 0);
+            copy_rows<C, C::TILES>(Vs + turn * C::TILES * C::LD, V, j, p, 0);
     };
     if (j0 < end)
         copy_tile(j0, 0);
@@ -66,20 +66,23 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     for (int turn = 0; j0 < end; turn ^= 1) {
         wait_copies<0>();
         __syncthreads();
-        const int64_t j1 = next_tile<C>(j0 + TILE, end, bits + (turn ^ 1) * C::ROWS, p, b, i0, softmax, lane);
+        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
+                                        lane);
         if (j1 < end)
             copy_tile(j1, turn ^ 1);
         commit();
-        const uint32_t *words = bits + turn * C::ROWS;
-        const Cover cover = query_cover<C>(words, p, i0, j0, lane);
-        if (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane))) {
+        const uint32_t *words = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
+        const int64_t j = j0 + lane.team * TILE;
+        const float *tile_k = Ks + (turn * C::SPLIT + lane.team) * TILE * C::LD;
+        const Cover cover = query_cover<C>(words, p, i0, j, lane);
+        if ((C::SPLIT == 1 || j < end) && (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane)))) {
             float s[C::M][4][4];
-            tile_product<C, false>(s, Qs, Ks + turn * TILE * C::LD, d, lane);
-            tensor_scores<C>(s, p, cover, words, i0, j0, lane);
+            tile_product<C, false>(s, Qs, tile_k, d, lane);
+            tensor_scores<C>(s, p, cover, words, i0, j, lane);
             softmax.step(s);
             if constexpr (GRADIENT) {
                 float t[C::M][4][4];
-                tile_product<C, false>(t, Gs, Vs + turn * TILE * C::LD, d, lane);
+                tile_product<C, false>(t, Gs, Vs + (turn * C::SPLIT + lane.team) * TILE * C::LD, d, lane);
 #pragma unroll
                 for (int m = 0; m < C::M; m++)
 #pragma unroll
@@ -90,12 +93,14 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
                 if (p.mode == FILL && cover != ALL)
                     clear_blocked<C>(s, words, lane);
                 const Weights<C> weights(s);
-                tile_accumulate<C, true>(sums, weights, Ks + turn * TILE * C::LD, d, softmax.factor, lane);
+                tile_accumulate<C, true>(sums, weights, tile_k, d, softmax.factor, lane);
             }
         }
         j0 = j1;
     }
     wait_copies<0>();
+    if (!join_queries<C, GRADIENT>(shared, softmax, sums, lane))
+        return;
 #pragma unroll
     for (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
@@ -126,7 +131,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
 
 template <class C> constexpr size_t key_tensor_shared()
 {
-    return sizeof(float) * (size_t)(2 * (C::ROWS + 2 * TILE) * C::LD + 2 * 3 * TILE + 2 * C::ROWS);
+    return sizeof(float) * (size_t)(2 * (C::ROWS + 2 * C::TILES) * C::LD + 2 * 3 * C::TILES + 2 * C::ROWS * C::SPLIT);
 }
 
 /* Reads the mask of queries i0 .. i0+TILE-1 and the warp's 16 keys, j0 the block's first, to a word of queries for each
@@ -169,32 +174,33 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         return;
     const int64_t member = b * p.n * p.d;
     const float *Q = p.Q + member, *g = a.g + member;
-    float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + 2 * TILE * C::LD;
-    float *statistics = Gs + 2 * TILE * C::LD; /* base, inverse, dot of a tile */
-    uint32_t *bits = (uint32_t *)(statistics + 2 * 3 * TILE);
-    const Lane lane(16 * C::M);
+    float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + 2 * C::TILES * C::LD;
+    float *statistics = Gs + 2 * C::TILES * C::LD; /* base, inverse, dot of a turn's queries */
+    uint32_t *bits = (uint32_t *)(statistics + 2 * 3 * C::TILES);
+    const Lane lane((C()));
     const int d = (int)p.d;
     const bool want_k = a.gK != nullptr, want_v = a.gV != nullptr, stored = p.mode == FILL || p.mode == HARD;
 
     Sums<C> gK = {}, gV = {};
     const float no_factor[C::R] = {};
-    /* The first query from i on whose tile counts; its mask is then in words[]. */
+    /* The first query from i on with a tile that counts; the mask of the team's tile is then in its part of words[]. */
     auto next = [&](int64_t i, uint32_t *words) {
-        for (; i < p.n && stored; i += TILE) {
-            const int64_t row = i + threadIdx.x % 32;
+        for (; i < p.n && stored; i += C::TILES) {
+            const int64_t of_team = i + lane.team * TILE, row = of_team + threadIdx.x % 32;
             const bool filled = p.mode == FILL && row < p.n && !(a.base[b * p.n + row] > TL_FILL_VANISHES);
-            if (__syncthreads_or(read_key_words<C>(words, p, b, i, j0, lane) || filled))
+            if (__syncthreads_or(read_key_words<C>(words + lane.team * C::ROWS, p, b, of_team, j0, lane) || filled))
                 break;
         }
         return i;
     };
     auto copy_tile = [&](int64_t i, int turn) {
-        copy_rows<C, TILE>(Qs + turn * TILE * C::LD, Q, i, p, 0);
-        copy_rows<C, TILE>(Gs + turn * TILE * C::LD, g, i, p, 0);
-        for (int t = threadIdx.x; t < 3 * TILE; t += C::THREADS) {
-            const float *of = t < TILE ? a.base : t < 2 * TILE ? a.inverse : a.dot;
-            const bool present = i + t % TILE < p.n;
-            copy_async<4>(statistics + turn * 3 * TILE + t, present ? of + b * p.n + i + t % TILE : of, present);
+        copy_rows<C, C::TILES>(Qs + turn * C::TILES * C::LD, Q, i, p, 0);
+        copy_rows<C, C::TILES>(Gs + turn * C::TILES * C::LD, g, i, p, 0);
+        for (int t = threadIdx.x; t < 3 * C::TILES; t += C::THREADS) {
+            const float *of = t < C::TILES ? a.base : t < 2 * C::TILES ? a.inverse : a.dot;
+            const int64_t row = i + t % C::TILES;
+            const bool present = row < p.n;
+            copy_async<4>(statistics + turn * 3 * C::TILES + t, present ? of + b * p.n + row : of, present);
         }
     };
 
@@ -207,19 +213,22 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     for (int turn = 0; i0 < p.n; turn ^= 1) {
         wait_copies<0>();
         __syncthreads();
-        const int64_t i1 = next(i0 + TILE, bits + (turn ^ 1) * C::ROWS);
+        const int64_t i1 = next(i0 + C::TILES, bits + (turn ^ 1) * C::ROWS * C::SPLIT);
         if (i1 < p.n)
             copy_tile(i1, turn ^ 1);
         commit();
         /* A warp whose keys come after all queries of the tile has nothing to do under a causal mask. */
-        const int ahead = p.mode == CAUSAL ? (int)(j0 - i0) + lane.first : 0;
-        if (ahead < TILE) {
-            const float *tile_q = Qs + turn * TILE * C::LD, *tile_g = Gs + turn * TILE * C::LD;
-            const float *base = statistics + turn * 3 * TILE + 2 * lane.t;
+        const int64_t i = i0 + lane.team * TILE;
+        const int ahead = p.mode == CAUSAL ? (int)(j0 - i) + lane.first : 0;
+        if ((C::SPLIT == 1 || i < p.n) && ahead < TILE) {
+            const int at = (turn * C::SPLIT + lane.team) * TILE * C::LD;
+            const float *tile_q = Qs + at, *tile_g = Gs + at;
+            const float *base = statistics + turn * 3 * C::TILES + lane.team * TILE + 2 * lane.t;
+            const uint32_t *team_bits = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
             Words<C> words;
 #pragma unroll
             for (int r = 0; r < C::R; r++)
-                words[r] = stored ? bits[turn * C::ROWS + lane.row(r)]
+                words[r] = stored ? team_bits[lane.row(r)]
                            : p.mode == CAUSAL ? ~low_bits(ahead + lane.row(r) - lane.first)
                                               : 0xffffffffu;
             float s[C::M][4][4], t[C::M][4][4];
@@ -228,7 +237,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             for (int n = 0; n < 4; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const float most = base[8 * n + e], over = base[TILE + 8 * n + e];
+                    const float most = base[8 * n + e], over = base[C::TILES + 8 * n + e];
 #pragma unroll
                     for (int r = 0; r < C::R; r++) {
                         float &x = s[r / 2][n][r % 2 * 2 + e];
@@ -248,13 +257,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
                 for (int n = 0; n < 4; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const float dot = base[2 * TILE + 8 * n + e];
+                        const float dot = base[2 * C::TILES + 8 * n + e];
 #pragma unroll
                         for (int r = 0; r < C::R; r++)
                             s[r / 2][n][r % 2 * 2 + e] *= t[r / 2][n][r % 2 * 2 + e] - dot;
                     }
                 if (p.mode == FILL)
-                    clear_blocked<C>(s, bits + turn * C::ROWS, lane);
+                    clear_blocked<C>(s, team_bits, lane);
                 const Weights<C> weights(s);
                 tile_accumulate<C, false>(gK, weights, tile_q, d, no_factor, lane);
             }
@@ -262,6 +271,16 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         i0 = i1;
     }
     wait_copies<0>();
+    const auto leave = [&](float *to) {
+        each_sum<C>(gK, [&](int i, float &sum) { to[i * C::TEAM] = sum; });
+        each_sum<C>(gV, [&](int i, float &sum) { to[(SUMS_OF<C> + i) * C::TEAM] = sum; });
+    };
+    const auto join = [&](const float *from) {
+        each_sum<C>(gK, [&](int i, float &sum) { sum += from[i * C::TEAM]; });
+        each_sum<C>(gV, [&](int i, float &sum) { sum += from[(SUMS_OF<C> + i) * C::TEAM]; });
+    };
+    if (!join_teams<C, 2 * SUMS_OF<C>>(shared, lane, leave, join))
+        return;
 #pragma unroll
     for (int r = 0; r < C::R; r++) {
         const int64_t row = j0 + lane.row(r), at = member + row * p.d;
@@ -304,15 +323,22 @@ template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
 {
     const int64_t d = a.p.d;
-    /* 32 queries to a warp where the registers allow; two results for the 16 keys of a warp. */
-    const int32_t status = d <= 32   ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
-                           : d <= 64 ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
-                                     : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+    /* 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results for the 16
+     * keys of a warp. */
+    const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
+    const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
+    const int32_t status = teams && few     ? query_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                           : teams          ? query_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                           : few && d <= 64 ? query_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+                           : d <= 32        ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
+                           : d <= 64        ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
+                                            : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
     if (status || (!a.gK && !a.gV))
         return status;
-    return d <= 32   ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
-           : d <= 64 ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)
-                     : key_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+    return teams       ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+           : d <= 32   ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
+           : d <= 64   ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)
+                       : key_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
 }
 
 } /* namespace attention */

@@ -31,19 +31,27 @@ namespace attention {
 constexpr int TILE = TL_DRAIN;
 constexpr float WEIGHT_UNIT = 0x1p32f;
 
-/* BLOCKS: how many shall run on one multiprocessor. */
-template <int DP_, int M_, int WARPS_, int BLOCKS_> struct Tensor {
-    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_;
-    static constexpr int THREADS = 32 * WARPS, LD = DP + 4, ROWS = 16 * M * WARPS, GROUPS = DP / 32, R = 2 * M;
+/* Rows of a member up to which four teams share the rows of a block (SPLIT below). It decides the order of sums, so the
+ * batch has no part in it. */
+constexpr int64_t TEAM_ROWS = 512;
+
+/* BLOCKS: how many shall run on one multiprocessor. SPLIT: teams of warps that have the same rows and take the other
+ * side's tiles in turn; their sums are joined in the order of the teams. */
+template <int DP_, int M_, int WARPS_, int BLOCKS_, int SPLIT_ = 1> struct Tensor {
+    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, SPLIT = SPLIT_;
+    static constexpr int THREADS = 32 * WARPS, TEAM = THREADS / SPLIT, LD = DP + 4, ROWS = 16 * M * WARPS / SPLIT;
+    static constexpr int GROUPS = DP / 32, R = 2 * M, TILES = TILE * SPLIT; /* columns of a turn of all teams */
     static constexpr bool MANY = false;
     static_assert(DP % 32 == 0, "ownership");
 };
 
-/* Where a lane stands: g and t of the above, and the first of its warp's rows in the block. */
+/* Where a lane stands: g and t of the above, the first of its warp's rows in the block, and its warp's team. */
 struct Lane {
-    int g, t, first;
-    __device__ __forceinline__ explicit Lane(int rows) : g(threadIdx.x % 32 / 4), t(threadIdx.x % 4),
-                                                         first((int)threadIdx.x / 32 * rows) {}
+    int g, t, first, team;
+    template <class C>
+    __device__ __forceinline__ explicit Lane(C) : g(threadIdx.x % 32 / 4), t(threadIdx.x % 4),
+                                                  first((int)threadIdx.x % C::TEAM / 32 * (16 * C::M)),
+                                                  team(C::SPLIT == 1 ? 0 : (int)threadIdx.x / C::TEAM) {}
     /* of the block, for index r = 2m + h of the lane's rows */
     __device__ __forceinline__ int row(int r) const { return first + 8 * r + g; }
 };
@@ -295,6 +303,77 @@ template <class C> struct TensorSoftmax {
     }
 };
 
+/* ---- teams ------------------------------------------------------------------------------------------------------- */
+
+/* Team after team, visit(from) in the threads of team 0 with what the same thread of the other left by leave(to): COUNT
+ * floats, TEAM apart, in the block's shared memory. True in team 0. */
+template <class C, int COUNT, class Leave, class Visit>
+__device__ __forceinline__ bool join_teams(float *shared, const Lane &lane, Leave leave, Visit visit)
+{
+    if constexpr (C::SPLIT > 1) {
+        float *const place = shared + threadIdx.x % C::TEAM;
+        __syncthreads();
+        if (lane.team > 0)
+            leave(place + (lane.team - 1) * (COUNT * C::TEAM));
+        __syncthreads();
+        if (lane.team > 0)
+            return false;
+#pragma unroll 1
+        for (int other = 0; other < C::SPLIT - 1; other++)
+            visit(place + other * (COUNT * C::TEAM));
+    }
+    return true;
+}
+
+/* visit(index, sum) for all of the lane's sums. */
+template <class C, class Visit> __device__ __forceinline__ void each_sum(Sums<C> &sums, Visit visit)
+{
+#pragma unroll
+    for (int m = 0; m < C::M; m++)
+#pragma unroll
+        for (int group = 0; group < C::GROUPS; group++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    visit(((m * C::GROUPS + group) * 4 + j) * 4 + e, sums[m][group][j][e]);
+}
+template <class C> constexpr int SUMS_OF = C::M * C::GROUPS * 16;
+
+/* The softmax and (SUMS) the sums of all teams, in team 0's threads; true there. */
+template <class C, bool SUMS>
+__device__ __forceinline__ bool join_queries(float *shared, TensorSoftmax<C> &softmax, Sums<C> &sums, const Lane &lane)
+{
+    const auto leave = [&](float *to) {
+#pragma unroll
+        for (int r = 0; r < C::R; r++) {
+            to[2 * r * C::TEAM] = softmax.top[r];
+            to[(2 * r + 1) * C::TEAM] = softmax.chain[r];
+        }
+        if constexpr (SUMS)
+            each_sum<C>(sums, [&](int i, float &sum) { to[(2 * C::R + i) * C::TEAM] = sum; });
+    };
+    const auto join = [&](const float *from) {
+        float other[C::R];
+#pragma unroll
+        for (int r = 0; r < C::R; r++) {
+            const float top = from[2 * r * C::TEAM], most = fmaxf(softmax.top[r], top);
+            softmax.factor[r] = softmax.top[r] < most ? tl_attention_weight(softmax.top[r] - most) : 1.0f;
+            other[r] = top < most ? tl_attention_weight(top - most) : 1.0f;
+            softmax.top[r] = most;
+            softmax.chain[r] = fmaf(softmax.chain[r], softmax.factor[r], from[(2 * r + 1) * C::TEAM] * other[r]);
+        }
+        if constexpr (SUMS)
+            each_sum<C>(sums, [&](int i, float &sum) {
+                const int r = i / (16 * C::GROUPS) * 2 + i % 4 / 2;
+                sum = fmaf(sum, softmax.factor[r], from[(2 * C::R + i) * C::TEAM] * other[r]);
+            });
+    };
+    return join_teams<C, 2 * C::R + (SUMS ? SUMS_OF<C> : 0)>(shared, lane, leave, join);
+}
+
+/* ---- masks of queries -------------------------------------------------------------------------------------------- */
+
 /* Reads the mask of the warp's queries, i0 the block's first, and keys j0 .. j0+TILE-1, to a word for each row of the
  * block. Returns whether any is allowed. */
 template <class C>
@@ -412,15 +491,15 @@ __device__ __forceinline__ void clear_blocked(float (&x)[C::M][4][4], const uint
     }
 }
 
-/* The first key from j on whose tile counts for the block; its mask is then in bits[]. With a mask in memory it is a
- * barrier, or several. */
+/* The first key from j on with a tile that counts for the block; the mask of each team's tile is then in its part of
+ * bits[]. With a mask in memory it is a barrier, or several. */
 template <class C>
 __device__ __forceinline__ int64_t next_tile(int64_t j, int64_t end, uint32_t *bits, const Problem &p, int64_t b,
                                              int64_t i0, TensorSoftmax<C> &softmax, const Lane &lane)
 {
     if (p.mode == FILL || p.mode == HARD)
-        for (; j < end; j += TILE)
-            if (__syncthreads_or(read_words<C>(bits, p, b, i0, j, lane) ||
+        for (; j < end; j += C::TILES)
+            if (__syncthreads_or(read_words<C>(bits + lane.team * C::ROWS, p, b, i0, j + lane.team * TILE, lane) ||
                                  (p.mode == FILL && softmax.fill_counts(p.n - i0, lane))))
                 break;
     return j;

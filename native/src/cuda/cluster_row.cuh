@@ -9,6 +9,9 @@
  * block's memory is read next; each exchange has memory of its own, so none is overwritten while somebody still reads
  * it, and the last barrier keeps a block from leaving before its memory has been read.
  *
+ * Where rows are many, a row may instead be moved on into registers, so that the next one arrives while it is finished
+ * (tl_cluster_quads).
+ *
  * Machine code of older chips has no clusters: these kernels are empty there and tl_cluster_runs says so. */
 #ifndef TL_CLUSTER_ROW_CUH
 #define TL_CLUSTER_ROW_CUH
@@ -47,6 +50,22 @@ static __device__ __forceinline__ float tl_cluster_read(const float *p, int rank
                  : "=r"(at)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+    return v;
+}
+
+static __device__ __forceinline__ float4 tl_cluster_read4(const float4 *p, int rank)
+{
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(at)
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
 #endif
     return v;
 }
@@ -174,6 +193,71 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
     }
 };
 
+/* ---- the row in registers ---------------------------------------------------------------------------------------- */
+
+/* Eight blocks hold a row in registers, which leaves their shared memory to the next row, on its way meanwhile. A warp
+ * owns a leaf's 128 lanes of the block, a thread lanes 4u .. 4u+3 of them: of every step of the leaf one quadruple. The
+ * row's length is a multiple of 4. */
+struct tl_cluster_quads {
+    static constexpr int C = 8, LANES = TL_SUM_LANES / C, STEPS = TL_SUM_LEAF / TL_SUM_LANES;
+    static_assert(LANES == 4 * 32, "a quadruple of lanes per thread");
+
+    int n, warp, u, warps, column, steps; /* steps: quadruples of this thread in the row, the first at `column` */
+
+    __device__ __forceinline__ explicit tl_cluster_quads(int64_t cols)
+        : n((int)cols), warp((int)threadIdx.x / 32), u((int)threadIdx.x % 32), warps((int)blockDim.x / 32),
+          column(warp * TL_SUM_LEAF + (int)(blockIdx.x % C) * LANES + 4 * u),
+          steps((max(n - column, 0) + TL_SUM_LANES - 1) / TL_SUM_LANES)
+    {
+    }
+
+    static int threads(int64_t cols) { return 32 * (int)((cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF); }
+    /* Dynamic shared memory: the next row, the lanes and the leaves of two sums. */
+    static size_t bytes(int64_t cols)
+    {
+        return sizeof(float4) * (size_t)threads(cols) * (STEPS + 2) + sizeof(float) * 2 * TL_CLUSTER_LEAVES;
+    }
+    __device__ __forceinline__ float4 *stage() const { return tl_dynamic_shared + (warp * STEPS) * 32 + u; }
+    __device__ __forceinline__ float4 *lanes(int which) const
+    {
+        return tl_dynamic_shared + (warps * (STEPS + which) + warp) * 32 + u;
+    }
+    __device__ __forceinline__ float *leaf_sums(int which) const
+    {
+        return reinterpret_cast<float *>(tl_dynamic_shared + warps * (STEPS + 2) * 32) + which * TL_CLUSTER_LEAVES;
+    }
+
+    /* Requests this thread's part of the row at `p`, zeros past its end. */
+    __device__ __forceinline__ void request(const float *p) const
+    {
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            tl_copy_async<16>(reinterpret_cast<float *>(stage() + 32 * k),
+                              k < steps ? p + column + k * TL_SUM_LANES : p, k < steps);
+        tl_copy_commit();
+    }
+
+    /* The row's sum from the thread's lanes. Sums of a row alternate between which = 0 and 1: the barrier of the one
+     * follows all reads of the other. */
+    __device__ __forceinline__ float sum(int which, float4 own) const
+    {
+        *lanes(which) = own;
+        tl_cluster_arrive();
+        tl_cluster_wait();
+        float4 a[C];
+#pragma unroll
+        for (int b = 0; b < C; b++)
+            a[b] = tl_cluster_read4(lanes(which), b);
+        const float leaf = tl_fold_group4<tl_sum_op, 32>(tl_fold_array4<tl_sum_op, C>(a));
+        float *const sums = leaf_sums(which);
+        if (u == 0)
+            sums[warp] = 0.0f + leaf;
+        __syncthreads();
+        const int l = u % TL_CLUSTER_LEAVES;
+        return tl_fold_group<tl_sum_op, TL_CLUSTER_LEAVES>(l < warps ? sums[l] : 0.0f);
+    }
+};
+
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
 /* Whether `kernel` can have `dynamic` bytes of shared memory here, and is more than an empty shell: which machine
@@ -216,6 +300,39 @@ static int32_t tl_launch_cluster(tl_context *ctx, const char *name, void (*kerne
     config.numAttrs = 1;
     TL_CUDA_TRY(ctx, cudaLaunchKernelEx(&config, kernel, arguments...));
     return tl_cuda_launched(ctx, name);
+}
+
+/* Launches kernel(arguments...), made of tl_cluster_quads, with as many clusters as run at once, at most one per row;
+ * each takes every so many rows. False if none runs here. */
+template <class... Parameters, class... Arguments>
+static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
+                            int64_t cols, int32_t *status, Arguments... arguments)
+{
+    const size_t dynamic = tl_cluster_quads::bytes(cols);
+    if (!tl_cluster_runs(kernel, dynamic) ||
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic) != cudaSuccess)
+        return false;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = tl_cluster_quads::C;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(tl_cluster_quads::C);
+    config.blockDim = dim3((unsigned)tl_cluster_quads::threads(cols));
+    config.dynamicSmemBytes = dynamic;
+    config.stream = tl_cuda_stream(ctx);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int most = 0;
+    if (cudaOccupancyMaxActiveClusters(&most, kernel, &config) != cudaSuccess || most < 1) {
+        cudaGetLastError(); /* other kernels take the row: no error of a launch */
+        return false;
+    }
+    const int64_t clusters = rows < most ? rows : most;
+    config.gridDim = dim3((unsigned)(clusters * tl_cluster_quads::C));
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+    *status = error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
+    return true;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Matrix products on CUDA: what linalg.cu and linalg_split.cu share. */
+/* Matrix products on CUDA: what linalg.cu, linalg_split.cu and linalg_wgmma.cu share. */
 #ifndef TL_LINALG_CUH
 #define TL_LINALG_CUH
 
@@ -19,5 +19,9 @@ struct tl_matrix_product {
 /* Whether linalg_split.cu serves a product, and better than cuBLAS. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
+
+/* Whether linalg_wgmma.cu serves a product, and better than either. */
+bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x);
+int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);
 
 #endif

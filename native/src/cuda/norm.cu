@@ -143,6 +143,58 @@ norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const
 #endif
 }
 
+/* Rows in registers, a cluster taking one after the other. */
+template <bool CHANNEL>
+__global__ void __launch_bounds__(512, 1)
+norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
+           int64_t cols, float eps, float *__restrict__ out)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int STEPS = tl_cluster_quads::STEPS;
+    const tl_cluster_quads r(cols);
+    const int64_t clusters = gridDim.x / tl_cluster_quads::C;
+    int64_t row = blockIdx.x / tl_cluster_quads::C;
+    r.request(x + row * cols);
+#pragma unroll 1
+    for (; row < rows; row += clusters) {
+        float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        tl_copy_wait<0>();
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            v[k] = r.stage()[32 * k];
+            lanes = tl_join4<tl_sum_op>(lanes, v[k]);
+        }
+        if (row + clusters < rows)
+            r.request(x + (row + clusters) * cols);
+        const float mean = tl_per_count(r.sum(0, lanes), cols);
+        lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (k < r.steps) {
+                v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
+                lanes = tl_join4<tl_sum_op>(lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z,
+                                                               v[k].w * v[k].w));
+            }
+        const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
+        const float gamma_row = CHANNEL ? gamma[row] : 0.0f, beta_row = CHANNEL ? beta[row] : 0.0f;
+        float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
+        float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
+        float *const to = out + row * cols;
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (k < r.steps) {
+                const int c = r.column + k * TL_SUM_LANES;
+                if (!CHANNEL)
+                    a = tl_load4(gamma + c), b = tl_load4(beta + c);
+                tl_store4(to + c, make_float4(fmaf(v[k].x * istd, a.x, b.x), fmaf(v[k].y * istd, a.y, b.y),
+                                              fmaf(v[k].z * istd, a.z, b.z), fmaf(v[k].w * istd, a.w, b.w)));
+            }
+    }
+    tl_cluster_arrive(); /* no block leaves before its lanes have been read */
+    tl_cluster_wait();
+#endif
+}
+
 template <bool CHANNEL> struct norm_element {
     const float *x, *means, *squares, *gamma, *beta;
     int64_t cols;
@@ -183,8 +235,10 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
         });
         return status;
     }
-    bool runs = false;
-    if (cols <= TL_CLUSTER_FITS)
+    bool runs = cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
+                tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps,
+                                out);
+    if (!runs && cols <= TL_CLUSTER_FITS)
         tl_pick_cluster<2>(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             runs = tl_cluster_runs(norm_cluster<Row, CHANNEL>, Row::bytes(cols));

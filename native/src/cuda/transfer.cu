@@ -2,7 +2,8 @@
  *
  * Host memory is pageable, so everything goes through pinned memory of the context: small pieces through a ring, so
  * that an upload returns without waiting for the stream; large ones through a few staging blocks that the CPU's threads
- * fill or empty while the others are on the bus. All copies are queued on the context's stream. */
+ * fill or empty while the others are on the bus (an upload that fits all blocks piece by piece in one go). All copies
+ * are queued on the context's stream. */
 #include "state.cuh"
 
 #include <string.h>
@@ -14,6 +15,7 @@ constexpr size_t RING_SEGMENT = 256 << 10;    /* the ring is waited for segment 
 constexpr int RING_SEGMENTS = 4;
 constexpr size_t STAGING_BLOCK = 8 << 20;     /* about 150 us on a PCIe 5 bus, well above the cost of a wake-up */
 constexpr int STAGING_BLOCKS = 4;
+constexpr size_t SEND_TASK = 256 << 10;       /* what a CPU thread copies between two looks at the counter of tasks */
 
 static_assert(SMALL <= RING_SEGMENT, "a small upload must fit a segment of the ring");
 static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinned has room for TL_PIECES");
@@ -85,10 +87,67 @@ static int32_t open_staging(tl_cuda_state *state)
     return open_pinned(state, &state->staging, STAGING_BLOCK * STAGING_BLOCKS, STAGING_BLOCKS);
 }
 
+/* A transfer that fits the staging blocks: the CPU's threads fill them in one job, so that they are woken once, and the
+ * calling thread, the only one that talks to the device, queues a piece when all its tasks are done. */
+struct send_job {
+    tl_cuda_state *state;
+    char *device, *staged;
+    const char *host;
+    size_t bytes, piece; /* pieces are whole tasks, but for the last */
+    int32_t pieces, sent, filled[2 * STAGING_BLOCKS]; /* filled: tasks done of a piece */
+    cudaError_t error;
+};
+
+static void send_filled(send_job *job)
+{
+    for (; job->sent < job->pieces && job->error == cudaSuccess; job->sent++) {
+        const size_t at = job->sent * job->piece, length = job->bytes - at < job->piece ? job->bytes - at : job->piece;
+        const int32_t tasks = (int32_t)((length + SEND_TASK - 1) / SEND_TASK);
+        if (__atomic_load_n(&job->filled[job->sent], __ATOMIC_ACQUIRE) < tasks)
+            return;
+        job->error = cudaMemcpyAsync(job->device + at, job->staged + at, length, cudaMemcpyHostToDevice,
+                                     job->state->stream);
+    }
+}
+
+static void send_task(void *arg, int64_t task, int32_t worker)
+{
+    send_job *job = (send_job *)arg;
+    const size_t at = (size_t)task * SEND_TASK, left = job->bytes - at;
+    memcpy(job->staged + at, job->host + at, left < SEND_TASK ? left : SEND_TASK);
+    __atomic_fetch_add(&job->filled[at / job->piece], 1, __ATOMIC_RELEASE);
+    if (worker == 0) /* the caller of tl_parallel */
+        send_filled(job);
+}
+
+static int32_t send_at_once(tl_cuda_state *state, char *device, const char *host, size_t bytes)
+{
+    tl_pinned *staging = &state->staging;
+    const int blocks = (int)((bytes + STAGING_BLOCK - 1) / STAGING_BLOCK);
+    const int first = staging->current + blocks > STAGING_BLOCKS ? 0 : staging->current;
+    for (int i = first; i < first + blocks; i++)
+        if (staging->used[i])
+            TRY(cudaEventSynchronize(staging->done[i]));
+    send_job job = {state, device, staging->memory + first * STAGING_BLOCK, host, bytes, 0, 0, 0, {}, cudaSuccess};
+    job.piece = (block_size(bytes) + SEND_TASK - 1) / SEND_TASK * SEND_TASK;
+    job.pieces = (int32_t)((bytes + job.piece - 1) / job.piece);
+    tl_parallel((int64_t)((bytes + SEND_TASK - 1) / SEND_TASK), send_task, &job);
+    send_filled(&job);
+    TRY(job.error);
+    for (int i = first; i < first + blocks; i++) {
+        TRY(cudaEventRecord(staging->done[i], state->stream));
+        staging->used[i] = 1;
+    }
+    staging->current = (first + blocks) % STAGING_BLOCKS;
+    return TORCHLEAN_OK;
+}
+
 static int32_t send_large(tl_cuda_state *state, char *device, const char *host, size_t bytes)
 {
     tl_pinned *staging = &state->staging;
     TL_TRY(open_staging(state));
+    if (bytes <= STAGING_BLOCK * STAGING_BLOCKS)
+        return send_at_once(state, device, host, bytes);
     size_t size = block_size(bytes);
     for (size_t at = 0; at < bytes; at += size) {
         size_t length = bytes - at < size ? bytes - at : size;

@@ -23,15 +23,25 @@ TL_HD uint32_t tl_random_bits(uint64_t key, uint64_t i)
 }
 
 /* In [0, 1), a multiple of 2^-24: exact. */
+TL_HD float tl_uniform_of(uint32_t bits)
+{
+    return (float)(int32_t)bits * 0x1p-24f;
+}
+
 TL_HD float tl_random_uniform(uint64_t key, uint64_t i)
 {
-    return (float)(int32_t)tl_random_bits(key, i) * 0x1p-24f;
+    return tl_uniform_of(tl_random_bits(key, i));
 }
 
 /* 1 with probability keep: keep 1 always, keep 0 never. */
+TL_HD float tl_bernoulli_of(uint32_t bits, float keep)
+{
+    return tl_uniform_of(bits) < keep ? 1.0f : 0.0f;
+}
+
 TL_HD float tl_random_bernoulli(uint64_t key, uint64_t i, float keep)
 {
-    return tl_random_uniform(key, i) < keep ? 1.0f : 0.0f;
+    return tl_bernoulli_of(tl_random_bits(key, i), keep);
 }
 
 /* ln(n 2^-24), 1 <= n <= 2^24: n 2^-24 = 2^e (1 + f) with e ln2 and ln(1 + f) = f + f^2 c(f) as in tl_log, but
@@ -67,11 +77,16 @@ TL_HD float tl_random_cosine(int32_t n)
 
 /* mean + std z, z standard normal by Box and Muller's cosine branch on words 2i and 2i + 1; the logarithm's argument is in
  * (0, 1], so z is finite and at most 5.77. */
+TL_HD float tl_normal_of(uint32_t even, uint32_t odd, float mean, float std)
+{
+    float log = tl_random_log((int32_t)even + 1);
+    float z = tl_root(-2.0f * log) * tl_random_cosine((int32_t)odd);
+    return fmaf(std, z, mean);
+}
+
 TL_HD float tl_random_normal(uint64_t key, uint64_t i, float mean, float std)
 {
-    float log = tl_random_log((int32_t)tl_random_bits(key, 2 * i) + 1);
-    float z = tl_root(-2.0f * log) * tl_random_cosine((int32_t)tl_random_bits(key, 2 * i + 1));
-    return fmaf(std, z, mean);
+    return tl_normal_of(tl_random_bits(key, 2 * i), tl_random_bits(key, 2 * i + 1), mean, std);
 }
 
 #endif
