@@ -16,6 +16,7 @@ constexpr int RING_SEGMENTS = 4;
 constexpr size_t STAGING_BLOCK = 8 << 20;     /* about 150 us on a PCIe 5 bus, well above the cost of a wake-up */
 constexpr int STAGING_BLOCKS = 4;
 constexpr size_t SEND_TASK = 256 << 10;       /* what a CPU thread copies between two looks at the counter of tasks */
+constexpr int SEND_PIECES = 8;                /* copies that an upload which fits the blocks is queued as, at most */
 
 static_assert(SMALL <= RING_SEGMENT, "a small upload must fit a segment of the ring");
 static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinned has room for TL_PIECES");
@@ -94,7 +95,7 @@ struct send_job {
     char *device, *staged;
     const char *host;
     size_t bytes, piece; /* pieces are whole tasks, but for the last */
-    int32_t pieces, sent, filled[2 * STAGING_BLOCKS]; /* filled: tasks done of a piece */
+    int32_t pieces, sent, filled[SEND_PIECES]; /* filled: tasks done of a piece */
     cudaError_t error;
 };
 
@@ -129,9 +130,10 @@ static int32_t send_at_once(tl_cuda_state *state, char *device, const char *host
         if (staging->used[i])
             TRY(cudaEventSynchronize(staging->done[i]));
     send_job job = {state, device, staging->memory + first * STAGING_BLOCK, host, bytes, 0, 0, 0, {}, cudaSuccess};
-    job.piece = (block_size(bytes) + SEND_TASK - 1) / SEND_TASK * SEND_TASK;
+    const size_t tasks = (bytes + SEND_TASK - 1) / SEND_TASK, tasks_a_piece = (tasks + SEND_PIECES - 1) / SEND_PIECES;
+    job.piece = (tasks_a_piece < 2 ? 2 : tasks_a_piece) * SEND_TASK;
     job.pieces = (int32_t)((bytes + job.piece - 1) / job.piece);
-    tl_parallel((int64_t)((bytes + SEND_TASK - 1) / SEND_TASK), send_task, &job);
+    tl_parallel((int64_t)tasks, send_task, &job);
     send_filled(&job);
     TRY(job.error);
     for (int i = first; i < first + blocks; i++) {
