@@ -225,14 +225,22 @@ def tree(
     return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None)
 
 
-def custom(function: Callable[..., Any], text: str) -> Bound:
-    """A bound of the row's own: ``function(**inputs, **params)`` (those it names) returns the tolerance per output."""
+def custom(function: Callable[..., Any], text: str, *, peak: Callable[..., Any] | None = None) -> Bound:
+    """A bound of the row's own: ``function(**inputs, **params)`` (those it names) returns the tolerance per output. `peak`,
+    called alike, gives per output a bound on every intermediate: where it is finite and reaches the overflow threshold nothing is
+    covered."""
 
     def tolerance(
         ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
     ) -> list[Any]:
-        t = call_named(function, {**ins, **ps})
-        return [_capped(ti) for ti in _sequence(t)]
+        tolerances = [_capped(t) for t in _sequence(call_named(function, {**ins, **ps}))]
+        if peak is None:
+            return tolerances
+        peaks = [np.asarray(p, np.float64) for p in _sequence(call_named(peak, {**ins, **ps}))]
+        return [
+            np.where(np.isfinite(p) & (1.001 * p >= OVERFLOW), np.inf, t)
+            for t, p in zip(tolerances, peaks, strict=True)
+        ]
 
     return Bound("custom", text, tolerance)
 

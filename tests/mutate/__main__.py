@@ -59,7 +59,8 @@ def pytest(tree: Scratch, words: Sequence[str], ops: str, patience: float) -> tu
         *words,
     ]
     environment = {
-        **os.environ, "OPS": ops, "PYTHONPATH": str(tree.folder), "TORCHLEAN_CUDA_LIBRARY": str(tree.library),
+        **os.environ, "OPS": ops, "PYTHONPATH": os.pathsep.join([str(tree.folder), os.environ.get("PYTHONPATH", "")]),
+        "TORCHLEAN_CUDA_LIBRARY": str(tree.library),
         "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     try:

@@ -28,6 +28,7 @@ FORMULA = [
         "float inside = x >= lo && x < hi ? g : 0.0f;",
         "clamp's gradient at the lower edge: > became >=",
         "clamp",
+        tests="tests/ops tests/rt/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/exact.h",
@@ -98,6 +99,7 @@ FORMULA = [
         "return tl_uniform_of(bits) <= keep ? 1.0f : 0.0f;",
         "keep 0 may keep: < became <=",
         "bernoulli_mask",
+        tests="tests/ops tests/rt/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/rows.h",
@@ -155,6 +157,7 @@ FORMULA = [
         "    return tl_scan_finite(product, state, carry) || end == end ? next : end;",
         "an overflowed chunk product spoils the carry",
         "scan",
+        tests="tests/ops tests/rt/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/attention.h",
@@ -169,6 +172,7 @@ FORMULA = [
         "    return s;",
         "a score of -inf counts as blocked",
         "flash_attention",
+        tests="tests/ops tests/rt/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/conv_geometry.h",
@@ -358,6 +362,7 @@ KERNELS = [
         "            if (b->cell[i] >= own)",
         "a task adds to cells of its neighbour",
         "max_pool,max_pool2d",
+        tests="tests/ops tests/rt/test_kill_formulas.py",
     ),
     Defect(
         "native/src/cpu/attention_tiles.h",

@@ -108,7 +108,7 @@ ENTRY = [
         "    tl_standard_float_mode(); /* a thread inherits its maker's mode */\n",
         "",
         "workers inherit flush-to-zero",
-        tests=CORE,
+        tests="tests/rt/test_kill_formulas.py " + CORE,
     ),
 ]
 

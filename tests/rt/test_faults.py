@@ -58,9 +58,10 @@ def test_planted_defects_are_seen(tmp_path, file, old, new, words):
     with scratch(tmp_path) as tree:
         tree.edit(file, old, new)
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
+        path = os.pathsep.join(p for p in (str(tree.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
             [sys.executable, "-m", "tlrt.campaign.faults", "--every", "9", "--modes", "one", "--json", "out.json"],
-            cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": str(tree.folder)}, check=False,
+            cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": path}, check=False,
         )  # fmt: skip
         document = json.loads((tree.folder / "out.json").read_text())
     assert done.returncode == 1

@@ -429,6 +429,13 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     return _gather(cells, error, x.shape[0], x.shape[1:]) + spacing(exact_sum) / 2
 
 
+def _smooth_vjp_peak(x, g, beta, kernel, stride, padding):
+    """Σ|share|: no partial sum of the shares is larger."""
+    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    return _gather(cells, e * (np.abs(g) / total)[..., None], x.shape[0], x.shape[1:])
+
+
 _SMOOTH_LAW = equation(
     "f(x + 1) = f(x) + 1",
     lambda f, x, padding: [(f({"x": x + 1}), _plus_one(f()))] if not any(padding) else [],
@@ -469,7 +476,7 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
     return _smooth(x, beta, kernel, stride, padding)
 
 
-@smooth_max_pool.vjp("x, g -> gx", bound=custom(_smooth_vjp_bound, "softmax weights"))
+@smooth_max_pool.vjp("x, g -> gx", bound=custom(_smooth_vjp_bound, "softmax weights", peak=_smooth_vjp_peak))
 def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
     """gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
 
@@ -505,7 +512,11 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
 
 @smooth_max_pool2d.vjp(
     "x, g -> gx",
-    bound=custom(lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **_lists(**_only(v))), "softmax weights"),
+    bound=custom(
+        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **_lists(**_only(v))),
+        "softmax weights",
+        peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **_lists(**_only(v))),
+    ),
 )
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
