@@ -35,7 +35,8 @@ def test_every_eleventh_allocation_fails_cleanly(device):
     assert row["points"] > 100
     assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
     assert row["all"]["raised"] > 15
-    assert {"pool.c", "spectral_plan.c"} <= {place.partition(":")[0] for place in row["places"]}
+    own = {"pool.c"} if device == "cuda" else {"pool.c", "spectral_plan.c"}  # cuFFT makes its plans itself
+    assert own <= {place.partition(":")[0] for place in row["places"]}
 
 
 #: defects of the handling of failures: file, text, what becomes of it, words of the report

@@ -40,7 +40,7 @@ _LIMIT = 4000
 
 def build(cuda: bool = False) -> Path:
     """The library whose allocations fail on demand."""
-    with hostile._alone("faults"):
+    with hostile._alone("build"):
         for words in ((), ("FAULTS=1",)):
             hostile.make("cuda" if cuda else "cpu", *words)
     return hostile.ROOT / "native" / "build" / ("faults-cuda" if cuda else "faults") / "libtorchlean_cuda.so"

@@ -68,7 +68,7 @@ def make(*goals: str, tree: Path = ROOT, jobs: int | None = None) -> None:
 
 def build(sanitize: str = "") -> Path:
     """The driver, with the library beside it; `sanitize` is "address,undefined", "thread" or "" for the plain library."""
-    with _alone("fuzz"):
+    with _alone("build"):
         make("fuzz", *([f"SANITIZE={sanitize}"] if sanitize else []))
     folder = "tsan" if "thread" in sanitize else "asan" if "address" in sanitize else "cpu"
     return ROOT / "native" / "build" / folder / "fuzz_abi"
