@@ -110,7 +110,7 @@ signal.setitimer(signal.ITIMER_REAL, period, period)
 for function in (calls, work):
     now = time.monotonic()
     start, end = now + 0.2, now + 2
-    again(again, again, function)  # an alarm while the innermost handles one goes to the next
+    again(again, again, again, again, again, function)  # an alarm while one of them handles one goes to the next
     gc.collect()
     print(function.__name__, d.memory().live_buffers, a.references, rings > 200)
 signal.setitimer(signal.ITIMER_REAL, 0)
