@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,11 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
     settings = _settings(example, arguments)
     if example.check is not None:
         example.check(settings, arguments)
+    if find_spec("safetensors") is None:
+        raise SystemExit(
+            "no checkpoint could be saved: safetensors is not installed; the extra 'examples' has it:"
+            " pip install 'torchlean-cuda[examples]'"
+        )
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.threads:

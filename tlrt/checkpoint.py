@@ -2,7 +2,7 @@
 
 Parameters lie under their own names, so that any reader of the format finds them; optimiser states under
 "optimizer/NUMBER/SLOT/PARAMETER". The file's metadata holds the rest as JSON under "tlrt". A run resumed from a checkpoint
-continues bit for bit. Source of the format: https://github.com/huggingface/safetensors.
+continues bit for bit, and equal states make equal files, byte for byte. Source of the format: https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def save(
         "optimizers": settings,
         "extra": dict(extra or {}),
     }
-    data = library.numpy.save(tensors, {"format": "np", "tlrt": json.dumps(about, allow_nan=False)})
+    # one entry of metadata alone: safetensors writes several in an order that changes from call to call
+    data = library.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
     target = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".part", dir=target.parent)
     try:

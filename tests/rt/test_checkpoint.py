@@ -82,6 +82,15 @@ def test_other_readers_find_the_parameters(tmp_path):
     assert "optimizer/0/m/layer.weight" in tensors
 
 
+def test_equal_states_make_equal_files(tmp_path):
+    """Saved again and again, as the order of a hash table may change from call to call."""
+    for i in range(12):
+        run = Run("cpu")
+        run.steps(2)
+        run.save(tmp_path / str(i), {"epoch": 2, "loss": 0.5})
+    assert len({p.read_bytes() for p in tmp_path.iterdir()}) == 1
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     run, path = Run("cpu"), tmp_path / "a.safetensors"
     run.save(path)

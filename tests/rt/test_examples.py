@@ -17,6 +17,7 @@ import tlrt
 
 pytest.importorskip("safetensors")
 
+from bench import examples as evidence
 from examples import common, fno_burgers, text
 
 #: a size at which a step takes milliseconds; batches are whole there, so losses of different steps compare
@@ -236,3 +237,21 @@ def test_burgers_is_integrated_to_fourth_order():
 def test_initial_functions_are_the_same_on_every_grid():
     fine, coarse = (fno_burgers.initial(3, n, np.random.default_rng(1)) for n in (64, 16))
     assert np.allclose(fine[:, ::4], coarse, rtol=0, atol=1e-14)
+
+
+def test_what_is_missing_is_said_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="safetensors is not installed"):
+        start("char_gpt", tmp_path)
+
+
+def test_runs_for_evidence(tmp_path):
+    """bench.examples keeps a report, a thinned curve and a hash, and says what failed."""
+    runs = evidence.Runs("cpu", tmp_path)
+    small = [f"--set={n}={v}" for n, v in TINY["char_gpt"].items()]
+    found = runs.run("char_gpt", "a", "--steps=3", *small)
+    again = runs.run("char_gpt", "b", "--steps=3", *small)
+    assert found is not None and again is not None and found["losses"] == again["losses"] and not runs.failures
+    assert evidence.kept(found)["curve"] == [[1, found["losses"][0]], [3, found["losses"][2]]]
+    assert runs.weights("char_gpt", "a") == runs.weights("char_gpt", "b") != runs.weights("char_gpt", "c")
+    assert runs.run("char_gpt", "c", "--set=nothing=1") is None and "nothing=1" in runs.failures[0]
