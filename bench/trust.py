@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import evidence
+from tlrt.campaign import evidence, faults
 from tlrt.campaign.evidence import PARTS, Evidence
 from tlrt.campaign.html import calls, count, share
 from tlspec import abi, registry
@@ -298,7 +298,11 @@ def _hostile(d: Any) -> tuple[str, str]:
     where = "CPU" if evidence.kind(d.get("device", -1)) == "cpu" else "CUDA"
     with_ = f" with {d['sanitizers']} sanitizers" if d.get("sanitizers") else ""
     named = sum(bool(r["calls"]) for r in d["entries"].values())
-    tried = f"{count(d['calls'])} calls of {named} functions on {where}{with_}, {d.get('threads', 1)} threads"
+    threads = d.get("threads", 1)
+    team = (
+        f", {threads} threads {'on one context' if d.get('shared') else 'with a context each'}" if threads > 1 else ""
+    )
+    tried = f"{count(d['calls'])} calls of {named} functions on {where}{with_}{team}"
     return tried, f"{len(d['failures'])} crashes or other failures; {count(d['accepted'])} calls were valid"
 
 
@@ -311,7 +315,11 @@ def _faults(d: Any) -> tuple[str, str]:
     points = "; ".join(f"{count(r['points'])} allocation points on {r['device']}" for r in d["devices"])
     every = max((r.get("every", 1) for r in d["devices"]), default=1)
     tried = points + (f", every {every}th tried" if every > 1 else "")
-    return tried, f"{sum(len(r['failures']) for r in d['devices'])} failures"
+    trials = sum(r.get(mode, {}).get("trials", 0) for r in d["devices"] for mode in faults.MODES)
+    tried += f"; {count(trials)} trainings with one of them failing, or all from it on"
+    full = [r["device"] for r in d["devices"] if r.get("out_of_memory")]
+    said = f"{sum(len(r['failures']) for r in d['devices'])} failures"
+    return tried, said + (f"; memory of {', '.join(full)} really used up: refused, the next call right" if full else "")
 
 
 def _soak(d: Any) -> tuple[str, str]:

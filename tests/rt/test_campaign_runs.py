@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import tlrt
 from tlrt import kernels, verify
-from tlrt.campaign import alarms, determinism
+from tlrt.campaign import alarms, command, determinism
 from tlrt.campaign.determinism import BATCH, Determinism
 from tlspec import registry
 
@@ -134,3 +135,40 @@ def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.Captur
     document = json.loads(out.read_text())
     assert document["alarms"]["totals"]["cpu"]["comparisons"] >= 60
     assert document["determinism"]["verdict"] == "pass"
+
+
+def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypatch):
+    runs = []
+
+    def calls(count, **how):
+        runs.append(
+            (
+                count,
+                how.get("device", -1),
+                how.get("sanitize", "address,undefined"),
+                how.get("threads", 1),
+                how.get("shared", False),
+            )
+        )
+        failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
+        return {
+            "failures": failures,
+            "entries": {},
+            "calls": count,
+            "accepted": 0,
+            "seconds": 0.0,
+            "slowest": {"seconds": 0.0},
+        }
+
+    monkeypatch.setattr(command.hostile, "calls", calls)
+    monkeypatch.setattr(
+        command.hostile, "checkpoints", lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []}
+    )
+    args = argparse.Namespace(hostile=1000, workers=1)
+    documents, fine, text = command._hostile(args, ["cpu", "cuda:1"], 7)
+    assert runs == [
+        (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
+        (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),
+    ]  # fmt: skip
+    assert not fine and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"] and "FAIL x" in text
+    assert [d.get("checkpoints", {}).get("files") for d in documents] == [7, None, None, None, None, None]

@@ -28,6 +28,9 @@ FULL: dict[str, Any] = {
     "soak": 10**6,
 }  # fmt: skip
 
+#: a part's document, or those of its runs one by one; whether nothing failed; its tables
+Outcome = tuple[dict[str, Any] | list[dict[str, Any]], bool, str]
+
 
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
@@ -50,12 +53,10 @@ def _parser() -> argparse.ArgumentParser:
         "--hostile",
         type=int,
         metavar="N",
-        help="N hostile calls of the C ABI, with sanitizers on the CPU; damaged files",
+        help="N hostile calls of the C ABI, with sanitizers on the CPU, a tenth on a GPU; from 8 threads; damaged files",
     )
     which.add_argument("--faults", action="store_true", help="every allocation of a training step fails in turn")
-    which.add_argument(
-        "--soak", type=int, metavar="N", help="N small training steps in flat memory, on the last device"
-    )
+    which.add_argument("--soak", type=int, metavar="N", help="N small training steps in flat memory on every device")
     which.add_argument("--campaign", action="store_true", help="all of them")
     p.add_argument("--short", action="store_true", help="a few seconds of each instead of the whole")
     p.add_argument(
@@ -120,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
         parser.exit(2, f"verify: {error}\n")
 
     document: dict[str, Any] = {"command": " ".join(["python -m tlrt verify", *argv]), **report.head(devices)}
-    parts: list[tuple[str, Callable[[], tuple[dict[str, Any], bool, str]]]] = []
+    parts: list[tuple[str, Callable[[], Outcome]]] = []
     if args.exhaustive or args.campaign:
         parts.append(("exhaustive", lambda: _exhaustive(args, devices, chosen, other)))
     if args.probe or args.campaign:
@@ -144,11 +145,9 @@ def main(argv: Sequence[str]) -> int:
         for name, part in parts:
             began = time.monotonic()
             found, fine, text = part()
-            document[name] = {
-                **found,
-                "verdict": "pass" if fine else "fail",
-                "seconds": round(time.monotonic() - began, 1),
-            }
+            if isinstance(found, dict):
+                found |= {"verdict": "pass" if fine else "fail", "seconds": round(time.monotonic() - began, 1)}
+            document[name] = found
             good = good and fine
             tables.append(f"== {name} ==\n{text}")
             if target is not None:
@@ -166,9 +165,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if good else 1
 
 
-def _exhaustive(
-    args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str], other: Any
-) -> tuple[dict[str, Any], bool, str]:
+def _exhaustive(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str], other: Any) -> Outcome:
     state = Path(args.resume) if args.resume else Path(args.out) / "exhaustive.state.json" if args.out else None
     functions = exhaustive.entries(args.ops, gradients=not args.no_gradients)
     start = time.monotonic()
@@ -194,42 +191,53 @@ def _exhaustive(
     return document, fine, text
 
 
-def _probe(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+def _probe(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str]) -> Outcome:
     document = probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL)
     return document, probe.ok(document), probe.table(document)
 
 
-def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     run = determinism.Determinism(devices, args.repeats)
     run.run(args.ops)
     document = run.document()
     return document, run.ok, determinism.table(document)
 
 
-def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
+def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     document = alarms.alarms(devices, args.alarms, args.ops, workers=args.workers)
     return document, alarms.ok(document), alarms.table(document)
 
 
-def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> tuple[dict[str, Any], bool, str]:
-    """On the CPU with sanitizers where it is among the devices, else on the first CUDA device, with the library in use."""
+def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> Outcome:
+    """The CPU under address and undefined-behaviour sanitizers, and from eight threads under the thread sanitizer; each CUDA
+    device with the library in use. Threads have a context each in one run and share one in another."""
     from tlrt._library import load
 
-    if "cpu" in devices:
-        document = hostile.calls(args.hostile, workers=args.workers)
-    else:
-        number, library = int(devices[0].partition(":")[2]), Path(load().path)
-        document = hostile.calls(args.hostile, device=number, sanitize="", library=library, workers=args.workers)
-    document["device"] = devices[0]
-    document["checkpoints"] = hostile.checkpoints(files)
-    return document, hostile.ok(document), hostile.table(document)
+    runs: list[dict[str, Any]] = []
+    for device in devices:
+        if device == "cpu":
+            several: dict[str, Any] = {"sanitize": "thread", "workers": 1}
+            runs.append(hostile.calls(args.hostile, workers=args.workers))
+            runs[0]["checkpoints"] = hostile.checkpoints(files)
+        else:
+            several = {"sanitize": "", "device": int(device.partition(":")[2] or 0), "library": Path(load().path)}
+            runs.append(hostile.calls(max(args.hostile // 10, 1), workers=args.workers, **several))
+        for shared in (False, True):
+            runs.append(
+                hostile.calls(max(args.hostile // 50, 1), threads=8, shared=shared, **{"workers": 1, **several})
+            )
+    for run in runs:
+        run["verdict"] = "pass" if hostile.ok(run) else "fail"
+    return runs, all(map(hostile.ok, runs)), "\n\n".join(map(hostile.table, runs))
 
 
-def _faults(devices: Sequence[str], every: int) -> tuple[dict[str, Any], bool, str]:
+def _faults(devices: Sequence[str], every: int) -> Outcome:
     document = faults.campaign(devices, every)
     return document, faults.ok(document), faults.table(document)
 
 
-def _soak(args: argparse.Namespace, devices: Sequence[str]) -> tuple[dict[str, Any], bool, str]:
-    document = soak.soak(devices[-1], args.soak)
-    return document, soak.ok(document), soak.table(document)
+def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    runs = [soak.soak(device, args.soak) for device in devices]
+    for run in runs:
+        run["verdict"] = "pass" if soak.ok(run) else "fail"
+    return runs, all(map(soak.ok, runs)), "\n\n".join(map(soak.table, runs))

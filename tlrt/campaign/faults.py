@@ -316,6 +316,9 @@ def campaign(devices: Sequence[str] = ("cpu",), every: int = 1, modes: Sequence[
             rows.append({"device": device, "points": 0, "places": {}, "failures": [f"status {done.returncode}"]})
         else:
             rows.append(json.loads(done.stdout))
+        if device.startswith("cuda"):
+            rows[-1]["out_of_memory"] = real = out_of_memory(device)
+            rows[-1]["failures"] += real["failures"]
     return {"devices": rows, "seconds": round(time.monotonic() - start, 1)}
 
 
@@ -369,6 +372,8 @@ def table(document: Mapping[str, Any]) -> str:
     ]
     text += "\n\n" + report.columns(("device", "place", "raised", "absorbed"), places)
     for r in document["devices"]:
+        if real := r.get("out_of_memory"):
+            text += f"\n{r['device']}: really full with {real['held']} tensors of 16 GiB: {real['message']}"
         text += "".join(f"\nFAIL {r['device']}: {f}" for f in r["failures"])
     return text
 
