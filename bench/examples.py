@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench.gpu import commit
 from tlrt.campaign import report
 
 NAMES = ("digits", "autoencoder", "char_gpt", "mamba", "fno_burgers")
@@ -101,6 +102,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     parser.add_argument("--steps", type=int, default=400, help="of the char-GPT runs that are compared (default: 400)")
     parser.add_argument("--only", choices=NAMES, action="append", help="of the examples; may be repeated")
+    parser.add_argument("--commit", help="the commit of the tree, where git cannot tell")
     parser.add_argument("--json", required=True, metavar="FILE", help="write the document there")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
@@ -108,6 +110,7 @@ def main() -> int:
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
             "command": " ".join(["python -m bench.examples", *sys.argv[1:]]),
+            "commit": args.commit or commit(),
             **report.head([args.device]),
             "examples": {name: kept(found) for name, found in examples.items() if found is not None},
             "repeated": repeatable(runs, args.steps),

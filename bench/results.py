@@ -13,14 +13,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import trust
+from bench import training, trust
+from bench.training import figure
 from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIDENCE = ROOT / "docs/evidence"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-#: evidence file, what it ran on, and the peers its ratios are against
-RUNS = (("h200.json", "H200", ("torch",)), ("cpu.json", "CPU", ("numpy", "torch")))
+#: evidence file, what it ran on, the peers its ratios are against, and the file of its examples
+RUNS = (
+    ("h200.json", "H200", ("torch",), "examples-h200.json"),
+    ("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json"),
+)
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
 
 
@@ -32,7 +36,7 @@ def load(name: str) -> dict[str, Any] | None:
     data: dict[str, Any] = json.loads(path.read_text())
     if "bench" in data:
         return data
-    return {"bench": data, "growth": data.get("growth"), "date": data["date"], "commit": data.get("commit")}
+    return {"bench": data, **{k: data.get(k) for k in ("growth", "training_steps", "date", "commit")}}
 
 
 def family_of(name: str) -> str:
@@ -40,10 +44,6 @@ def family_of(name: str) -> str:
         if name in (row.name, f"{row.name}_bwd"):
             return row.family
     return "core"
-
-
-def figure(x: float) -> str:
-    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
@@ -126,6 +126,16 @@ GROWTH = (
     "against NumPy's float64 transform, relative to the rms of the result, in units of u = 2⁻²⁴; the levels of a length with a",
     "large prime factor are those of Bluestein's three transforms. The limits' reasons stand in `bench/growth.py`.",
 )
+STEPS = (
+    "One step from Python: forward, backward, optimiser, a batch copied to the device. The rows of one operation are the bare",
+    "kernel, the same on the tape, and on the session.",
+)
+
+
+def made(name: str, document: dict[str, Any]) -> str:
+    """Where and when a file of the examples was made."""
+    where = "; ".join(document["devices"].values())
+    return f"{where}; {document['started'][:10]}, commit {document['commit'][:7]} ([{name}](evidence/{name}))"
 
 
 def documents() -> dict[str, str]:
@@ -139,7 +149,7 @@ def documents() -> dict[str, str]:
         "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
     ]
     short: list[str] = []
-    for name, title, peers in RUNS:
+    for name, title, peers, trained in RUNS:
         run = load(name)
         if run is None:
             continue
@@ -156,6 +166,12 @@ def documents() -> dict[str, str]:
                 f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits.",
             ]
             page += ["", f"### Cost growth and accuracy: {title}", "", *GROWTH, "", *growth_table(run["growth"])]
+        if run.get("training_steps"):
+            page += ["", f"### Training steps: {title}", "", *STEPS, "", *training.steps(run["training_steps"])]
+            short += ["", training.short(run["training_steps"])]
+        if (EVIDENCE / trained).exists():
+            examples = json.loads((EVIDENCE / trained).read_text())
+            page += ["", f"### Examples: {title}", "", made(trained, examples), "", *training.examples(examples)]
         for peer in peers:
             if any(peer in row["peers"] for row in run["bench"]["rows"]):
                 short += ["", *summary(run, peer)]

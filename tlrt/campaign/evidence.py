@@ -110,7 +110,7 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
     if not isinstance(document, Mapping):
         raise EvidenceError(f"{name}: not an evidence file: the top is no table")
     parts = _parts(document)
-    if not parts and "rows" not in document and "bench" not in document:
+    if not parts and not {"rows", "bench", "examples"} & document.keys():
         raise EvidenceError(f"{name}: not an evidence file: none of {', '.join(PARTS)} in it")
     heads = [document, *(d for part in parts.values() for d in part if isinstance(d, Mapping))]
 
