@@ -27,6 +27,7 @@ from bench.measure import (
     Row,
     Subject,
     Timing,
+    device_of,
     rms_error,
     time_host,
     time_marks,
@@ -121,7 +122,7 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         if place == "cuda":
             torch.cuda.empty_cache()
     return Row(
-        subject.op.name + ("" if subject.which == "forward" else "_bwd"), subject.label, device.name, ours.median, ours.spread,
+        subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread,
         floor, floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
         peers,
     )  # fmt: skip
@@ -161,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
-    device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+    device = device_of(args.device)
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
     torch = None if args.no_torch else import_torch(device)
     rate = bandwidth(device)

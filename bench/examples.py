@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import commit
 from tlrt.campaign import report
 
 NAMES = ("digits", "autoencoder", "char_gpt", "mamba", "fno_burgers")
@@ -110,7 +109,7 @@ def main() -> int:
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
             "command": " ".join(["python -m bench.examples", *sys.argv[1:]]),
-            "commit": args.commit or commit(),
+            "commit": args.commit or report.commit() or "unknown",
             **report.head([args.device]),
             "examples": {name: kept(found) for name, found in examples.items() if found is not None},
             "repeated": repeatable(runs, args.steps),

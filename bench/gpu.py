@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tlrt.campaign import report
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 STEPS = ("build", "verify", "bench", "steps", "growth", "sanitizer", "tests")
@@ -56,20 +58,6 @@ class Runner:
         print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
         return text
-
-
-def commit() -> str:
-    """The commit the tree was made from: git's answer, with '+' for local changes, or 'unknown'."""
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        return head + ("+" if dirty else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def driver() -> str:
@@ -156,9 +144,9 @@ def main(argv: list[str] | None = None) -> int:
         runner.environment["OPS"] = args.ops or ""
         runner.run("tests", [python, "-m", "pytest", "-q", "-n", str(min(int(cores), 12))], 400)
 
-    report = {
+    document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": args.commit or commit(),
+        "commit": args.commit or report.commit() or "unknown",
         "gpu": driver(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -169,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         "training_steps": load(args.out / "steps.json"),
         "growth": load(args.out / "growth.json"),
     }
-    (args.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
     print("\nstep         exit   seconds")
     for name, step in runner.steps.items():
         print(f"{name:12} {step['status']:4} {step['seconds']:9}")

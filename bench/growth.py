@@ -17,7 +17,6 @@ import datetime
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,8 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from bench.measure import Subject, operand_bytes, time_host, time_marks
+from bench.measure import Subject, device_of, operand_bytes, time_host, time_marks
+from tlrt.campaign.report import Meter
 from tlspec import registry
 from tlspec.bounds import U
 from tlspec.data import generator
@@ -69,27 +69,6 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     x, y = np.log(np.asarray(sizes, np.float64)), np.log(np.asarray(values, np.float64))
     x = x - x.mean()
     return float((x * (y - y.mean())).sum() / (x * x).sum())
-
-
-class Bar:
-    """A progress bar, on a terminal only."""
-
-    def __init__(self, total: int):
-        self.total, self.done, self.on = total, 0, sys.stderr.isatty()
-
-    def step(self, what: str) -> None:
-        self.done += 1
-        if self.on:
-            width = max(10, min(40, shutil.get_terminal_size().columns - 50))
-            filled = width * self.done // max(self.total, self.done)
-            text = f"[{'#' * filled}{'.' * (width - filled)}] {self.done}/{self.total} {what}"
-            sys.stderr.write(f"\r{text[:78]:<78}")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        if self.on:
-            sys.stderr.write("\r" + " " * 78 + "\r")
-            sys.stderr.flush()
 
 
 @dataclass
@@ -166,13 +145,13 @@ def direction(which: str) -> str:
     return "forward" if which == "forward" else "backward"
 
 
-def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Bar) -> Iterator[Entry]:
+def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
     row = registry.get(sweep.op)
     name = f"{sweep.name} {direction(sweep.which)}"
     times: list[float] = []
     peaks: list[float] = []
     for size in sweep.sizes:
-        bar.step(f"{name} {sweep.key}={size[sweep.key]}")
+        bar.step(1.0, f"{name} {sweep.key}={size[sweep.key]}")
         before = device.memory().live_bytes
         call = Subject(row, size, sweep.which).ours(device)
         if sweep.memory:
@@ -196,14 +175,14 @@ def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Bar) -> Iterator[Entry]:
         yield Entry(name, "memory", sweep.key, sizes, peaks, grown, f"slope in {sweep.key}", 1 + SLACK, detail)
 
 
-def footprint(device: tlrt.Device, bar: Bar) -> Iterator[Entry]:
+def footprint(device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
     """Peak memory of attention as a multiple of Q, K, V and out. The gradient holds as much again for g, gQ, gK and gV; an
     n x n array of float32 would be n/(4d) times the four, 64 times at n = 16384."""
     n = 16384 if device.is_cuda else 2048
     size = {"batch": 16, "n": n, "d": 64, "mask_mode": 0, "scale": 0.125}
     row = registry.get("flash_attention")
     for which in ("forward", "vjp"):
-        bar.step(f"attention memory, {direction(which)}, n={n}")
+        bar.step(1.0, f"attention memory, {direction(which)}, n={n}")
         before = device.memory().live_bytes
         call = Subject(row, size, which).ours(device)
         peak = peak_of(call, device) - before
@@ -226,7 +205,7 @@ def levels(n: int) -> float:
     return math.log2(n) if rest == 1 else 3 * math.log2(4 * n) + 3
 
 
-def accuracy(device: tlrt.Device, bar: Bar) -> Iterator[Entry]:
+def accuracy(device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
     """The error of single transforms of N(0, 1) data: at most Higham's bound per level at every size, and no faster growth than
     log n."""
     from tlrt import kernels
@@ -236,7 +215,7 @@ def accuracy(device: tlrt.Device, bar: Bar) -> Iterator[Entry]:
         rms: list[float] = []
         top: list[float] = []
         for n in sizes:
-            bar.step(f"{name} accuracy n={n}")
+            bar.step(1.0, f"{name} accuracy n={n}")
             rng = generator("accuracy", name, n)
             if name == "rfft":
                 x = rng.standard_normal(n, dtype=np.float32)
@@ -278,7 +257,7 @@ def measure(device: tlrt.Device) -> dict[str, Any]:
             f"load {load:.1f} before the start: other work slows long calls more than short ones, and slopes come out too steep"
         )
     plan = list(sweeps(device.is_cuda))
-    bar = Bar(sum(len(s.sizes) for s in plan) + 2 + 8)
+    bar = Meter(sum(len(s.sizes) for s in plan) + 2.0 + 8.0, "sizes")
     entries: list[Entry] = []
     parts = [*(run_sweep(s, device, bar) for s in plan), footprint(device, bar), accuracy(device, bar)]
     for part in parts:
@@ -300,7 +279,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     args = parser.parse_args(argv)
-    device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+    device = device_of(args.device)
     print(device.describe())
     report = measure(device)
     if args.json:

@@ -14,10 +14,11 @@ import numpy as np
 
 import tlrt
 from tlrt import kernels
-from tlrt.verify_run import Runtime, counterpart, face
-from tlspec import shapes
+from tlrt.verify_run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
-from tlspec.registry import Array, Op, Signature
+from tlspec.cases import evaluate, shape_of
+from tlspec.pyface import face
+from tlspec.registry import Op, Signature
 
 #: elements above which the float64 reference is not computed for the error columns
 REFERENCE_LIMIT = 2**25
@@ -53,6 +54,11 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def device_of(name: str | None) -> tlrt.Device:
+    """The device of that name; without one the first GPU, else the CPU."""
+    return tlrt.device(name or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
 
 
 def summarise(samples: Sequence[float]) -> Timing:
@@ -101,23 +107,6 @@ def time_marks(
         record(1)
         samples.append(elapsed() / inner)
     return summarise(samples)
-
-
-def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
-    return eval(expression, {"__builtins__": {}}, {**shapes.FUNCTIONS, **names})
-
-
-def shape_of(array: Array, names: Mapping[str, Any]) -> tuple[int, ...]:
-    """The declared shape of an array for given dimensions and parameters."""
-    if array.elementwise:
-        return (names["n"],)
-    if array.listed:
-        return (sum(names["lengths"]),)
-    out: list[int] = []
-    for item in array.dims:
-        value = evaluate(item.removeprefix("*"), names)
-        out += list(value) if item.startswith("*") else [value]
-    return tuple(out)
 
 
 def operand_bytes(sig: Signature, names: Mapping[str, Any]) -> int:
@@ -173,7 +162,7 @@ class Subject:
 
     def __init__(self, op: Op, size: Mapping[str, Any], which: str):
         self.op, self.which = op, which
-        self.signature = op.signature if which == "forward" else op.vjp_signature
+        self.signature = op.signature_of(which)
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
         self.bytes = operand_bytes(self.signature, self.names)
@@ -211,7 +200,7 @@ class Subject:
         placed = {k: runtime.upload(v) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
         for a in self.signature.lists:
             placed[a.name] = kernels.pack(runtime.upload_list(self.inputs[a.name], self.names["lengths"]))
-        name = self.op.name + ("" if self.which == "forward" else "_bwd")
+        name = self.op.entry(self.which)
         known = {**self.names, **placed, "": device}
         keywords = {a.name: known[a.of] for a in face(name) if a.of in known}
         function = getattr(runtime.kernels, name)
@@ -242,11 +231,8 @@ class Subject:
         inputs = {
             a.name: as_reference(self.inputs[a.name]) if a.name in self.inputs else None for a in self.signature.inputs
         }
-        function = (
-            self.op.reference if self.which == "forward" or self.op.vjp_rule is None else self.op.vjp_rule.reference
-        )
         with np.errstate(all="ignore"):
-            return call_reference(function, inputs, self.names)
+            return call_reference(self.op.reference_of(self.which), inputs, self.names)
 
     def numpy(self) -> Callable[[], Any] | None:
         function = self.op.numpy

@@ -10,15 +10,13 @@ import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 from bench import training, trust
 from bench.training import figure
-from tlspec import registry
+from bench.trust import EVIDENCE, ROOT, header, line
+from tlrt.campaign import evidence
 
-ROOT = Path(__file__).resolve().parent.parent
-EVIDENCE = ROOT / "docs/evidence"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 #: evidence file, what it ran on, the peers its ratios are against, and the file of its examples
 RUNS = (
@@ -39,18 +37,11 @@ def load(name: str) -> dict[str, Any] | None:
     return {"bench": data, **{k: data.get(k) for k in ("growth", "training_steps", "date", "commit")}}
 
 
-def family_of(name: str) -> str:
-    for row in registry.ops():
-        if name in (row.name, f"{row.name}_bwd"):
-            return row.family
-    return "core"
-
-
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
-    head = ["operation", "size", "ms", "share of floor", "rms error"]
+    names = ["operation", "size", "ms", "share of floor", "rms error"]
     for peer in peers:
-        head += [f"times faster than {NAMES[peer]}", f"{NAMES[peer]}'s error"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        names += [f"times faster than {NAMES[peer]}", f"{NAMES[peer]}'s error"]
+    lines = header(names)
     for row in run["bench"]["rows"]:
         share = f"{row['floor_share']:.2f}{'*' if row['in_cache'] else ''}" if row["floor_ms"] else ""
         cells = [row["op"], row["size"], figure(row["ours_ms"]), share]
@@ -61,7 +52,7 @@ def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
                 figure(other["ratio"]),
                 "" if other["error"] is None else f"{other['error']:.1e}",
             ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(line(cells))
     return lines
 
 
@@ -70,15 +61,14 @@ def summary(run: dict[str, Any], peer: str) -> list[str]:
     groups: dict[str, list[tuple[float, str, str]]] = {}
     for row in run["bench"]["rows"]:
         if peer in row["peers"]:
-            groups.setdefault(family_of(row["op"]), []).append((row["peers"][peer]["ratio"], row["op"], row["size"]))
-    lines = [f"| family | rows | times faster than {NAMES[peer]}: median | worst | best |", "|---|---|---|---|---|"]
+            family = evidence.family(row["op"], "core")
+            groups.setdefault(family, []).append((row["peers"][peer]["ratio"], row["op"], row["size"]))
+    lines = header(("family", "rows", f"times faster than {NAMES[peer]}: median", "worst", "best"))
     for family, rows in groups.items():
         low, high = min(rows), max(rows)
         median = statistics.median(r[0] for r in rows)
-        lines.append(
-            f"| {family} | {len(rows)} | {figure(median)} | {figure(low[0])} ({low[1]}, {low[2]}) "
-            f"| {figure(high[0])} ({high[1]}, {high[2]}) |"
-        )
+        ends = [f"{figure(ratio)} ({op}, {size})" for ratio, op, size in (low, high)]
+        lines.append(line([family, str(len(rows)), figure(median), *ends]))
     return lines
 
 
@@ -102,7 +92,7 @@ UNITS = {"time": ("ms", 1.0), "memory": ("MiB", 2.0**-20), "error": ("u", 1.0)}
 
 def growth_table(report: dict[str, Any]) -> list[str]:
     """What :mod:`bench.growth` measured: every value, the figure drawn from them and its limit."""
-    lines = ["| what | sizes | values | figure | limit | |", "|---|---|---|---|---|---|"]
+    lines = header(("what", "sizes", "values", "figure", "limit", ""))
     for e in report["entries"]:
         unit, factor = UNITS[e["what"]]
         values = f"{', '.join(figure(v * factor) for v in e['values'])} {unit}"
@@ -110,7 +100,7 @@ def growth_table(report: dict[str, Any]) -> list[str]:
         limit = "" if e["limit"] is None else f"≤ {figure(e['limit'])}"
         verdict = "" if e["limit"] is None else "kept" if e["ok"] else "**missed**"
         name = e["name"] if e["what"] in e["name"] else f"{e['name']}: {e['what']}"
-        lines.append(f"| {name} | {sizes} | {values} | {e['figure_is']}: {figure(e['figure'])} | {limit} | {verdict} |")
+        lines.append(line([name, sizes, values, f"{e['figure_is']}: {figure(e['figure'])}", limit, verdict]))
     return lines
 
 

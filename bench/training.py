@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.trust import header, line
+
 #: what each example is judged by, and what to compare it with
 FIGURES: Mapping[str, Sequence[tuple[str, str]]] = {
     "digits": (("test_accuracy", "accuracy on unseen images"), ("test_loss", "loss")),
@@ -35,20 +37,12 @@ def figure(x: float) -> str:
     return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _head(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), "|" + "---|" * len(cells)]
-
-
 def steps(report: Mapping[str, Any]) -> list[str]:
     """Every step of :mod:`bench.steps`: our time, PyTorch's, and how many times faster."""
-    out = _head(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"))
+    out = header(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"))
     for r in report["rows"]:
         times = [figure(r["ours_ms"]), *(figure(r[k]) if r.get(k) is not None else "" for k in ("torch_ms", "ratio"))]
-        out.append(_line([r["step"], r["size"], *times, str(r["driver_allocations"])]))
+        out.append(line([r["step"], r["size"], *times, str(r["driver_allocations"])]))
     return out
 
 
@@ -61,11 +55,11 @@ def short(report: Mapping[str, Any]) -> str:
 
 def examples(document: Mapping[str, Any]) -> list[str]:
     """What the examples reached, and char-GPT run twice, resumed, and beside PyTorch."""
-    out = _head(("example", "parameters", "steps", "what it reached", "s", "steps/s"))
+    out = header(("example", "parameters", "steps", "what it reached", "s", "steps/s"))
     for name, r in document["examples"].items():
         said = "; ".join(f"{what} {r[key]:.4g}" for key, what in FIGURES[name])
         cells = [name, f"{r['parameters']:,}".replace(",", " "), str(r["steps"]), said, figure(r["wall_seconds"])]
-        out.append(_line([*cells, figure(r["steps_per_second"])]))
+        out.append(line([*cells, figure(r["steps_per_second"])]))
     again = document["repeated"]
     same = "left the same checkpoint, byte for byte" if again["bit_identical"] else "left **different** checkpoints"
     out += ["", f"char_gpt over {again['steps']} steps, run twice and once stopped half-way and resumed, {same}."]
@@ -79,8 +73,8 @@ def examples(document: Mapping[str, Any]) -> list[str]:
             "",
             text,
             "",
-            *_head(("step", *(str(i) for i, _, _ in peer["curve"]))),
-            _line(("here", *(f"{ours:.6f}" for _, ours, _ in peer["curve"]))),
-            _line(("PyTorch", *(f"{theirs:.6f}" for _, _, theirs in peer["curve"]))),
+            *header(("step", *(str(i) for i, _, _ in peer["curve"]))),
+            line(("here", *(f"{ours:.6f}" for _, ours, _ in peer["curve"]))),
+            line(("PyTorch", *(f"{theirs:.6f}" for _, _, theirs in peer["curve"]))),
         ]
     return out

@@ -7,12 +7,13 @@ worst of all runs. An entry point whose bound has changed since a file was writt
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tlrt.campaign import evidence, faults
 from tlrt.campaign.evidence import PARTS, Evidence
-from tlrt.campaign.html import calls, count, share
+from tlrt.campaign.html import calls, count, inputs, share
 from tlspec import abi, registry
 from tlspec.abi import Entry
 
@@ -33,19 +34,27 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def line(cells: list[str]) -> str:
+def line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(map(cell, cells)) + " |"
+
+
+def header(cells: Sequence[str]) -> list[str]:
+    """The two lines that a table begins with."""
+    return [line(cells), "|" + "---|" * len(cells)]
+
+
+def which(e: Entry) -> str:
+    return "forward" if e.name == e.op.name else "vjp"
 
 
 def bound(e: Entry) -> str:
     """The bound of an entry point as its row has it now."""
-    rule = e.op.vjp_rule
-    return e.op.bound.text if e.name == e.op.name or rule is None else rule.bound.text
+    return e.op.bound_of(which(e)).text
 
 
 def tried_as(e: Entry) -> str:
     """The name that the entry point's evidence goes by: single gradients are tried with the whole."""
-    return e.op.name if e.name == e.op.name else f"{e.op.name}_bwd"
+    return e.op.entry(which(e))
 
 
 # ---- promises --------------------------------------------------------------------------------------------------------
@@ -53,17 +62,17 @@ def tried_as(e: Entry) -> str:
 
 def promises() -> list[str]:
     """One line per exported operation: what the registry's row promises of it."""
-    out = ["| symbol | shapes | CPU = CUDA | on CUDA by | bound | VJP | laws |", "|---|---|---|---|---|---|---|"]
+    out = header(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
     for family in registry.families():
         out.append(f"| **{family}** | | | | | | |")
         for e in abi.all_entries(family):
-            row, rule, forward = e.op, e.op.vjp_rule, e.name == e.op.name
+            row, rule, forward = e.op, e.op.vjp_rule, which(e) == "forward"
             if not forward:
                 vjp = NONE
             elif rule is None:
                 vjp = f"none: {row.no_vjp}" if row.no_vjp else "none"
             else:
-                vjp = "composed of other operations" if rule.via is not None else f"`{row.name}_bwd`"
+                vjp = "composed of other operations" if rule.via is not None else f"`{row.entry('vjp')}`"
             laws = sorted({str(getattr(law, "name", law)) for law in row.laws}) if forward else []
             cells = [f"`{e.symbol}`", f"`{abi.shapes_text(e)}`", "same bits" if row.same_bits else "within bound"]
             cells += ["own kernel" if row.cuda == "own" else row.cuda, bound(e), vjp, ", ".join(laws) or NONE]
@@ -117,7 +126,7 @@ class Table:
             if rows := self.rows("exhaustive", e, device):
                 r = evidence.widest(rows, "seen")
                 step = "" if r["stride"] == 1 else f" (every {r['stride']}th)"
-                span = "2³² inputs" if r["seen"] == 2**32 else f"{count(r['seen'])} inputs{step}"
+                span = f"{inputs(r['seen'])} inputs{step}"
                 if not r["complete"]:
                     span += ", not all"
                 off = round(evidence.worst(rows, "worst"))
@@ -176,7 +185,7 @@ def operations(ev: Evidence) -> list[str]:
         "same bits again",
         "alarms",
     ]
-    out, of = [line(head), "|" + "---|" * len(head)], Table(ev)
+    out, of = header(head), Table(ev)
     for family in registry.families():
         out.append(f"| **{family}**" + " |" * len(head))
         for e in abi.all_entries(family):
@@ -210,8 +219,7 @@ def hostile(ev: Evidence, symbol: str, device: str) -> str:
 def core(ev: Evidence) -> list[str]:
     """One line per exported symbol that is no operation: how often it was called with hostile arguments."""
     devices = ev.kinds() or ["cpu"]
-    head = ["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]]
-    out = [line(head), "|" + "---|" * len(head)]
+    out = header(["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]])
     for symbol in symbols():
         cells = [f"`{symbol}`"]
         out.append(line(cells + [hostile(ev, symbol, device) or NONE for device in devices]))
@@ -223,7 +231,7 @@ def core(ev: Evidence) -> list[str]:
 
 def totals(ev: Evidence) -> list[str]:
     """What the files hold in sum, and what none of them holds."""
-    out = ["| what | tried | outcome | file |", "|---|---|---|---|"]
+    out = header(("what", "tried", "outcome", "file"))
     failed: dict[tuple[str, str], int] = {}
     for f in ev.findings:
         failed[f.part, f.source] = failed.get((f.part, f.source), 0) + 1

@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt.errors import ArgumentError, TorchleanError
-from tlrt.plan import Plan
 from tlrt.session import Gradients, Session, TensorRef
 from tlrt.tape import AnyBuffer, Node
 from tlspec.cases import Case, cotangent_names
@@ -179,6 +178,38 @@ def compare(
     return report
 
 
+def case_of(
+    node: Node, parents: Sequence[npt.NDArray[Any] | None], result: npt.NDArray[Any], g: npt.NDArray[Any] | None = None
+) -> Case:
+    """The call that made a node, or with its cotangent `g` that of its VJP, as a case of the specification on the device's own
+    values: of the node's parents, and its result, which a VJP may read."""
+    plan = node.plan
+    assert plan is not None
+    row, sig = plan.row, plan.row.signature
+    buffers = dict(zip((a.name for a in sig.buffers), parents, strict=True))
+    inputs = {a.name: node.hosts[a.name] if a.host else _single(buffers[a.name]) for a in sig.inputs}
+    rounded = {p.name for p in sig.params if p.kind == "float"}
+    values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
+    params = {p.name: values[p.name] for p in sig.params}
+    dims = {n: v for n, v in values.items() if n not in params}
+    if g is None:
+        return Case(row, "forward", 0, "normal", "small", dims, params, inputs, command="compare")
+    scalar = sig.outputs[0].dims == ("1",)  # has one axis in the row, none on the tape
+    (name,) = cotangent_names(row)
+    cotangents: dict[str, Any] = {name: _single(g.reshape(1) if scalar else g)}
+    case = Case(row, "vjp", 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
+    out = sig.outputs[0].name
+    if out in row.rule.reads:
+        known = {**inputs, **cotangents, out: _single(result.reshape(1) if scalar else result)}
+        case.__dict__["arguments"] = {r: known[r] for r in row.rule.reads}
+    return case
+
+
+def _single(x: npt.NDArray[Any] | None) -> Any:
+    """As float32, which a value of a device is and one of the specification is not."""
+    return None if x is None else x.astype(np.float32, copy=False)
+
+
 class _Watch:
     """Follows one session: checks its tape before each reset and every VJP as it runs."""
 
@@ -240,7 +271,7 @@ class _Watch:
             self.report.rows.append(row)
             if not self.exact:
                 if node.plan is not None:
-                    case = self._case(node, i, "forward", None)
+                    case = self._case(node, i)
                     (found,) = self._compared(case, [self._value(i)])
                     row.forward = found.share
                     self._judge(i, node, case, "forward", "out", found)
@@ -300,7 +331,7 @@ class _Watch:
             got = [made[k].numpy() if k in made else None for k in plan.gives]
             for buffer in made.values():
                 buffer.release()
-            case = self._case(node, place, "vjp", g.numpy())
+            case = self._case(node, place, g.numpy())
             share = 0.0
             for name, comparison in zip(rule.gives, self._compared(case, got), strict=True):
                 if comparison is not None:
@@ -311,42 +342,9 @@ class _Watch:
 
     # ---- one result
 
-    def _case(self, node: Node, id: int, which: str, g: npt.NDArray[Any] | None) -> Case:
-        """The node's call as a case of the specification, on the device's own inputs."""
-        plan = node.plan
-        assert plan is not None
-        sig = plan.row.signature
-        parents = dict(zip((a.name for a in sig.buffers), node.parents, strict=True))
-        inputs: dict[str, Any] = {}
-        for a in sig.inputs:
-            if a.host:
-                inputs[a.name] = node.hosts[a.name]
-            else:
-                parent = parents[a.name]
-                inputs[a.name] = None if parent is None else self._value(parent).astype(np.float32, copy=False)
-        rounded = {p.name for p in sig.params if p.kind == "float"}
-        values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
-        params = {p.name: values[p.name] for p in sig.params}
-        dims = {n: v for n, v in values.items() if n not in params}
-        cotangents = {}
-        if which == "vjp":
-            (name,) = cotangent_names(plan.row)
-            assert g is not None
-            cotangents[name] = self._declared(plan, g.astype(np.float32, copy=False))
-        case = Case(plan.row, which, 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
-        rule = plan.row.vjp_rule
-        if which == "vjp" and rule is not None and sig.outputs[0].name in rule.reads:
-            # it reads the result: the device's own
-            out = self._declared(plan, self._value(id)).astype(np.float32, copy=False)
-            known = {**inputs, **cotangents, sig.outputs[0].name: out}
-            case.__dict__["arguments"] = {r: known[r] for r in rule.reads}
-        return case
-
-    @staticmethod
-    def _declared(plan: Plan, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """In the row's shape for its output: a scalar of the tape has one axis there."""
-        out = plan.row.signature.outputs[0]
-        return value.reshape(1) if out.dims == ("1",) else value
+    def _case(self, node: Node, id: int, g: npt.NDArray[Any] | None = None) -> Case:
+        parents = [None if p is None else self._value(p) for p in node.parents]
+        return case_of(node, parents, self._value(id), g)
 
     def _compared(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
         expected = case.expected

@@ -3043,8 +3043,8 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
 
     Shapes: gs a list of tensors, out one element.
 
-    Special values: NaN where a number is NaN, else infinity where one is
-    infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+    Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
+    empty list, or of empty tensors, is 0.
 
     Signature: gs: list[count] -> out[1]
 
@@ -3070,8 +3070,8 @@ def clip_scale(
 
     Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
 
-    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
-    0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
+    factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
 
     Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
 

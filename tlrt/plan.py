@@ -7,23 +7,18 @@ the VJP reads. Plans are cached by operation, shapes and parameters, so a step o
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError
-from tlspec import abi, pyface, registry
-from tlspec.cases import evaluate, shape_of
+from tlspec import registry
+from tlspec.cases import evaluate, refused_by, shape_of
+from tlspec.pyface import face, passed
 
 __all__ = ["Plan", "Shape", "make"]
 
 Shape = tuple[int, ...]
-
-
-@lru_cache(maxsize=1)
-def _faces() -> dict[str, list[pyface.Argument]]:
-    return {e.name: pyface.arguments(e) for e in abi.all_entries()}
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +101,7 @@ class Plan:
         pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
         pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
-            made = rule.via(_Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **_passed(row, rule, values))
+            made = rule.via(_Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **passed(row, values))
             self._calls = list(made) if isinstance(made, tuple) else [made]
             self.shares = any(call.function is kernels.share for call in self._calls)
             return
@@ -152,18 +147,10 @@ class Plan:
         return [(place, gradient) for place, gradient in zip(gives, found, strict=True) if gradient is not None]
 
 
-def _passed(row: registry.Op, rule: registry.Vjp, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The dimensions and parameters that a composed VJP is called with."""
-    takes = inspect.signature(rule.via).parameters  # type: ignore[arg-type]
-    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        return {a.of: values[a.of] for a in _faces()[row.name] if a.of in values}
-    return {n: values[n] for n in list(takes)[1 + len(rule.reads) :]}
-
-
 def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of ``tlrt.kernels`` after its buffers: positional ones and by keyword."""
-    face = [a for a in _faces()[entry] if a.kind not in ("device", "buffer", "u32", "f64")]
-    return tuple(values[a.of] for a in face if not a.keyword), {a.name: values[a.of] for a in face if a.keyword}
+    after = [a for a in face(entry) if a.kind not in ("device", "buffer", "u32", "f64")]
+    return tuple(values[a.of] for a in after if not a.keyword), {a.name: values[a.of] for a in after if a.keyword}
 
 
 def make(
@@ -221,8 +208,6 @@ def make(
 
 def _result(row: registry.Op, values: Mapping[str, Any]) -> Shape:
     """The shape of the result, where the row's checks allow one; the operation itself refuses what they do not."""
-    from tlspec.cases import refused_by
-
     try:
         return shape_of(row.signature.outputs[0], values)
     except (ArithmeticError, LookupError, ValueError, TypeError) as error:

@@ -118,9 +118,7 @@ class Verifier:
                             self._fail(result, case, runtime, "law", f"{place}: {where}")
 
     def _blank(self, op: Op, which: str, device: str) -> Result:
-        bound = op.bound if which == "forward" else (op.vjp_rule.bound if op.vjp_rule else op.bound)
-        name = op.name if which == "forward" else f"{op.name}_bwd"
-        return Result(op.name, name, op.family, which, device, bound.text)
+        return Result(op.name, op.entry(which), op.family, which, device, op.bound_of(which).text)
 
     def case(self, case: Case, results: Mapping[str, Result]) -> None:
         """Checks one case on every device and enters the outcome into `results`."""

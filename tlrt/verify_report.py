@@ -10,7 +10,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
-__all__ = ["Failure", "Progress", "Report", "Result", "table"]
+import numpy as np
+
+__all__ = ["Failure", "Progress", "Report", "Result", "plain", "table"]
 
 
 @dataclass
@@ -76,20 +78,23 @@ class Report:
 
     def json(self) -> str:
         """The document that ``--json`` writes; infinities become the string "inf"."""
-
-        def plain(x: Any) -> Any:
-            if isinstance(x, dict):
-                return {k: plain(v) for k, v in x.items()}
-            if isinstance(x, list):
-                return [plain(v) for v in x]
-            return str(x) if isinstance(x, float) and not math.isfinite(x) else x
-
         document = asdict(self)
         document["verdict"] = "pass" if self.ok else "fail"
         document["cases"] = sum(r.cases for r in self.results)
         for d, r in zip(document["results"], self.results, strict=True):
             d["verdict"] = "pass" if r.ok else "fail"
         return json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n"
+
+
+def plain(x: Any) -> Any:
+    """A document JSON can hold: NumPy scalars as numbers, infinities and NaN as text."""
+    if isinstance(x, dict):
+        return {str(k): plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [plain(v) for v in x]
+    if isinstance(x, np.generic):
+        x = x.item()
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 
 class Progress:

@@ -7,16 +7,14 @@ the call has no element of it left afterwards.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tlspec import abi, pyface
 from tlspec.cases import Case
+from tlspec.pyface import face, passed
 
 __all__ = ["Fault", "Runtime", "content", "counterpart", "cpu_settings", "cpu_variants", "device_names"]
 
@@ -27,16 +25,6 @@ CANARY = np.arange(1, 65, dtype=np.float32)
 
 class Fault(AssertionError):
     """Something a call did besides returning its result: it changed an input, wrote past its output, left elements unset."""
-
-
-@lru_cache(maxsize=1)
-def _faces() -> dict[str, list[pyface.Argument]]:
-    return {e.name: pyface.arguments(e) for e in abi.all_entries()}
-
-
-def face(name: str) -> list[pyface.Argument]:
-    """The arguments of an entry point's Python function: their names there and in the signature."""
-    return _faces()[name]
 
 
 class Runtime:
@@ -98,7 +86,8 @@ class Runtime:
         composed = case.which == "vjp" and case.op.vjp_rule is not None and case.op.vjp_rule.via is not None
         try:
             if composed:
-                results = self._compose(case, placed)
+                rule = case.op.rule
+                results = rule.via(self.kernels, *placed.values(), **passed(case.op, case.values))  # type: ignore[misc]
             else:
                 options: dict[str, Any] = {}
                 if in_place:
@@ -146,16 +135,6 @@ class Runtime:
         arrays: list[np.ndarray | None] = [None] * len(case.signature.outputs)
         arrays[index] = self._fetch(case, case.signature.outputs[index], result)
         return arrays
-
-    def _compose(self, case: Case, placed: Mapping[str, Any]) -> Any:
-        rule = case.op.vjp_rule
-        assert rule is not None and rule.via is not None
-        takes = inspect.signature(rule.via).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in takes.values()):  # what the operation's own function takes
-            keywords = {a.of: case.values[a.of] for a in face(case.op.name) if a.of in case.values}
-        else:
-            keywords = {k: v for k, v in case.values.items() if k in list(takes)[1 + len(placed) :]}
-        return rule.via(self.kernels, *placed.values(), **keywords)
 
     def _fetch(self, case: Case, array: Any, result: Any) -> np.ndarray | None:
         if result is None:

@@ -256,8 +256,9 @@ def entry_point(e: Entry) -> str:
     lists: list[str] = []
     args: list[str] = []
     if sig.lists:
-        outputs = sum(a.listed for a in sig.outputs)
-        body.append(f"tl_lists(&call, {len(sig.lists)}, {outputs}, {sig.lists[0].dims[0]});")
+        outputs, count = [a for a in sig.outputs if a.listed], sig.lists[0].dims[0]
+        body += [f'tl_host(&call, "{a.name}", {a.name}, {count});' for a in (*sig.lists, *outputs)]
+        body.append(f"tl_lists(&call, {len(sig.lists)}, {len(outputs)}, {count});")
     for a in sig.inputs:
         if a.listed:
             body.append(f'const float *const *{a.name}_ = tl_input_list(&call, "{a.name}", {a.name});')

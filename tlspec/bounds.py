@@ -37,8 +37,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "FREE", "LAMBDA", "OVERFLOW", "TINY", "U", "Bound", "custom", "exact", "moved", "ordered", "spacing", "tree",
-    "tree_height", "ulp",
+    "FREE", "LAMBDA", "OVERFLOW", "TINY", "U", "Bound", "axis_height", "column_height", "custom", "exact", "factor", "moved",
+    "ordered", "spacing", "tree", "tree_height", "ulp",
 ]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
@@ -207,8 +207,7 @@ def tree(
         plain = peak is None and all(bool(np.isfinite(v).all()) for v in ins.values() if _is_float(v))
         result = []
         for o, h, m, p in zip(outs, heights, ms, ms if plain else peaks(ref, ins, ps, outs), strict=True):
-            factor = np.minimum(h, LAMBDA * np.sqrt(h))
-            t = _capped(factor * (U * m + TINY / 2) + spacing(o) / 2)
+            t = _capped(factor(h) * (U * m + TINY / 2) + spacing(o) / 2)
             covered = p * (1 + h * U) + h * TINY / 2 < OVERFLOW
             result.append(np.where(h == 0, 0.0, np.where(covered, t, np.inf)))
         return result
@@ -245,6 +244,11 @@ def custom(function: Callable[..., Any], text: str, *, peak: Callable[..., Any] 
     return Bound("custom", text, tolerance)
 
 
+def factor(height: npt.ArrayLike) -> Any:
+    """min(h, λ√h): by how many u a sum over a tree of height h may be off, relative to the sum of magnitudes."""
+    return np.minimum(height, LAMBDA * np.sqrt(height))
+
+
 def tree_height(n: int) -> int:
     """Height of the tree that sums n contiguous elements: lanes of at most LEAF/LANES sequential adds, a binary tree over
     the lanes, then the same over the leaves' sums."""
@@ -264,6 +268,11 @@ def column_height(rows: int) -> int:
         height += -(-chunk // COLUMN_CHAINS) - 1 + int(np.ceil(np.log2(min(chunk, COLUMN_CHAINS))))
         rows = -(-rows // COLUMN_CHUNK)
     return height
+
+
+def axis_height(length: int, inner: int) -> int:
+    """Height of the tree that sums `length` elements which lie `inner` apart: the row tree where they are contiguous."""
+    return tree_height(length) if inner == 1 else column_height(length)
 
 
 def _nothing(

@@ -177,16 +177,16 @@ class Case:
 
     @property
     def signature(self) -> Signature:
-        return self.op.signature if self.which == "forward" else self.op.vjp_signature
+        return self.op.signature_of(self.which)
 
     @property
     def bound(self) -> Bound:
-        return self.op.bound if self.which == "forward" else _rule(self.op).bound
+        return self.op.bound_of(self.which)
 
     @property
     def name(self) -> str:
         """The entry point that computes it."""
-        return self.op.name if self.which == "forward" else f"{self.op.name}_bwd"
+        return self.op.entry(self.which)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -199,17 +199,17 @@ class Case:
         if self.which == "forward":
             return self.inputs
         known: dict[str, Any] = {**self.inputs, **self.cotangents}
-        if any(r not in known for r in _rule(self.op).reads):
+        if any(r not in known for r in self.op.rule.reads):
             with np.errstate(all="ignore"):
                 outs = _as_tuple(call_reference(self.op.reference, _spec_inputs(self.inputs), self.values))
                 for array, out in zip(self.op.signature.outputs, outs, strict=True):
                     known[array.name] = np.asarray(out, np.float64 if array.host else np.float32)
-        return {r: known[r] for r in _rule(self.op).reads}
+        return {r: known[r] for r in self.op.rule.reads}
 
     @property
     def reference(self) -> Callable[..., Any]:
         """The reference of what it computes."""
-        return self.op.reference if self.which == "forward" else _rule(self.op).reference
+        return self.op.reference_of(self.which)
 
     def _evaluated(self, arguments: Mapping[str, Any]) -> list[np.ndarray]:
         """The reference's results, in the type it gives them."""
@@ -262,12 +262,6 @@ class Case:
         )
 
 
-def _rule(op: Op) -> registry.Vjp:
-    if op.vjp_rule is None:
-        raise ValueError(f"{op.name} has no VJP: {op.no_vjp}")
-    return op.vjp_rule
-
-
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
@@ -306,7 +300,10 @@ def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
 
 
 def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a non-elementwise array for given dimensions and parameters; of a list, that of its elements end to end."""
+    """The shape of an array for given dimensions and parameters, of an elementwise one (n); of a list, that of its elements end
+    to end."""
+    if array.elementwise:
+        return (int(values["n"]),)
     if array.listed:
         return (int(sum(values["lengths"])),)
     shape: list[int] = []
@@ -336,8 +333,7 @@ def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
     """The data classes a row is drawn with: its own, else those of its bound's kind."""
     if op.data is not None:
         return op.data
-    kind = (op.bound if which == "forward" else _rule(op).bound).kind
-    if kind == "tree":
+    if op.bound_of(which).kind == "tree":
         return ("normal", "uniform", "integers", "special", "structured")
     return ("normal", "uniform", "wide", "special", "structured")
 
@@ -386,10 +382,8 @@ def _values(op: Op, d: Draw) -> dict[str, Any]:
 
 
 def _elements(op: Op, values: Mapping[str, Any]) -> int:
-    sig = op.signature
-    if sig.elementwise:
-        return int(values["n"]) * (len(sig.inputs) + len(sig.outputs))
-    return sum(int(np.prod(shape_of(a, values), dtype=np.int64)) for a in sig.inputs + sig.outputs)
+    arrays = op.signature.inputs + op.signature.outputs
+    return sum(int(np.prod(shape_of(a, values), dtype=np.int64)) for a in arrays)
 
 
 def _admissible(op: Op, rng: np.random.Generator, budget: int) -> dict[str, Any]:
@@ -463,7 +457,7 @@ def build_case(
             elif a.optional and optional.random() < 0.25:
                 inputs[a.name] = None
             else:
-                inputs[a.name] = draw(a, (int(values["n"]),) if a.elementwise else shape_of(a, values), a.name, span)
+                inputs[a.name] = draw(a, shape_of(a, values), a.name, span)
         if sig.elementwise and data == "special" and not given:
             corners(generator("corners", *tags), [x for x in inputs.values() if x is not None], extremes)
         cotangents = {}

@@ -27,9 +27,10 @@ Outputs
     ``ps_out: list[count]``        a list of outputs of the lengths of the input lists; each may be the input of its index, as
                                    the operation is elementwise; a row has either lists or other outputs
 
-In C the order is: inputs, dimensions in order of first appearance (or as ``order="rows, cols"`` says), parameters, outputs. A dimension list is a pointer and
-a rank. A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an output, or ``g`` (``g_NAME``
-where there are several outputs), each name on the right is ``g`` and an input; shapes follow from the operation's own.
+In C the order is: inputs, dimensions in order of first appearance (or as ``order="rows, cols"`` says), parameters, outputs.
+A dimension list is a pointer and a rank. A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an
+output, or ``g`` (``g_NAME`` where there are several outputs), each name on the right is ``g`` and an input; shapes follow from
+the operation's own.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ class Op:
     #: what computes it on CUDA: "own" kernel or the library's name
     cuda: str = "own"
     checks: tuple[Check, ...] = ()
-    #: draws dimensions and parameters: draw(rng, size) -> dict; None uses the default draw of tlspec.cases
+    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.cases.Draw`; what it leaves out is drawn there
     draw: Callable[..., dict[str, Any]] | None = None
     #: inputs that are squares or norms, drawn as absolute values except among special ones
     nonnegative: tuple[str, ...] = ()
@@ -322,12 +323,32 @@ class Op:
         return register
 
     @property
+    def rule(self) -> Vjp:
+        """The VJP. Raises ValueError where the row has none."""
+        if self.vjp_rule is None:
+            raise ValueError(f"{self.name} has no VJP: {self.no_vjp}")
+        return self.vjp_rule
+
+    def entry(self, which: str) -> str:
+        """The name of the entry point that computes "forward" or "vjp"."""
+        return self.name if which == "forward" else f"{self.name}_bwd"
+
+    def bound_of(self, which: str) -> Bound:
+        """The bound of "forward" or "vjp"."""
+        return self.bound if which == "forward" else self.rule.bound
+
+    def signature_of(self, which: str) -> Signature:
+        """The signature of "forward" or "vjp"."""
+        return self.signature if which == "forward" else self.vjp_signature
+
+    def reference_of(self, which: str) -> Callable[..., Any]:
+        """The float64 reference of "forward" or "vjp"."""
+        return self.reference if which == "forward" else self.rule.reference
+
+    @property
     def vjp_signature(self) -> Signature:
         """The signature of the VJP's own entry point, ``<op>_bwd``."""
-        rule = self.vjp_rule
-        if rule is None:
-            raise ValueError(f"{self.name} has no VJP: {self.no_vjp}")
-        sig = self.signature
+        rule, sig = self.rule, self.signature
         arrays = {a.name: a for a in sig.inputs + sig.outputs}
         for o in sig.outputs:
             cot = "g" if len(sig.outputs) == 1 else f"g_{o.name}"

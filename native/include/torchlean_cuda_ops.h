@@ -1745,8 +1745,8 @@ TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torc
  *
  * Shapes: gs a list of tensors, out one element.
  *
- * Special values: NaN where a number is NaN, else infinity where one is
- * infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+ * Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
+ * empty list, or of empty tensors, is 0.
  *
  * Shapes: gs: list[count] -> out[1] */
 TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, torchlean_buffer *const *gs,
@@ -1760,8 +1760,8 @@ TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, tor
  *
  * Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
  *
- * Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
- * 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+ * Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
+ * factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
  *
  * Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
  *

@@ -17,11 +17,12 @@ import pytest
 import tlrt
 from tlrt.verify import Settings, Verifier, plan
 from tlrt.verify_report import Failure
-from tlrt.verify_run import POISON, Runtime, face
+from tlrt.verify_run import POISON, Runtime
 from tlspec import abi, registry
 from tlspec.abi import Entry
 from tlspec.bounds import Bound
 from tlspec.cases import draw_case, refused_by, shape_of
+from tlspec.pyface import face
 from tlspec.registry import Array
 
 #: entry points a defect is planted in, at most, per family

@@ -115,8 +115,8 @@ ENTRY = [
 SPEC = [
     Defect(
         "tlspec/bounds.py",
-        "factor = np.minimum(h, LAMBDA * np.sqrt(h))",
-        "factor = h * 40",
+        "return np.minimum(height, LAMBDA * np.sqrt(height))",
+        "return np.multiply(height, 40)",
         "sums may be forty times as wrong",
         tests="tests/spec tests/meta",
     ),

@@ -16,10 +16,11 @@ import pytest
 import tlrt
 from tlrt import errors
 from tlrt.verify import whiches
-from tlrt.verify_run import Runtime, face
+from tlrt.verify_run import Runtime
 from tlspec import pyface, registry
 from tlspec.cases import Case, break_check, build_case, cotangent_names, draw_case, generator, refused_by, shape_of
-from tlspec.registry import Op, Signature
+from tlspec.pyface import face
+from tlspec.registry import Op
 
 POISON = np.uint32(0x7FC0DEAD)
 
@@ -98,16 +99,9 @@ def has_kernel(row: Op, which: str) -> bool:
     return own and not row.signature.lists
 
 
-def signature(row: Op, which: str) -> Signature:
-    return row.signature if which == "forward" else row.vjp_signature
-
-
 def takes(kind: str) -> Callable[[Op, str], bool]:
     """Whether the entry point's Python function has an argument of that kind."""
-    return lambda row, which: (
-        has_kernel(row, which)
-        and any(a.kind == kind for a in face(row.name if which == "forward" else f"{row.name}_bwd"))
-    )
+    return lambda row, which: has_kernel(row, which) and any(a.kind == kind for a in face(row.entry(which)))
 
 
 pytestmark = pytest.mark.only(where=has_kernel)
@@ -179,7 +173,7 @@ def test_input_of_wrong_length(call: Call, by: int) -> None:
     call.make()  # put right again, it runs
 
 
-@pytest.mark.only(where=lambda row, which: any(a.host for a in signature(row, which).inputs))
+@pytest.mark.only(where=lambda row, which: any(a.host for a in row.signature_of(which).inputs))
 @pytest.mark.parametrize("by", [-1, 1], ids=["short", "long"])
 def test_host_array_of_wrong_length(call: Call, by: int) -> None:
     hosts = [a.name for a in call.case.signature.inputs if a.host]
@@ -212,7 +206,7 @@ def test_missing_input(call: Call) -> None:
             call.arguments[a.name] = kept
 
 
-@pytest.mark.only(where=lambda row, which: signature(row, which).buffers)
+@pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_array_instead_of_buffer(call: Call) -> None:
     for name in call.buffers:
         kept = call.arguments[name]
@@ -221,7 +215,7 @@ def test_array_instead_of_buffer(call: Call) -> None:
         call.arguments[name] = kept
 
 
-@pytest.mark.only(where=lambda row, which: signature(row, which).buffers)
+@pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_released_buffer(call: Call) -> None:
     for name in call.buffers:
         kept = call.arguments[name]
@@ -238,7 +232,7 @@ def test_released_buffer(call: Call) -> None:
             call.out[i] = kept
 
 
-@pytest.mark.only(where=lambda row, which: signature(row, which).buffers)
+@pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_foreign_buffer(call: Call) -> None:
     with tlrt.device(call.runtime.name, new=True) as other:
         for name in call.buffers:
@@ -447,7 +441,7 @@ def alike(case: Case) -> bool:
     return 0 not in sizes and len(set(sizes)) < len(sizes)
 
 
-@pytest.mark.only(where=lambda row, which: len(signature(row, which).outputs) > 1)
+@pytest.mark.only(where=lambda row, which: len(row.signature_of(which).outputs) > 1)
 def test_outputs_that_are_one_buffer(entry: tuple[Op, str], runtime: Runtime) -> None:
     case = case_of(entry, alike)
     sizes = [math.prod(case.shape(a)) for a in case.signature.outputs]

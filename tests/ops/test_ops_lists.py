@@ -365,6 +365,9 @@ def test_c_refuses_what_python_never_sends(runtime: Runtime) -> None:
     assert step(context, ffi.NULL, ffi.NULL, ffi.NULL, 0, 0.1, 0.9, 0.0, 0.0, 0, ffi.NULL, ffi.NULL) == 0
     many = 2**32 - 1
     assert step(context, given, given, given, many, 0.1, 0.9, 0.0, 0.0, 0, one, two) == 30
+    # a list that is not there is refused before room is made for what it would hold
+    assert step(context, given, given, ffi.NULL, many, 0.1, 0.9, 0.0, 0.0, 0, one, two) == 10
+    assert step(context, given, given, given, many, 0.1, 0.9, 0.0, 0.0, 0, one, ffi.NULL) == 10
     assert run(given, given, given, one, two)[0] == 0
     assert all(one)
     for handle in [*one, *two[0:2]]:

@@ -92,7 +92,7 @@ def batch_dimension(row: Op, which: str) -> tuple[str, tuple[int, ...]] | None:
 @cache
 def _batch_dimension(name: str, which: str) -> tuple[str, tuple[int, ...]] | None:
     row = registry.get(name)
-    sig = row.signature if which == "forward" else row.vjp_signature
+    sig = row.signature_of(which)
     if sig.lists:  # their tensors have lengths of their own; the laws split them
         return None
     for dim in (d for d in row.signature.dims if not d.startswith("*")):

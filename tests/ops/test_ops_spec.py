@@ -107,7 +107,7 @@ def test_sum_of_zeros_is_plus_zero(row: Op, runtime: Runtime) -> None:
                 assert all(x.size == 0 for x in zeros.values()) or not np.isnan(out).any()
 
 
-@pytest.mark.only(where=lambda row, which: (row.bound if which == "forward" else row.vjp_rule.bound).fixed is not None)
+@pytest.mark.only(where=lambda row, which: row.bound_of(which).fixed is not None)
 def test_nan_payloads_are_drawn(entry: tuple[Op, str]) -> None:
     """Rows that keep bits meet NaNs of both signs, quiet and signalling, with payloads."""
     row, which = entry

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 import tlrt
 from bench import growth, results
-from bench.measure import Subject, draw_inputs, operand_bytes, shape_of
+from bench.measure import Subject, draw_inputs, operand_bytes
+from tlrt.campaign.report import Meter
 from tlspec import registry
-from tlspec.cases import refused_by
+from tlspec.cases import refused_by, shape_of
 from tlspec.registry import Op
 
 #: bytes a test may draw
@@ -63,11 +65,22 @@ def test_slope_of_a_power() -> None:
     assert growth.slope(sizes, [3 * n**1.75 for n in sizes]) == pytest.approx(1.75)
 
 
+@pytest.mark.only(where=lambda row: row.torch is not None and any(o.listed for o in row.signature.outputs))
+def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op) -> None:
+    """Its first result is compared with the reference's single step."""
+    torch = MagicMock()
+    call = Subject(row, {**row.bench[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
+    in_place = lambda: [name for name, *_ in torch.method_calls if name.endswith("_")]
+    assert call is not None and in_place() == []
+    call()
+    assert len(in_place()) == 1
+
+
 def test_growth_entries_are_reported() -> None:
     device = tlrt.device("cpu", new=True)
     sweep = next(s for s in growth.sweeps(False) if s.memory)
     sweep.sizes = [{**s, "n": s["n"] // 16} for s in sweep.sizes[:3]]
-    entries = [*growth.run_sweep(sweep, device, growth.Bar(3))]
+    entries = [*growth.run_sweep(sweep, device, Meter(3.0, "sizes"))]
     assert [e.what for e in entries] == ["time", "memory"]
     assert all(len(e.values) == 3 and min(e.values) > 0 for e in entries)
     four = [4 * 4 * s["batch"] * s["n"] * s["d"] for s in sweep.sizes]

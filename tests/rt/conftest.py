@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tlrt
+from tlrt.spec import SpecDevice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,19 @@ def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
         gc.collect()
         if not device.closed and not request.node.stash.get(FAILED, False):  # a traceback keeps its buffers
             assert device.memory().live_buffers == 0, "buffers leaked"
+
+
+@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def s(request: pytest.FixtureRequest) -> Iterator[tlrt.Session]:
+    """A session on each device; nothing may be live on its device afterwards."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
+    session = tlrt.Session(device, seed=5)
+    yield session
+    session.close()
+    assert device.memory().live_buffers == 0, "buffers leaked"
+    device.close()
 
 
 @pytest.fixture

@@ -9,42 +9,18 @@ repeated in float32 NumPy and must agree bit for bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from tlrt.differential import case_of
 from tlrt.tape import AnyBuffer, Node, Tape
-from tlspec.cases import Case, build_case, generator, shape_of
+from tlspec.cases import Case
 from tlspec.compare import Comparison, compare, same_bits
 
 
-def case_of(tape: Tape, node: Node, g: np.ndarray | None = None) -> Case:
-    """The node's call, or that of its VJP for a cotangent, as a case on the tape's own values."""
-    plan = node.plan
-    assert plan is not None
-    row = plan.row
-    values = dict(plan.values)
-    for p in row.signature.params:
-        if p.kind == "float":
-            values[p.name] = float(np.float32(values[p.name]))
-    buffers = iter(node.parents)
-    given: dict[str, Any] = {}
-    for a in row.signature.inputs:
-        if a.host:
-            given[a.name] = np.asarray(node.hosts[a.name]).reshape(shape_of(a, values))
-            continue
-        parent = next(buffers)
-        flat = None if parent is None else tape.nodes[parent].buffer.numpy()
-        given[a.name] = flat if flat is None or a.elementwise else flat.reshape(shape_of(a, values))
-    if g is None:
-        return build_case(row, values, given, generator("tape"))
-    case = build_case(row, values, {**given, "g": None}, generator("tape"), which="vjp")
-    out = row.signature.outputs[0]
-    shape = (-1,) if out.elementwise else shape_of(out, values)
-    known = {**given, "g": g.reshape(shape), out.name: node.buffer.numpy().reshape(shape)}
-    assert row.vjp_rule is not None
-    case.__dict__["arguments"] = {r: known[r] for r in row.vjp_rule.reads}  # the tape's own result, not the reference's
-    return case
+def call_of(tape: Tape, node: Node, g: np.ndarray | None = None) -> Case:
+    """The node's call, or that of its VJP for a cotangent, on the tape's own values."""
+    parents = [None if p is None else tape.nodes[p].value.numpy() for p in node.parents]
+    return case_of(node, parents, node.value.numpy(), None if g is None else g.reshape(node.shape))
 
 
 def held(case: Case, got: list[np.ndarray | None], where: str) -> list[Comparison]:
@@ -66,7 +42,7 @@ def forward(tape: Tape) -> float:
     worst = 0.0
     for i, node in enumerate(tape.nodes):
         if node.plan is not None:
-            worst = max([worst, *(c.share for c in held(case_of(tape, node), [node.buffer.numpy()], f"{i}: {node}"))])
+            worst = max([worst, *(c.share for c in held(call_of(tape, node), [node.buffer.numpy()], f"{i}: {node}"))])
         elif node.parents:
             (parent,) = node.parents
             assert same_bits(node.buffer.numpy(), tape.nodes[parent].buffer.numpy()).ok, f"{i}: {node}"  # type: ignore[index]
@@ -89,7 +65,7 @@ def backward(tape: Tape, output: int, seed: np.ndarray) -> float:
             contributions: list[tuple[int, np.ndarray]] = [(node.parents[0], g)]  # type: ignore[list-item]
         else:
             contributions = pulled(tape, node, g)
-            case = case_of(tape, node, g)
+            case = call_of(tape, node, g)
             by_place = dict(zip(node.plan.gives, range(len(node.plan.gives)), strict=True))
             got: list[np.ndarray | None] = [None] * len(by_place)
             for place, value in contributions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import tlrt
 from tlrt import kernels, verify
-from tlrt.campaign import alarms, command, determinism
+from tlrt.campaign import alarms, command, determinism, report
 from tlrt.campaign.determinism import BATCH, Determinism
 from tlspec import registry
 
@@ -25,6 +26,23 @@ def named(device: str) -> str:
     if device not in {d.partition(":")[0] for d in tlrt.devices()}:
         pytest.skip("no CUDA device on this machine")
     return tlrt.device(device).name
+
+
+def test_work_is_shared_out_until_something_fails() -> None:
+    done: list[int] = []
+    report.share_out(range(100), 3, lambda: nullcontext(done.append))
+    assert sorted(done) == list(range(100))
+    report.share_out(range(100), 3, lambda: nullcontext(done.append), 0.0)
+    assert len(done) == 100
+
+    def fails(item: int) -> None:
+        done.append(item)
+        if item == 3:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError):
+        report.share_out(range(10**6), 3, lambda: nullcontext(fails))
+    assert len(done) < 10**6
 
 
 class Spoilt:

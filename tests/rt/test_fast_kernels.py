@@ -153,11 +153,11 @@ def test_tape_operations_are_the_plain_ones(dev: tlrt.Device, precision: Any, ba
             node = tape.node(plain)
             while node.plan is None:  # a vector goes through views
                 node = tape.node(node.parents[0])
-            tape_audit.held(tape_audit.case_of(tape, node), [tape.value(mine).numpy().reshape(-1)], "value")
+            tape_audit.held(tape_audit.call_of(tape, node), [tape.value(mine).numpy().reshape(-1)], "value")
             g = draw(*tape.shape(mine), key="g").astype(np.float32)
             found = tape.backward(mine, g)
             got = [found[p].numpy().reshape(-1) if tape.node(p).requires_grad else None for p in operands]
-            tape_audit.held(tape_audit.case_of(tape, node, g), got, "gradient")
+            tape_audit.held(tape_audit.call_of(tape, node, g), got, "gradient")
         loss = fast.mse_loss_fast(tape, pairs[1][0], t)
         grads = tape.backward_sparse(loss)
         assert set(grads) == {w, b, x}

@@ -44,6 +44,11 @@ def test_no_call_crashes_leaks_or_lies(driver):
     assert not tried & {"CUDA", "CUBLAS", "CUFFT", "INTERNAL"}
 
 
+def test_a_driver_that_does_not_start_is_no_pass(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        hostile.calls(10, driver=tmp_path / "none", workers=2, sanitize="")
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_calls_from_eight_threads(driver, shared):
     document = hostile.calls(40_000, driver=driver, workers=1, threads=8, shared=shared, sanitize="")

@@ -9,23 +9,9 @@ import pytest
 
 import tlrt
 from tlrt import Session, errors, nn
-from tlrt.spec import SpecDevice
 
 DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
 U64 = 2.0**-53
-
-
-@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def s(request):
-    """A session on each device; nothing may be live on its device afterwards."""
-    if request.param == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
-    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
-    session = Session(device, seed=5)
-    yield session
-    session.close()
-    assert device.memory().live_buffers == 0, "buffers leaked"
-    device.close()
 
 
 #: name -> (the layer, the shape of its input)

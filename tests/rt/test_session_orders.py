@@ -7,23 +7,14 @@ import gc
 import numpy as np
 import pytest
 
-import tlrt
-from tlrt import Session, checkpoint, errors, nn, optim
-from tlrt.spec import SpecDevice
+from tlrt import checkpoint, errors, nn, optim
 
 
-@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def s(request):
-    """A session on each device; nothing may be live on its device afterwards."""
-    if request.param == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
-    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
-    session = Session(device, seed=5)
-    yield session
-    session.close()
+@pytest.fixture
+def s(s):
+    """What was refused is kept alive by the frames of its exception until they are collected."""
+    yield s
     gc.collect()
-    assert device.memory().live_buffers == 0, "buffers leaked"
-    device.close()
 
 
 # ---- gradients in odd orders

@@ -116,7 +116,7 @@ def test_rounded_reference_passes(entry: tuple[Op, str]) -> None:
                 assert found.ok, found.explain(a.name)
 
 
-@pytest.mark.only(where=lambda row, which: (row.bound if which == "forward" else row.vjp_rule.bound).in_float32)
+@pytest.mark.only(where=lambda row, which: row.bound_of(which).in_float32)
 def test_ordered_references_add_in_order(entry: tuple[Op, str]) -> None:
     """The float32 reference is within the worst case of the float64 one, and where nothing rounds it is the same."""
     row, which = entry

@@ -46,9 +46,7 @@ def _work(
 ) -> list[dict[str, Any]]:
     """`count` comparisons of one entry point on every device, the cases beginning at `seed`."""
     op = registry.get(name)
-    bound = op.bound if which == "forward" or op.vjp_rule is None else op.vjp_rule.bound
-    entry = op.name if which == "forward" else f"{op.name}_bwd"
-    rows = {d: _blank(entry, d, bound.text) for d in devices}
+    rows = {d: _blank(op.entry(which), d, op.bound_of(which).text) for d in devices}
     runtimes = {d: Runtime(d, kernels) for d in devices}
     classes = data_classes(op, which)
     first = rows[devices[0]]

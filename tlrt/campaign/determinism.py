@@ -104,8 +104,7 @@ class Determinism:
 
     def _entry(self, op: Op, which: str, device: str) -> dict[str, Any]:
         runtime = self.runtimes[device]
-        name = op.name if which == "forward" else f"{op.name}_bwd"
-        row: dict[str, Any] = {"entry": name, "device": device, "failures": []}
+        row: dict[str, Any] = {"entry": op.entry(which), "device": device, "failures": []}
         for kind in ("repeats", "reused", "threads", "variants", "trims"):
             row[kind] = 0
         row |= {"batches": None, "batch": "no batch"}

@@ -357,14 +357,14 @@ _FINDERS: Mapping[str, Callable[[Mapping[str, Any]], Found]] = {
 }  # fmt: skip
 
 
-def family(entry: str) -> str:
-    """The family of an entry point; "other" where the registry has none."""
+def family(entry: str, otherwise: str = "other") -> str:
+    """The family of an entry point; `otherwise` where the registry has none."""
     for name in (entry, entry.removesuffix("_bwd")):
         try:
             return registry.get(name).family
         except KeyError:
             continue
-    return "other"
+    return otherwise
 
 
 def widest(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:

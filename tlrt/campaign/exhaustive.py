@@ -11,10 +11,12 @@ on different machines be compared.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,7 +182,6 @@ class Exhaustive:
         self.records: dict[str, dict[str, Any]] = {e.name: {} for e in chosen}
         self.specials: dict[str, list[dict[str, Any]]] = {}
         self.seconds: dict[str, float] = {e.name: 0.0 for e in chosen}
-        self.error: BaseException | None = None
         if state is not None and state.exists():
             self._resume(state)
 
@@ -190,8 +191,6 @@ class Exhaustive:
         return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
 
     def _resume(self, path: Path) -> None:
-        import json
-
         known = json.loads(path.read_text(encoding="utf-8"))
         if known.get("key") != self._key():
             raise ValueError(f"{path} belongs to another run: it has {known.get('key')}, this run {self._key()}")
@@ -207,54 +206,39 @@ class Exhaustive:
 
     # ---- the run
 
-    def run(self, progress: Callable[[float, str], None] | None = None) -> None:
+    def run(self) -> None:
         """Does every chunk that is missing, until the budget is spent."""
         todo = [(e, c) for e in self.entries for c in range(self.chunks) if str(c) not in self.records[e.name]]
         done = sum(len(self.records[e.name]) for e in self.entries) * self.chunk
         meter = report.Meter(float(len(todo) * self.chunk + done), "inputs", float(done))
-        queue, lock, start = iter(todo), threading.Lock(), time.monotonic()
-        saved = [start]
+        lock, saved = threading.Lock(), [time.monotonic()]
 
-        def work() -> None:
-            worker = None
+        @contextmanager
+        def hand() -> Iterator[Callable[[tuple[Entry, int]], None]]:
+            worker = _Worker(self)
+
+            def do(item: tuple[Entry, int]) -> None:
+                (entry, number), began = item, time.monotonic()
+                record = worker.chunk(entry, number)
+                with lock:
+                    self.records[entry.name][str(number)] = record
+                    self.seconds[entry.name] += (time.monotonic() - began) / self.workers
+                    if time.monotonic() - saved[0] > INTERVAL:
+                        self.save()
+                        saved[0] = time.monotonic()
+                meter.step(float(self.chunk), entry.name)
+
             try:
-                worker = _Worker(self)
-                while self.error is None and (self.budget is None or time.monotonic() - start < self.budget):
-                    with lock:
-                        item = next(queue, None)
-                    if item is None:
-                        break
-                    entry, number = item
-                    began = time.monotonic()
-                    record = worker.chunk(entry, number)
-                    with lock:
-                        self.records[entry.name][str(number)] = record
-                        self.seconds[entry.name] += (time.monotonic() - began) / self.workers
-                        if time.monotonic() - saved[0] > INTERVAL:
-                            self.save()
-                            saved[0] = time.monotonic()
-                    meter.step(float(self.chunk), entry.name)
-            except BaseException as error:  # handed to the caller
-                self.error = self.error or error
+                yield do
             finally:
-                if worker is not None:
-                    worker.close()
+                worker.close()
 
-        with cpu_settings(threads=1):  # chunks are the parallel work
-            threads = [threading.Thread(target=work) for _ in range(self.workers if todo else 0)]
-            for t in threads:
-                t.start()
-            try:
-                for t in threads:
-                    t.join()
-            except BaseException as stopped:  # Ctrl-C: the threads finish their chunk
-                self.error = stopped
-                for t in threads:
-                    t.join()
-        meter.close()
-        self.save()
-        if self.error is not None:
-            raise self.error
+        try:
+            with cpu_settings(threads=1):  # chunks are the parallel work
+                report.share_out(todo, self.workers, hand, self.budget)
+        finally:
+            meter.close()
+            self.save()
         worker = _Worker(self)
         for entry in self.entries:
             self.specials[entry.name] = self._special(worker, entry)
@@ -320,7 +304,7 @@ class Exhaustive:
             bad = differ or any(p["over"] or p["mismatches"] or p["undecided"] for p in per.values())
             row: dict[str, Any] = {
                 "entry": entry.name, "which": entry.which, "argument": entry.argument, "values": dict(entry.values),
-                "range": RANGES.get(entry.name, "all"), "limit": entry.limit, "bound": _bound(entry),
+                "range": RANGES.get(entry.name, "all"), "limit": entry.limit, "bound": entry.op.bound_of(entry.which).text,
                 "complete": len(records) == self.chunks, "seconds": round(self.seconds[entry.name], 1), "devices": per,
                 "special": special, "differ": differ if len(self.devices) > 1 else None,
             }  # fmt: skip
@@ -348,11 +332,6 @@ def _acceptable(y: np.float32, want: np.float32, limit: int) -> bool:
     if np.signbit(y) != np.signbit(want) or np.isinf(y) != np.isinf(want):
         return False
     return abs(int(y.view(np.uint32)) - int(want.view(np.uint32))) <= limit
-
-
-def _bound(entry: Entry) -> str:
-    rule = entry.op.vjp_rule
-    return entry.op.bound.text if entry.which == "forward" or rule is None else rule.bound.text
 
 
 def table(document: Mapping[str, Any]) -> str:

@@ -40,9 +40,8 @@ _LIMIT = 4000
 
 def build(cuda: bool = False) -> Path:
     """The library whose allocations fail on demand."""
-    with hostile._alone("build"):
-        for words in ((), ("FAULTS=1",)):
-            hostile.make("cuda" if cuda else "cpu", *words)
+    for words in ((), ("FAULTS=1",)):
+        hostile.make("cuda" if cuda else "cpu", *words)
     return hostile.ROOT / "native" / "build" / ("faults-cuda" if cuda else "faults") / "libtorchlean_cuda.so"
 
 
@@ -396,11 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = campaign(args.devices.split(","), args.every, args.modes)
     except hostile.HostileError as error:
         p.exit(1, f"faults: {error}\n")
-    document["verdict"] = "pass" if ok(document) else "fail"
-    if args.json:
-        report.write(Path(args.json), document)
-    print(table(document))
-    return 0 if ok(document) else 1
+    return report.finish(document, ok(document), table(document), args.json)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,17 @@ from __future__ import annotations
 import html
 import math
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import evidence, html_style, svg
+from tlrt.campaign import evidence, html_style, report, svg
+from tlrt.campaign.alarms import EDGES
 from tlrt.campaign.evidence import PARTS, Evidence, Finding, Source
 from tlspec import registry
 
-__all__ = ["calls", "count", "made_here", "page", "plural", "share", "write"]
+__all__ = ["calls", "count", "inputs", "made_here", "page", "plural", "share", "write"]
 
 #: failures and worst cases that the page lists one by one
 SHOWN = 50
@@ -125,9 +125,6 @@ def _figures(ev: Evidence) -> str:
         if figures:
             out.append(f"<h3>{e(ev.label(device))}</h3><p>{note}</p><div class=figures>{''.join(figures)}</div>")
     return "".join(out)
-
-
-EDGES = (0.0, 1 / 1024, 1 / 256, 1 / 128, 1 / 64, 1 / 50, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
 # ---- the summary -----------------------------------------------------------------------------------------------------
@@ -533,22 +530,7 @@ def page(sources: Sequence[Source], title: str = "Verification report") -> str:
 
 def made_here(name: str, document: Mapping[str, Any]) -> Source:
     """The source that a document just made is, with the commit where the tree is a checkout."""
-    return evidence.read(f"{name}, this run", {"commit": _commit(), **document})
-
-
-def _commit() -> str:
-    """The tree's commit, with '+' for local changes; nothing where git does not tell."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return ""
-    answers = []
-    for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
-        try:
-            done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-        answers.append(done.stdout.strip())
-    return answers[0][:12] + ("+" if answers[1] else "")
+    return evidence.read(f"{name}, this run", {"commit": report.commit(12), **document})
 
 
 def write(path: Path, sources: Sequence[Source]) -> None:

@@ -8,8 +8,8 @@ within 26 of each other and with the low fraction bits cleared in half of them, 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -71,45 +71,34 @@ class Pairs:
             (n, d): {"op": n, "device": d, "structured": 0, "random": 0, "different": 0} for n in names for d in devices
         }
         self.differ: dict[str, int] = dict.fromkeys(names, 0)
-        self.error: BaseException | None = None
 
     def run(self) -> None:
         """Does all pairs, or as many as the budget allows."""
         square = self.values.size**2
         work = [(n, "structured", f, square) for n in self.names for f in range(0, square, self.chunk)]
         work += [(n, "random", f, self.count) for n in self.names for f in range(0, self.count, self.chunk)]
-        queue, lock, start = iter(work), threading.Lock(), time.monotonic()
+        lock = threading.Lock()
         meter = report.Meter(float((square + self.count) * len(self.names)), "pairs")
 
-        def turn() -> None:
+        @contextmanager
+        def hand() -> Iterator[Callable[[tuple[str, str, int, int]], None]]:
             import tlrt
 
-            contexts = []
-            try:
-                contexts = [tlrt.Device.new(d) for d in self.devices]
-                while self.error is None and (self.budget is None or time.monotonic() - start < self.budget):
-                    with lock:
-                        item = next(queue, None)
-                    if item is None:
-                        break
+            with ExitStack() as stack:
+                contexts = [stack.enter_context(tlrt.Device.new(d)) for d in self.devices]
+
+                def do(item: tuple[str, str, int, int]) -> None:
                     name, kind, first, total = item
                     self._chunk(contexts, name, kind, first, min(self.chunk, total - first), lock)
                     meter.step(float(min(self.chunk, total - first)), f"{name}, {kind}")
-            except BaseException as error:  # handed to the caller
-                self.error = self.error or error
-            finally:
-                for context in contexts:
-                    context.close()
 
-        with cpu_settings(threads=1):
-            threads = [threading.Thread(target=turn) for _ in range(min(self.workers, len(work)))]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
-        meter.close()
-        if self.error is not None:
-            raise self.error
+                yield do
+
+        try:
+            with cpu_settings(threads=1):
+                report.share_out(work, self.workers, hand, self.budget)
+        finally:
+            meter.close()
 
     def _chunk(self, contexts: list[Any], name: str, kind: str, first: int, n: int, lock: threading.Lock) -> None:
         from tlrt import Buffer

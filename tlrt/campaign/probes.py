@@ -17,7 +17,7 @@ import numpy as np
 from tlrt.campaign.trees import HUGE, SMALL
 from tlrt.verify_run import Runtime
 from tlspec import registry
-from tlspec.bounds import Bound, call_named
+from tlspec.bounds import call_named
 
 __all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "columns_of", "declared", "ones", "same", "target"]
 
@@ -105,8 +105,7 @@ TARGETS: list[Target] = []
 def declared(op: str, which: str, **values: Any) -> Any:
     """The height that a row's bound uses (:func:`tlspec.bounds.tree`, :func:`tlspec.bounds.ordered`)."""
     row = registry.get(op)
-    bound: Bound | None = row.bound if which == "forward" else row.vjp_rule.bound if row.vjp_rule else None
-    assert bound is not None
+    bound = row.bound_of(which)
     function: Any = bound.function
     height = inspect.getclosurevars(function).nonlocals.get("height")
     if height is None:

@@ -122,24 +122,16 @@ def _exponents(x: np.ndarray) -> np.ndarray:
         return np.log(x.astype(np.float64)).astype(np.float32)
 
 
-@target("softmax", "denominator", positive=True)
-def _softmax(k: Calls, n: int) -> Query:
-    v = {"rows": ROWS, "cols": n}
+def _denominator(name: str) -> Callable[[Calls, int], Query]:
+    def build(k: Calls, n: int) -> Query:
+        v = {"rows": ROWS, "cols": n}
 
-    def sums(x: np.ndarray) -> np.ndarray:
-        return -k("softmax", {"x": _exponents(x)}, v)[0].reshape(ROWS, n).max(axis=1)
+        def sums(x: np.ndarray) -> np.ndarray:
+            return -k(name, {"x": _exponents(x)}, v)[0].reshape(ROWS, n).max(axis=1)
 
-    return Query(n, ROWS, tree_height(n), 0, sums, v)
+        return Query(n, ROWS, tree_height(n), 0, sums, v)
 
-
-@target("log_softmax", "denominator", positive=True)
-def _log_softmax(k: Calls, n: int) -> Query:
-    v = {"rows": ROWS, "cols": n}
-
-    def sums(x: np.ndarray) -> np.ndarray:
-        return -k("log_softmax", {"x": _exponents(x)}, v)[0].reshape(ROWS, n).max(axis=1)
-
-    return Query(n, ROWS, tree_height(n), 0, sums, v)
+    return build
 
 
 def _softmax_bwd(name: str) -> Callable[[Calls, int], Query | None]:
@@ -160,8 +152,9 @@ def _softmax_bwd(name: str) -> Callable[[Calls, int], Query | None]:
     return build
 
 
-TARGETS.append(Target("softmax", "gx", _softmax_bwd("softmax")))
-TARGETS.append(Target("log_softmax", "gx", _softmax_bwd("log_softmax")))
+for _name in ("softmax", "log_softmax"):
+    TARGETS.append(Target(_name, "denominator", _denominator(_name), positive=True))
+    TARGETS.append(Target(_name, "gx", _softmax_bwd(_name)))
 
 
 def _statistics(name: str) -> Callable[[Calls, int], Query | None]:

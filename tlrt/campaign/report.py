@@ -1,4 +1,4 @@
-"""What the campaigns share: progress, tables, documents."""
+"""What the campaigns share: progress, threads, tables, documents."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 
-__all__ = ["Meter", "columns", "float_text", "head", "plain", "processors", "write"]
+from tlrt.verify_report import plain
+
+__all__ = ["Meter", "columns", "finish", "commit", "float_text", "head", "processors", "share_out", "write"]
+
+T = TypeVar("T")
 
 
 class Meter:
@@ -95,6 +101,58 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def share_out(
+    items: Sequence[T],
+    workers: int,
+    hand: Callable[[], AbstractContextManager[Callable[[T], None]]],
+    budget: float | None = None,
+) -> None:
+    """Does every item in threads, each with what a `hand` of its own gives, until the budget in seconds is spent. The first
+    exception ends all of them and is raised here; at Ctrl-C they finish the items in their hands."""
+    queue, lock, start = iter(items), threading.Lock(), time.monotonic()
+    errors: list[BaseException] = []
+
+    def turn() -> None:
+        try:
+            with hand() as do:
+                while not errors and (budget is None or time.monotonic() - start < budget):
+                    with lock:
+                        item = next(queue, None)
+                    if item is None:
+                        break
+                    do(item)
+        except BaseException as error:  # handed to the caller
+            errors.append(error)
+
+    threads = [threading.Thread(target=turn) for _ in range(min(workers, len(items)))]
+    for t in threads:
+        t.start()
+    try:
+        for t in threads:
+            t.join()
+    except BaseException as stopped:
+        errors.insert(0, stopped)
+        for t in threads:
+            t.join()
+    if errors:
+        raise errors[0]
+
+
+def commit(length: int = 40) -> str:
+    """The tree's commit, with '+' for local changes; nothing where git does not tell."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    answers = []
+    for words in (["rev-parse", "HEAD"], ["status", "--porcelain"]):
+        try:
+            done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+        answers.append(done.stdout.strip())
+    return answers[0][:length] + ("+" if answers[1] else "")
+
+
 def head(devices: Sequence[str]) -> dict[str, Any]:
     """Where and with what a campaign ran."""
     import tlrt
@@ -112,19 +170,18 @@ def head(devices: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def plain(x: Any) -> Any:
-    """A document JSON can hold: NumPy scalars as numbers, infinities and NaN as text."""
-    if isinstance(x, dict):
-        return {str(k): plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [plain(v) for v in x]
-    if isinstance(x, np.generic):
-        x = x.item()
-    return str(x) if isinstance(x, float) and not np.isfinite(x) else x
-
-
 def write(path: Path, document: Any) -> None:
     """Writes a document; the file is replaced as a whole, so that an interruption leaves the old one."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     partial.write_text(json.dumps(plain(document), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def finish(document: dict[str, Any], fine: bool, text: str, target: str | None) -> int:
+    """Ends a campaign's command: enters the verdict, writes the document where a file is given, prints the table `text`; the
+    exit status."""
+    document["verdict"] = "pass" if fine else "fail"
+    if target:
+        write(Path(target), document)
+    print(text)
+    return 0 if fine else 1

@@ -133,11 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--json", metavar="FILE")
     args = p.parse_args(argv)
     document = soak(args.device, args.steps, seed=args.seed)
-    document["verdict"] = "pass" if ok(document) else "fail"
-    if args.json:
-        report.write(Path(args.json), document)
-    print(table(document))
-    return 0 if ok(document) else 1
+    return report.finish(document, ok(document), table(document), args.json)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import LAMBDA, TINY, U, custom, spacing
+from tlspec.bounds import TINY, U, custom, factor, spacing
 from tlspec.registry import check, op
 
 #: the score that replaces a blocked one in mask_mode 1
@@ -52,11 +52,6 @@ def _softmax(Q, K, mask, mask_mode, scale):
     return S - m, E, total, blocked
 
 
-def _factor(h):
-    """min(h, λ√h) of tlspec.bounds."""
-    return min(h, LAMBDA * h**0.5)
-
-
 def _split(k):
     """Worst case, in u, of a sum of k products on CUDA's tensor cores (native/src/cuda/split_mma.cuh).
 
@@ -70,7 +65,7 @@ def _split(k):
 
 def _sum(h, k, split):
     """Factor of u for a sum of k products of height h on either device."""
-    return max(_factor(h), _split(k)) if split else _factor(h)
+    return max(factor(h), _split(k)) if split else factor(h)
 
 
 def _on_tensor_cores(n, d):
@@ -98,7 +93,7 @@ def _weight_error(Q, K, shifted, E, blocked, scale):
     ) * max(1.0, abs(scale)) * TINY
     if blocked is not None:
         score = np.where(blocked, 0.0, score)
-    return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * _factor(rescalings))), 0.0)
+    return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * factor(rescalings))), 0.0)
 
 
 def _attention_tolerance(Q, K, V, mask, mask_mode, scale):

@@ -179,11 +179,8 @@ def _draw(transposed: bool, rank: int | None = None):
         order = d.rng.permutation(r)
         lists = [[v[int(i)] for i in order] for v in (spatial, kernel, stride, padding)]
         values = {"batch": batch, "in_channels": in_channels, "out_channels": out_channels}
-        if rank is None:
-            return {**values, **dict(zip(("spatial", "kernel", "stride", "padding"), lists, strict=True))}
-        for name, pair in zip(("in", "kernel", "stride", "padding"), lists, strict=True):
-            values |= {f"{name}_h": pair[0], f"{name}_w": pair[1]}
-        return values
+        values |= dict(zip(("spatial", "kernel", "stride", "padding"), lists, strict=True))
+        return values if rank is None else _flat(values)
 
     return draw
 

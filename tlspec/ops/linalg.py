@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import LAMBDA, column_height, custom, tree
+from tlspec.bounds import column_height, custom, factor, tree
 from tlspec.registry import op
 
 SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
@@ -92,7 +92,7 @@ def linear_vjp(W, x, g):
 def _dgemm_tolerance(A, B):
     """The tree bound with float64's u = 2^-53, plus the rounding of the result and of the reference."""
     u, h = 2.0**-53, A.shape[1]
-    return min(h, LAMBDA * h**0.5) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
+    return factor(h) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
 
 
 @op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]", bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"),

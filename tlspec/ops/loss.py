@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tlspec.bounds import TINY, U, custom, spacing, tree, tree_height
-from tlspec.ops.softmax import exponentials, shifted, sum_factor
+from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
+from tlspec.ops.softmax import exponentials, shifted
 from tlspec.registry import check, op
 
 # ---- mean squared error ---------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def cross_entropy_tolerance(logits, labels):
     at = t[np.arange(len(labels)), labels]
     loss = np.log(s[:, 0]) - at
     each = total[:, 0] + 1.5 * spacing(np.log(s[:, 0])) + U * (np.abs(at) + np.abs(loss))
-    return 1.001 * (each + (sum_factor(tree_height(rows)) + 1) * U * np.abs(loss)).sum(keepdims=True) / rows + 2 * TINY
+    return 1.001 * (each + (factor(tree_height(rows)) + 1) * U * np.abs(loss)).sum(keepdims=True) / rows + 2 * TINY
 
 
 def cross_entropy_vjp_tolerance(logits, labels, g):

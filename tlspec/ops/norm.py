@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, tree_height
+from tlspec.bounds import TINY, U, column_height, custom, factor, tree_height
 from tlspec.laws import equation
 from tlspec.registry import check, op
 
@@ -28,11 +28,6 @@ EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
 
 
 # ---- error propagation: (value, error) pairs ------------------------------------------------------------------------
-
-
-def factor(height: int) -> float:
-    """min(h, λ√h): by how many u a sum over a tree of height h may be off, relative to the sum of magnitudes."""
-    return float(min(height, LAMBDA * np.sqrt(height)))
 
 
 def times(a, b):

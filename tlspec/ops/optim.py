@@ -7,7 +7,6 @@ corrections, the decay) is computed in float64 on the host and rounded once, the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,10 +124,8 @@ def _standing(name: str) -> laws.Law:
 
 
 def _pieces(x: Any, lengths: list[int]) -> Any:
-    """PyTorch's list of tensors, cut once."""
-    if not hasattr(x, "pieces"):
-        x.pieces = list(x.split(list(lengths)))
-    return x.pieces
+    """PyTorch's list of tensors."""
+    return list(x.split(list(lengths)))
 
 
 def _rates(d: Any) -> dict[str, Any]:
@@ -151,11 +148,16 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
 
 
 def _sgd_torch(torch: Any, ps: Any, gs: Any, lengths: list[int], lr: float, weight_decay: float) -> Any:
-    torch._fused_sgd_(
-        _pieces(ps, lengths), _pieces(gs, lengths), [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0,
-        nesterov=False, maximize=False, is_first_step=False,
-    )  # fmt: skip
-    return ps
+    pieces = [_pieces(x, lengths) for x in (ps, gs)]
+
+    def step() -> Any:
+        torch._fused_sgd_(
+            *pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False, maximize=False,
+            is_first_step=False,
+        )  # fmt: skip
+        return ps
+
+    return step
 
 
 @op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
@@ -198,11 +200,16 @@ def _momentum_torch(
     torch: Any, ps: Any, gs: Any, vs: Any, lengths: list[int], lr: float, momentum: float, dampening: float,
     weight_decay: float, nesterov: int,
 ) -> Any:  # fmt: skip
-    torch._fused_sgd_(
-        _pieces(ps, lengths), _pieces(gs, lengths), _pieces(vs, lengths), weight_decay=weight_decay, momentum=momentum,
-        lr=lr, dampening=dampening, nesterov=bool(nesterov), maximize=False, is_first_step=False,
-    )  # fmt: skip
-    return ps, vs
+    pieces = [_pieces(x, lengths) for x in (ps, gs, vs)]
+
+    def step() -> Any:
+        torch._fused_sgd_(
+            *pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening, nesterov=bool(nesterov),
+            maximize=False, is_first_step=False,
+        )  # fmt: skip
+        return ps, vs
+
+    return step
 
 
 @op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
@@ -283,21 +290,22 @@ def _draw_adam(d: Any) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=1)
-def _steps(torch: Any, device: Any, step: int, count: int) -> list[Any]:
-    return [torch.tensor(float(step), device=device) for _ in range(count)]
-
-
 def _adam_torch(fused: str) -> Any:
     def call(
         torch: Any, device: Any, ps: Any, gs: Any, ms: Any, vs: Any, lengths: list[int], step: int, lr: float, beta1: float,
         beta2: float, eps: float, weight_decay: float,
     ) -> Any:  # fmt: skip
-        getattr(torch, fused)(
-            *(_pieces(x, lengths) for x in (ps, gs, ms, vs)), [], _steps(torch, device, step, len(lengths)), lr=lr,
-            beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
-        )  # fmt: skip
-        return ps, ms, vs
+        pieces = [_pieces(x, lengths) for x in (ps, gs, ms, vs)]
+        steps = [torch.tensor(float(step), device=device) for _ in lengths]
+
+        def run() -> Any:
+            getattr(torch, fused)(
+                *pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False,
+                maximize=False,
+            )  # fmt: skip
+            return ps, ms, vs
+
+        return run
 
     return call
 
@@ -383,14 +391,18 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
     return spacing(r) / 2 + np.abs(r) * ((h + 64) / 2 + 2) * 2.0**-53
 
 
+def _norm_torch(torch: Any, gs: Any, lengths: list[int]) -> Any:
+    pieces = _pieces(gs, lengths)
+    return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))[None]
+
+
 @op("gs: list[count] -> out[1]", bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
     laws=[laws.homogeneous("gs"),
           laws.equation("the norm of a list is the norm of all its numbers",
                         lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
     bench=SIZES, source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
     numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None],
-    torch=lambda torch, gs, lengths: torch.linalg.vector_norm(
-        torch.stack(torch._foreach_norm(_pieces(gs, lengths))))[None])  # fmt: skip
+    torch=_norm_torch)  # fmt: skip
 def global_norm(gs):
     """The Euclidean norm of all numbers of a list of tensors, left on the device.
 
@@ -401,8 +413,8 @@ def global_norm(gs):
 
     Shapes: gs a list of tensors, out one element.
 
-    Special values: NaN where a number is NaN, else infinity where one is
-    infinite or the norm is beyond float32. The norm of an empty list, or of empty tensors, is 0.
+    Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
+    empty list, or of empty tensors, is 0.
     """
     return np.sqrt(np.sum(gs * gs))[None]
 
@@ -424,6 +436,16 @@ def _draw_clip(d: Any) -> dict[str, Any]:
     }
 
 
+def _clip_torch(torch: Any, gs: Any, norm: Any, lengths: list[int], max_norm: float, eps: float) -> Any:
+    pieces = _pieces(gs, lengths)
+
+    def clip() -> Any:
+        torch._foreach_mul_(pieces, torch.clamp(max_norm / (norm[0] + eps), max=1.0))
+        return gs
+
+    return clip
+
+
 @op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
     bound=followed(_clip_run), nonnegative=("norm",),
     no_vjp="clipping is not part of what is differentiated",
@@ -432,8 +454,7 @@ def _draw_clip(d: Any) -> dict[str, Any]:
     laws=[laws.equation("gradients below the norm stay as they are, bit for bit",
                         lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
     bench=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES],
-    torch=lambda torch, gs, norm, lengths, max_norm, eps: (
-        torch._foreach_mul_(_pieces(gs, lengths), torch.clamp(max_norm / (norm[0] + eps), max=1.0)), gs)[1],
+    torch=_clip_torch,
     source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
 def clip_scale(gs, norm, max_norm, eps):
     """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
@@ -444,8 +465,8 @@ def clip_scale(gs, norm, max_norm, eps):
 
     Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
 
-    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the factor 0, which gives
-    0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
+    Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
+    factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
 
     Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
     """

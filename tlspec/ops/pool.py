@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import LAMBDA, TINY, U, custom, exact, spacing, tree
+from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
 from tlspec.laws import adjoint, equation, homogeneous, linear
+from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
 
 # ---- windows ----------------------------------------------------------------------------------------------------------
@@ -47,11 +48,6 @@ def _gather(cells, shares, channels, spatial):
 def _cover(kernel: Sequence[int], stride: Sequence[int]) -> int:
     """The most windows that meet a cell."""
     return math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
-
-
-def _factor(h):
-    """min(h, λ√h)."""
-    return np.minimum(h, LAMBDA * np.sqrt(h))
 
 
 # ---- drawn shapes -----------------------------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ def _bench(flat=False, **extra):
 
 
 def _torch(kind):
-    def run(torch, x, kernel, stride, padding, channels=None, spatial=None):
+    def run(torch, x, kernel, stride, padding):
         pool = getattr(torch.nn.functional, f"{kind}_pool{len(kernel)}d")
         return pool(x[None], tuple(kernel), tuple(stride), tuple(padding))[0]
 
@@ -186,8 +182,8 @@ def _torch(kind):
 
 def _torch_2d(kind):
     def run(torch, x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-        pool = getattr(torch.nn.functional, f"{kind}_pool2d")
-        return pool(x[None], (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w))[0]
+        lists = _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+        return _torch(kind)(torch, x, **lists)
 
     return run
 
@@ -197,10 +193,7 @@ def _torch_2d(kind):
 
 def _maximum(x, kernel, stride, padding):
     """IEEE 754-2019 maximum of every window: NaN wins, +0 is above -0."""
-    w = _windows(x, kernel, stride, padding, -np.inf)
-    top = w.max(axis=-1)
-    plus = ((w == 0) & ~np.signbit(w)).any(axis=-1)
-    return np.where(top == 0, np.where(plus, 0.0, -0.0), top)
+    return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
 
 
 def _winner(x, kernel, stride, padding):
@@ -397,7 +390,7 @@ def _total_error(a, e, total):
     the padded cells' term takes two roundings more."""
     h = max(e.shape[-1] - 1, 0) + 2
     own = (e * (2 * U * np.where(e > 0, np.abs(a), 0.0) + 3 * U) + 2 * TINY).sum(axis=-1)
-    return own / total + _factor(h) * U
+    return own / total + factor(h) * U
 
 
 def _smooth_bound(x, beta, kernel, stride, padding):
@@ -422,7 +415,7 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
     g = np.abs(g)[..., None]
     cover = _cover(kernel, stride)
-    relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + _factor(cover - 1))
+    relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + factor(cover - 1))
     relative = relative + _total_error(a, e, total)[..., None]
     error = e * (g / total[..., None]) * relative + 2 * TINY * (g + 1)
     exact_sum = _smooth_vjp(x, g[..., 0], beta, kernel, stride, padding)
@@ -431,9 +424,7 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
 
 def _smooth_vjp_peak(x, g, beta, kernel, stride, padding):
     """Σ|share|: no partial sum of the shares is larger."""
-    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
-    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
-    return _gather(cells, e * (np.abs(g) / total)[..., None], x.shape[0], x.shape[1:])
+    return _smooth_vjp(x, np.abs(g), beta, kernel, stride, padding)
 
 
 _SMOOTH_LAW = equation(

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import column_height, exact, tree, tree_height
+from tlspec.bounds import axis_height, exact, tree, tree_height
 from tlspec.laws import adjoint, homogeneous, linear
 from tlspec.registry import check, op
 from tlspec.shapes import drop
 
-
-def _height(length: int, inner: int) -> int:
-    """Height of the tree that sums `length` elements which lie `inner` apart."""
-    return tree_height(length) if inner == 1 else column_height(length)
+_MATRICES = [{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}]
+_BLOCKS = [
+    {"dims": [64, 4096, 256], "axis": 1},
+    {"dims": [256, 1024, 1024], "axis": 1},
+    {"dims": [1024, 1024, 256], "axis": 2},
+]
+_AXIS = check("axis", "axis < rank(dims)", say="axis < rank(dims)")
 
 
 def _axis_height(dims: Sequence[int], axis: int) -> int:
-    return _height(dims[axis], int(np.prod(dims[axis + 1 :], dtype=object)))
+    return axis_height(dims[axis], int(np.prod(dims[axis + 1 :], dtype=object)))
 
 
 def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
@@ -65,9 +68,9 @@ def reduce_sum_vjp(g, n):
 
 @op(
     "x[rows, cols] -> out[cols]",
-    bound=tree(lambda rows, cols: _height(rows, cols)),
+    bound=tree(lambda rows, cols: axis_height(rows, cols)),
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}],
+    bench=_MATRICES,
     numpy=lambda np, x: np.sum(x, axis=0),
     torch=lambda torch, x: torch.sum(x, dim=0),
     source="native/src/formula/sum_tree.h",
@@ -96,7 +99,7 @@ def reduce_sum_axis0_vjp(g, rows, cols):
     "x[rows, cols] -> out[rows]",
     bound=tree(lambda cols: tree_height(cols)),
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}],
+    bench=_MATRICES,
     numpy=lambda np, x: np.sum(x, axis=1),
     torch=lambda torch, x: torch.sum(x, dim=1),
     source="native/src/formula/sum_tree.h",
@@ -124,13 +127,9 @@ def reduce_sum_axis1_vjp(g, rows, cols):
 @op(
     "x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
     bound=tree(_axis_height),
-    checks=[check("axis", "axis < rank(dims)", say="axis < rank(dims)")],
+    checks=[_AXIS],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=[
-        {"dims": [64, 4096, 256], "axis": 1},
-        {"dims": [256, 1024, 1024], "axis": 1},
-        {"dims": [1024, 1024, 256], "axis": 2},
-    ],
+    bench=_BLOCKS,
     numpy=lambda np, x, axis: np.sum(x, axis=axis),
     torch=lambda torch, x, axis: torch.sum(x, dim=axis),
     source="native/src/formula/sum_tree.h",
@@ -165,13 +164,9 @@ def reduce_sum_axis_vjp(g, dims, axis):
 @op(
     "x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
     bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
-    checks=[check("axis", "axis < rank(dims)", say="axis < rank(dims)")],
+    checks=[_AXIS],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=[
-        {"dims": [64, 4096, 256], "axis": 1},
-        {"dims": [256, 1024, 1024], "axis": 1},
-        {"dims": [1024, 1024, 256], "axis": 2},
-    ],
+    bench=_BLOCKS,
     numpy=lambda np, x, axis: np.mean(x, axis=axis),
     torch=lambda torch, x, axis: torch.mean(x, dim=axis),
     source="native/src/formula/sum_tree.h, native/src/formula/count.h",
@@ -201,7 +196,7 @@ def reduce_mean_vjp(g, dims, axis):
 # ---- maxima ---------------------------------------------------------------------------------------------------------
 
 
-def _maximum(x, axis: int):
+def maximum(x, axis: int):
     """IEEE 754-2019 maximum along an axis: NaN wins, +0 is above -0."""
     top = x.max(axis=axis)
     plus = ((x == 0) & ~np.signbit(x)).any(axis=axis)
@@ -221,7 +216,7 @@ def _shares(x, out, g, axis: int):
     bound=exact(),
     checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")],
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}],
+    bench=_MATRICES,
     numpy=lambda np, x: np.max(x, axis=0),
     torch=lambda torch, x: torch.amax(x, dim=0),
     source="IEEE 754-2019, 9.6 (maximum)",
@@ -237,7 +232,7 @@ def reduce_max_axis0(x):
 
     Errors: SHAPE if rows = 0.
     """
-    return _maximum(x, 0)
+    return maximum(x, 0)
 
 
 @reduce_max_axis0.vjp("x, out, g -> gx", bound=exact())
@@ -254,7 +249,7 @@ def reduce_max_axis0_vjp(x, out, g):
     bound=exact(),
     checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")],
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}],
+    bench=_MATRICES,
     numpy=lambda np, x: np.max(x, axis=1),
     torch=lambda torch, x: torch.amax(x, dim=1),
     source="IEEE 754-2019, 9.6 (maximum)",
@@ -270,7 +265,7 @@ def reduce_max_axis1(x):
 
     Errors: SHAPE if cols = 0.
     """
-    return _maximum(x, 1)
+    return maximum(x, 1)
 
 
 @reduce_max_axis1.vjp("x, out, g -> gx", bound=exact())

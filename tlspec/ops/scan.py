@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom
+from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor
 from tlspec.laws import Value, adjoint, equation, homogeneous, linear
 from tlspec.registry import op
 
@@ -102,7 +102,7 @@ def _sum_error(errors, a, weight):
     common = (errors.common * weight).sum(axis=0)
     height = column_height(len(weight)) + 1
     terms = (np.abs(errors.values) * weight).sum(axis=0)
-    own = min(height, LAMBDA * np.sqrt(height)) * (U * terms + TINY)
+    own = factor(height) * (U * terms + TINY)
     return np.minimum(np.sqrt(2) * linear_part, LAMBDA * np.sqrt(total)) + common + own
 
 

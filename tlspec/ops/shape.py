@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import column_height, moved, tree, tree_height
+from tlspec.bounds import axis_height, moved, tree, tree_height
 from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
@@ -115,7 +115,7 @@ def broadcast_vec_to_rows(vec, rows, cols):
 
 @broadcast_vec_to_rows.vjp(
     "g -> gvec",
-    bound=tree(lambda rows, cols: tree_height(rows) if cols == 1 else column_height(rows)),
+    bound=tree(lambda rows, cols: axis_height(rows, cols)),
     via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols),
 )
 def broadcast_vec_to_rows_vjp(g):
@@ -192,7 +192,7 @@ def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequen
     if 0 in out_dims:
         return 0
     passes = sum_passes(in_dims, out_dims, axis_map)
-    return sum(tree_height(length) if inner == 1 else column_height(length) for _, length, inner in passes)
+    return sum(axis_height(length, inner) for _, length, inner in passes)
 
 
 def _draw_broadcast(d):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tlspec.bounds import LAMBDA, TINY, U, custom, spacing, tree_height
+from tlspec.bounds import TINY, U, custom, factor, spacing, tree_height
 from tlspec.laws import equation
 from tlspec.registry import op
 
@@ -22,11 +22,6 @@ SIZES = [
     {"rows": 65536, "cols": 1024},
     {"rows": 4096, "cols": 50257},
 ]
-
-
-def sum_factor(height: int) -> float:
-    """min(h, λ√h): by how many u a sum over a tree of height h may be off, relative to the sum of magnitudes."""
-    return float(min(height, LAMBDA * np.sqrt(height)))
 
 
 def shifted(x):
@@ -42,7 +37,7 @@ def exponentials(x):
     e = np.exp(t)
     s = e.sum(axis=1, keepdims=True)
     relative = np.where(e > 0, np.expm1(U * np.minimum(np.abs(t), 104.0)) + EXP, 0.0)
-    total = (e * relative + 2 * TINY).sum(axis=1, keepdims=True) / s + sum_factor(tree_height(x.shape[1])) * U
+    total = (e * relative + 2 * TINY).sum(axis=1, keepdims=True) / s + factor(tree_height(x.shape[1])) * U
     return t, e, s, relative, total
 
 
@@ -68,14 +63,14 @@ def softmax_vjp_tolerance(out, g):
     adds u|g - s|, the product u|gx|."""
     p = np.abs(g * out)
     s = (g * out).sum(axis=1, keepdims=True)
-    ds = (sum_factor(tree_height(out.shape[1])) + 1) * U * p.sum(axis=1, keepdims=True) + p.shape[1] * TINY
+    ds = (factor(tree_height(out.shape[1])) + 1) * U * p.sum(axis=1, keepdims=True) + p.shape[1] * TINY
     return 1.001 * np.abs(out) * (ds + 2 * U * np.abs(g - s)) + 2 * TINY
 
 
 def log_softmax_vjp_tolerance(out, g):
     """gx = g - e^y·s, s = Σg, fused: the exponential's error 3u·e^y|s|, Δs = f(h)·u·Σ|g| times e^y, then u|gx|."""
     e, s = np.exp(out), g.sum(axis=1, keepdims=True)
-    ds = sum_factor(tree_height(out.shape[1])) * U * np.abs(g).sum(axis=1, keepdims=True)
+    ds = factor(tree_height(out.shape[1])) * U * np.abs(g).sum(axis=1, keepdims=True)
     return 1.001 * (e * ds + e * EXP * np.abs(s) + U * np.abs(g - e * s)) + 2 * TINY * (1 + np.abs(s))
 
 

@@ -18,17 +18,13 @@ from typing import Any
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, spacing
+from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, factor, spacing
 from tlspec.registry import check, op
 
 #: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block on the CPU; with more modes no
 #: device truncates; blocks that share the grid on CUDA
 TILE, TILES, TRUNCATED, SHARES = 64, 64, 512, 528
 DATA = ("normal", "uniform", "structured", "special")
-
-
-def _roundings(h):
-    return np.minimum(h, LAMBDA * np.sqrt(h))
 
 
 def _height(n):
@@ -95,7 +91,7 @@ def _irfft(S, n, axis):
 
 def _forward_error(X, n, axis):
     """The error of an n-point transform with bins X along `axis`, the same for every bin."""
-    return _roundings(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
+    return factor(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
 
 
 def _rfft_tolerance(x):
@@ -105,7 +101,7 @@ def _rfft_tolerance(x):
 
 def _inverse_tolerance(x, n):
     return (
-        _roundings(_height(n) + 2) * (U * np.sqrt(2) * np.abs(x).max(axis=1, keepdims=True, initial=0) + n * TINY)
+        factor(_height(n) + 2) * (U * np.sqrt(2) * np.abs(x).max(axis=1, keepdims=True, initial=0) + n * TINY)
         + spacing(x) / 2
     )
 

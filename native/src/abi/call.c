@@ -287,7 +287,6 @@ static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const
 const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buffer *const *list)
 {
     const int64_t count = call->list.count;
-    tl_host(call, name, list, call->list.count);
     if (call->status || !count)
         return NULL;
     float **data = call->list.data + call->list.inputs++ * count;
@@ -308,7 +307,6 @@ const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buf
 
 void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
 {
-    tl_host(call, name, slots, call->list.count);
     if (call->status)
         return;
     const int64_t count = call->list.count;

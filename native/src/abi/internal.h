@@ -163,7 +163,7 @@ const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer
 void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
 /* The same, but a NULL slot means the caller does not want this output; the kernel gets a NULL pointer for it. */
 void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
-/* Makes room for lists of `count` buffers each; comes before the first input. */
+/* Makes room for lists of `count` buffers each, none of them NULL (tl_host); comes before the first input. */
 void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count);
 /* Checks an input list: elements live, of the call's context, of the lengths of the first list's. Returns their data. */
 const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buffer *const *list);

@@ -17,6 +17,9 @@ TL_API int32_t torchlean_cuda_buffer_sgd_step(torchlean_context *context, torchl
                "got lr = %.9g; expected lr finite and 0 or more", (double)lr_);
     tl_require(&call, weight_decay_ >= 0u && weight_decay_ < 3.5e+38, TORCHLEAN_ARGUMENT, "weight_decay",
                "got weight_decay = %.9g; expected weight_decay finite and 0 or more", (double)weight_decay_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "ps_out", ps_out, count);
     tl_lists(&call, 2, 1, count);
     const float *const *ps_ = tl_input_list(&call, "ps", ps);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
@@ -53,6 +56,11 @@ TL_API int32_t torchlean_cuda_buffer_momentum_step(torchlean_context *context, t
                "nesterov",
                "got nesterov = %llu, momentum = %.9g, dampening = %.9g; expected 0, or 1 with momentum > 0 and dampening = 0",
                (unsigned long long)nesterov_, (double)momentum_, (double)dampening_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
     tl_lists(&call, 3, 2, count);
     const float *const *ps_ = tl_input_list(&call, "ps", ps);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
@@ -94,6 +102,13 @@ TL_API int32_t torchlean_cuda_buffer_adam_step(torchlean_context *context, torch
                "got beta2 = %.9g; expected 0 <= beta2 < 1", (double)beta2_);
     tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
                "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "ms", ms, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "ms_out", ms_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
     tl_lists(&call, 4, 3, count);
     const float *const *ps_ = tl_input_list(&call, "ps", ps);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
@@ -137,6 +152,13 @@ TL_API int32_t torchlean_cuda_buffer_adamw_step(torchlean_context *context, torc
                "got beta2 = %.9g; expected 0 <= beta2 < 1", (double)beta2_);
     tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
                "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_host(&call, "ps", ps, count);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "ms", ms, count);
+    tl_host(&call, "vs", vs, count);
+    tl_host(&call, "ps_out", ps_out, count);
+    tl_host(&call, "ms_out", ms_out, count);
+    tl_host(&call, "vs_out", vs_out, count);
     tl_lists(&call, 4, 3, count);
     const float *const *ps_ = tl_input_list(&call, "ps", ps);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
@@ -157,6 +179,7 @@ TL_API int32_t torchlean_cuda_buffer_global_norm(torchlean_context *context, tor
 {
     tl_call call;
     tl_enter_context(&call, "torchlean_cuda_buffer_global_norm", context);
+    tl_host(&call, "gs", gs, count);
     tl_lists(&call, 1, 0, count);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
     tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
@@ -177,6 +200,8 @@ TL_API int32_t torchlean_cuda_buffer_clip_scale(torchlean_buffer *const *gs, tor
                (double)max_norm_);
     tl_require(&call, eps_ >= 0u && eps_ < 3.5e+38, TORCHLEAN_ARGUMENT, "eps",
                "got eps = %.9g; expected eps finite and 0 or more", (double)eps_);
+    tl_host(&call, "gs", gs, count);
+    tl_host(&call, "gs_out", gs_out, count);
     tl_lists(&call, 1, 1, count);
     const float *const *gs_ = tl_input_list(&call, "gs", gs);
     const float *norm_ = tl_input(&call, "norm", norm, "1", TL_PRODUCT(1u));

@@ -17,30 +17,31 @@ constexpr int THREADS = 256, UNROLL = 4;
 
 /* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
 
-__device__ __forceinline__ bool not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
-
-/* The inverse transform's input: bin k of every row times `edge` at k = 0 and k = n/2, else `inner`. A thread owns four
- * bins, THREADS apart. */
-__global__ void __launch_bounds__(THREADS) prepare_kernel(const float2 *__restrict__ spec, float2 *__restrict__ out,
-                                                          tl_fastdiv bins, int64_t n, int64_t total, float edge,
-                                                          float inner)
+/* Bin k of every row times `edge` at k = 0 and k = n/2, where the imaginary part becomes 0, else `inner`. The inverse
+ * transform's input gets both parts of a bin NaN where one is not finite. A spectrum of the forward transform, scaled in
+ * place, becomes NaN in the rows whose bin 0 is not finite; `first_bins` holds the real parts of these bins, which other
+ * threads overwrite. A thread owns four bins, THREADS apart. */
+template <bool FORWARD>
+__global__ void __launch_bounds__(THREADS) weight_kernel(const float2 *from, const float *__restrict__ first_bins,
+                                                         float2 *to, tl_fastdiv bins, int64_t n, int64_t total,
+                                                         float edge, float inner)
 {
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
     float2 v[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
         if (first + u * THREADS < total)
-            v[u] = spec[first + u * THREADS];
+            v[u] = from[first + u * THREADS];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         const int64_t e = first + u * THREADS;
         if (e < total) {
             uint32_t k;
-            bins.divmod((uint32_t)e, &k);
+            const uint32_t row = bins.divmod((uint32_t)e, &k);
             const bool end = k == 0 || 2 * (int64_t)k == n;
             const float factor = end ? edge : inner, r = v[u].x, i = end ? 0.0f : v[u].y;
-            const bool bad = not_finite(r) || not_finite(i);
-            out[e] = bad ? make_float2(TL_NAN, TL_NAN) : make_float2(r * factor, i * factor);
+            const bool bad = FORWARD ? tl_not_finite(first_bins[row]) : tl_not_finite(r) || tl_not_finite(i);
+            to[e] = bad ? make_float2(TL_NAN, TL_NAN) : make_float2(r * factor, i * factor);
         }
     }
 }
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t r
     if (row >= rows)
         return;
     float2 *X = spec + row * bins;
-    const bool bad = not_finite(X[0].x);
+    const bool bad = tl_not_finite(X[0].x);
     __syncwarp();
     if (bad)
         for (int64_t k = lane; k < bins; k += 32)
@@ -62,32 +63,6 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t r
         X[0].y = 0.0f;
         if (even)
             X[bins - 1].y = 0.0f;
-    }
-}
-
-/* The same for a spectrum that is scaled as well: edge at the ends, else inner. `first` holds the rows' bins 0. A
- * thread owns four bins, THREADS apart. */
-__global__ void __launch_bounds__(THREADS) scale_kernel(float2 *spec, const float *__restrict__ first_bins,
-                                                        tl_fastdiv bins, int64_t n, int64_t total, float edge,
-                                                        float inner)
-{
-    const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
-    float2 v[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
-        if (first + u * THREADS < total)
-            v[u] = spec[first + u * THREADS];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-        const int64_t e = first + u * THREADS;
-        if (e < total) {
-            uint32_t k;
-            const uint32_t row = bins.divmod((uint32_t)e, &k);
-            const bool end = k == 0 || 2 * (int64_t)k == n;
-            const float factor = end ? edge : inner;
-            spec[e] = not_finite(first_bins[row]) ? make_float2(TL_NAN, TL_NAN)
-                                                  : make_float2(v[u].x * factor, end ? 0.0f : v[u].y * factor);
-        }
     }
 }
 
@@ -107,10 +82,10 @@ __global__ void __launch_bounds__(THREADS) point_kernel(const float *__restrict_
     if (row >= rows)
         return;
     const float x = from[inverse ? 2 * row : row];
-    const float v = not_finite(x) ? TL_NAN : x * factor;
+    const float v = tl_not_finite(x) ? TL_NAN : x * factor;
     to[inverse ? row : 2 * row] = v;
     if (!inverse)
-        to[2 * row + 1] = not_finite(x) ? v : 0.0f;
+        to[2 * row + 1] = tl_not_finite(x) ? v : 0.0f;
 }
 
 int32_t point(tl_context *ctx, const float *from, float *to, int64_t rows, bool inverse, double factor)
@@ -135,8 +110,8 @@ int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int
     float *first;
     TL_TRY(tl_pool_alloc(ctx, (size_t)batch * sizeof(float), (void **)&first));
     first_bins_kernel<<<tl_grid(batch, THREADS), THREADS, 0, stream>>>(X, batch, bins, first);
-    scale_kernel<<<tl_grid(total, UNROLL * THREADS), THREADS, 0, stream>>>(X, first, tl_fastdiv(bins), n, total,
-                                                                           (float)edge, (float)inner);
+    weight_kernel<true><<<tl_grid(total, UNROLL * THREADS), THREADS, 0, stream>>>(X, first, X, tl_fastdiv(bins), n,
+                                                                                  total, (float)edge, (float)inner);
     tl_pool_free(ctx, first);
     return tl_cuda_launched(ctx, "scale");
 }
@@ -156,8 +131,9 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
     int32_t status = TORCHLEAN_OK;
     for (int64_t b = 0; b < batch && !status; b += rows) {
         const int64_t count = batch - b < rows ? batch - b : rows;
-        prepare_kernel<<<tl_grid(count * bins, UNROLL * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            (const float2 *)spec + b * bins, copy, tl_fastdiv(bins), n, count * bins, (float)edge, (float)inner);
+        weight_kernel<false><<<tl_grid(count * bins, UNROLL * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
+            (const float2 *)spec + b * bins, nullptr, copy, tl_fastdiv(bins), n, count * bins, (float)edge,
+            (float)inner);
         status = tl_cuda_launched(ctx, "prepare");
         if (!status)
             status = tl_fft_run(ctx, tl_fft_shape{n, count, 1, n, 1}, x + b * n, copy);

@@ -25,11 +25,9 @@ constexpr int64_t SHARES = 528;
 /* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT. */
 constexpr int64_t TRUNCATED_MODES = 512;
 
-__device__ __forceinline__ bool not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
-
 __device__ __forceinline__ float2 poisoned(float r, float i)
 {
-    return not_finite(r) || not_finite(i) ? make_float2(TL_NAN, TL_NAN) : make_float2(r, i);
+    return tl_not_finite(r) || tl_not_finite(i) ? make_float2(TL_NAN, TL_NAN) : make_float2(r, i);
 }
 
 /* (cos, sin) of pi·a/n with a reduced exactly. */

@@ -1,10 +1,13 @@
-/* cuFFT plans of a context (spectral.cu). */
+/* What the spectral kernels share: cuFFT plans of a context (spectral_plan.cu). */
 #ifndef TL_SPECTRAL_PLAN_CUH
 #define TL_SPECTRAL_PLAN_CUH
 
 #include <cufft.h>
 
 #include "common.cuh"
+
+/* An infinity or NaN; the constant is the largest float32. */
+__device__ __forceinline__ bool tl_not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
 
 /* `batch` transforms of n points. Element t of transform b of the real side is at b·real_dist + t·real_stride; the
  * spectra are dense, n/2+1 complex numbers each. */
