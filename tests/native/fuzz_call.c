@@ -212,6 +212,9 @@ static _Thread_local const fuzz_entry *current_entry;
 static _Thread_local fuzz_value *current_values;
 static _Thread_local const uint64_t *current_sizes;
 
+/* In the sanitizers' run-time libraries alone. */
+void __sanitizer_print_stack_trace(void) __attribute__((weak));
+
 void fuzz_crashed(int number)
 {
     if (fuzz_current && current_entry) {
@@ -221,6 +224,8 @@ void fuzz_crashed(int number)
                 (unsigned long long)fuzz_current->number);
     }
     fprintf(stderr, "FAIL signal %d in the call above\n", number);
+    if (__sanitizer_print_stack_trace)
+        __sanitizer_print_stack_trace();
     signal(number, SIG_DFL);
     raise(number);
 }

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fuzz_abi.h"
 
@@ -140,7 +141,8 @@ torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place)
     if (status) {
         fuzz_fail(f, "torchlean_cuda_buffer_upload", "a buffer of %u elements: status %d (%s)", n, status,
                   torchlean_cuda_last_error());
-        exit(1);
+        fflush(NULL);
+        _exit(1); /* other threads may be in the library, which exit would take down under them */
     }
     row->dirty[place] = 0;
     if (made) {

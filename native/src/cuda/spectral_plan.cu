@@ -57,6 +57,10 @@ cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *h
                                      work);
     if (result == CUFFT_SUCCESS)
         result = cufftSetStream(*handle, stream);
+    /* cuFFT fills the plan's tables by work of its own that is not ordered with our non-blocking stream: with several
+     * threads on a busy device, transforms have read tables that were not there yet. */
+    if (result == CUFFT_SUCCESS && cudaDeviceSynchronize() != cudaSuccess)
+        result = CUFFT_EXEC_FAILED;
     if (result != CUFFT_SUCCESS)
         cufftDestroy(*handle);
     return result;
