@@ -27,7 +27,7 @@ from tlrt.errors import TorchleanError
 from tlrt.verify_report import Failure, Progress, Report, Result, table
 from tlrt.verify_run import Fault, Runtime, cpu_settings, cpu_variants, device_names
 from tlspec import laws, registry
-from tlspec.cases import DATA, SIZES, Case, data_classes, draw_case
+from tlspec.cases import DATA, PATH, SIZES, Case, data_classes, draw_case
 from tlspec.compare import compare, reproduction, same_bits
 from tlspec.registry import Op
 
@@ -47,7 +47,7 @@ class Settings:
 
     cases: int = 6
     seed: int = 0
-    size: str | None = None  # None: ROTATION, and one large case for each entry point
+    size: str | None = None  # None: ROTATION, and one large case and the row's paths for each entry point
     data: tuple[str, ...] | None = None
     variants: bool = False
     trace: bool = False  # name every case on stderr before it runs
@@ -75,6 +75,8 @@ def plan(op: Op, which: str, settings: Settings) -> Iterator[tuple[int, str, str
             yield settings.seed + i, data, settings.size or ROTATION[i % len(ROTATION)]
     if settings.size is None and settings.cases >= len(ROTATION):
         yield settings.seed, chosen[0], "large"
+        for i in range(len(op.paths)):
+            yield i, chosen[i % len(chosen)], PATH
 
 
 class Verifier:
@@ -237,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
     parser.add_argument(
-        "--size", choices=list(SIZES), help="size of the cases (default: small and medium, and a large one)"
+        "--size", choices=[*SIZES, PATH], help="size of the cases (default: small and medium, and a large one)"
     )
     parser.add_argument("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
     parser.add_argument(

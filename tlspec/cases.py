@@ -22,12 +22,14 @@ from tlspec.registry import Array, Check, Op, Signature
 from tlspec.shapes import FUNCTIONS
 
 __all__ = [
-    "DATA", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes", "draw_case",
+    "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes", "draw_case",
     "fill", "generator", "refused_by", "shape_of",
 ]  # fmt: skip
 
 #: elements of all arrays of a case together
 SIZES = {"small": 2**10, "medium": 2**16, "large": 2**22}
+#: the size of a case whose dimensions are one of the row's `paths`, counted by the seed
+PATH = "path"
 #: sizes dimensions are drawn from: primes, and the neighbours of powers of two and of the summation trees' widths
 DIMS = (
     0, 1, 2, 3, 5, 7, 11, 13, 17, 31, 32, 33, 61, 64, 65, 127, 128, 129, 251, 255, 256, 257, 509, 513, 1021, 1023, 1024, 1025,
@@ -405,15 +407,19 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
     """The case of (operation, seed, data class, size). Forward and VJP of the same four share inputs and parameters. Without
     a data class the seed picks one of the row's."""
     row = registry.get(op) if isinstance(op, str) else op
-    if size not in SIZES:
-        raise ValueError(f"no size {size!r}; there are {', '.join(SIZES)}")
+    if size not in SIZES and not (size == PATH and row.paths):
+        raise ValueError(f"no size {size!r} of {row.name}; there are {', '.join(SIZES)}{', path' if row.paths else ''}")
     if data is None:
         classes = data_classes(row, which)
         data = classes[int(generator("data", row.name, seed).integers(len(classes)))]
     elif data not in DATA:
         raise ValueError(f"no data class {data!r}; there are {', '.join(DATA)}")
     rng = generator(row.name, seed, data, size)
-    values = _admissible(row, rng, SIZES[size])
+    if size == PATH:
+        chosen = row.paths[seed % len(row.paths)]
+        values = {n: v(rng) if callable(v) else v for n, v in chosen.items()}
+    else:
+        values = _admissible(row, rng, SIZES[size])
     given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
     return build_case(row, values, given, rng, seed=seed, data=data, size=size, which=which)
 

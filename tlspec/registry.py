@@ -253,6 +253,9 @@ class Op:
     checks: tuple[Check, ...] = ()
     #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.cases.Draw`; what it leaves out is drawn there
     draw: Callable[..., dict[str, Any]] | None = None
+    #: dimensions and parameters that reach kernels which drawn sizes seldom do (a GPU's, for larger problems); verify and
+    #: the tests try each. A value may be a function of a numpy Generator
+    paths: tuple[dict[str, Any], ...] = ()
     #: inputs that are squares or norms, drawn as absolute values except among special ones
     nonnegative: tuple[str, ...] = ()
     #: value classes of tlspec.cases the row is drawn with; None is the default of its bound
@@ -370,6 +373,7 @@ def op(
     cuda: str = "own",
     checks: Sequence[Check] = (),
     draw: Callable[..., dict[str, Any]] | None = None,
+    paths: Sequence[dict[str, Any]] = (),
     nonnegative: Sequence[str] = (),
     data: Sequence[str] | None = None,
     laws: Sequence[Any] = (),
@@ -394,7 +398,7 @@ def op(
             raise ValueError(f"operation {name} is registered twice")
         row = Op(
             name, function.__module__.rpartition(".")[2], text, Signature.parse(text, order), function, bound, same_bits, cuda,
-            tuple(checks), draw, tuple(nonnegative), None if data is None else tuple(data), tuple(laws), tuple(bench), flops, numpy, torch, torch_vjp,
+            tuple(checks), draw, tuple(paths), tuple(nonnegative), None if data is None else tuple(data), tuple(laws), tuple(bench), flops, numpy, torch, torch_vjp,
             source, no_vjp, None, inspect.getdoc(function) or "", len(_OPS), fwd,
         )  # fmt: skip
         _OPS[name] = row

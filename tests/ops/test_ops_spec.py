@@ -13,7 +13,7 @@ from tlrt.verify import Settings, Verifier
 from tlrt.verify_report import Result
 from tlrt.verify_run import Runtime
 from tlspec import laws
-from tlspec.cases import build_case, data_classes, draw_case, generator
+from tlspec.cases import PATH, build_case, data_classes, draw_case, generator
 from tlspec.registry import Op
 
 
@@ -52,6 +52,19 @@ def test_large(entry: tuple[Op, str], runtime: Runtime) -> None:
             row, which, [draw_case(row, 7, data_classes(row, which)[0], "large", which)]
         )
     )
+
+
+@pytest.mark.only(where=lambda row, which: row.paths)
+def test_paths(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    classes = data_classes(row, which)
+    every = len(classes) if runtime.name.startswith("cuda") else 1
+    cases = [
+        draw_case(row, i, classes[(i + k) % len(classes)], PATH, which)
+        for i in range(len(row.paths))
+        for k in range(every)
+    ]
+    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
 
 
 def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:

@@ -168,6 +168,15 @@ def _attention_draw(d):
     return {"batch": batch, "n": n, "d": width, "mask_mode": mode, "scale": scale, "mask": mask}
 
 
+#: sequences and rows that Hopper's warp group products take
+PATHS = [
+    {"batch": 2, "n": 577, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
+    {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
+    {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},
+    {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
+]
+
+
 def _draw_mask(rng, batch, n):
     """Random, sparse, banded, block-sparse (whole tiles blocked), padded or causal, with some rows blocked entirely; what
     is not 0 allows, whatever it is."""
@@ -226,6 +235,7 @@ def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
         check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3"),
     ],
     draw=_attention_draw,
+    paths=PATHS,
     data=["normal", "uniform", "special", "structured"],
     laws=[
         laws.linear("V"),

@@ -287,6 +287,20 @@ def _same_as(other: str):
     return equation(f"f(x, w, b) = {other}(x, w, b)", state)
 
 
+def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
+    r = len(spatial)
+    return {
+        "batch": batch, "in_channels": in_channels, "out_channels": out_channels, "spatial": list(spatial),
+        "kernel": [kernel] * r, "stride": [stride] * r, "padding": [padding] * r,
+    }  # fmt: skip
+
+
+#: convolutions large enough for Hopper's warp group products, and a first layer
+PATHS = [_path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3)]
+#: the same on one and three axes
+PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1)]
+TRANSPOSE_PATHS = [_path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1)]
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +311,7 @@ def _same_as(other: str):
     same_bits=False,
     checks=_checks("conv_ok", CONV_FORMULA),
     draw=_draw(False),
+    paths=PATHS_OF_AXES,
     laws=LAWS,
     bench=VOLUMES,
     flops=_conv_flops,
@@ -335,6 +350,7 @@ def conv_vjp(x, w, g, stride, padding):
     same_bits=False,
     checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA),
     draw=_draw(True),
+    paths=TRANSPOSE_PATHS[:1],
     laws=LAWS,
     bench=[_size(4, 64, 16, 4, 2, 1, rank=3)],
     flops=_conv_transpose_flops,
@@ -376,6 +392,7 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     same_bits=False,
     checks=_checks2d("conv_size", CONV_FORMULA),
     draw=_draw(False, 2),
+    paths=[_flat(p) for p in PATHS],
     laws=[*LAWS, _same_as("conv")],
     bench=[_flat(s) for s in IMAGES + LAYERS],
     flops=_conv2d_flops,
@@ -414,6 +431,7 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     same_bits=False,
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA),
     draw=_draw(True, 2),
+    paths=[_flat(p) for p in TRANSPOSE_PATHS],
     laws=[*LAWS, _same_as("conv_transpose")],
     bench=[_flat(_size(32, 256, 28, 4, 2, 1, 128)), _flat(_size(32, 64, 56))],
     flops=_conv_transpose2d_flops,

@@ -259,12 +259,13 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
         TL_TRY(examine(ctx, a.p, questions, unsafe ? 3 : 1, unsafe));
     a.finite = finite;
     a.p.unsafe = unsafe;
-    /* 32 rows to a warp, so that what is split of K and V serves two products, unless that leaves multiprocessors idle;
-     * 8 warps to a multiprocessor, bound by registers. */
+    /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,
+     * unless that leaves multiprocessors idle; 8 warps to a multiprocessor, bound by registers. */
     if (unsafe) {
         const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
         const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
-        const int32_t status = teams && few ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+        const int32_t status = wgmma_serves(ctx, a.p) ? forward_wgmma(ctx, a.p, a.out)
+                               : teams && few ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
                                : teams ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
                                : few && d <= 64 ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
                                : d <= 32 ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)

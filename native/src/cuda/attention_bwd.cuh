@@ -16,6 +16,8 @@ struct BackwardArgs {
 
 /* Both passes for the members of the batch that tensor cores take. */
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a);
+/* The same by Hopper's warp group products, for problems that they serve. */
+int32_t backward_wgmma(tl_context *ctx, const BackwardArgs &a);
 
 } /* namespace attention */
 

@@ -323,8 +323,10 @@ template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
 {
     const int64_t d = a.p.d;
-    /* 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results for the 16
-     * keys of a warp. */
+    if (wgmma_serves(ctx, a.p))
+        return backward_wgmma(ctx, a);
+    /* Elsewhere 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results
+     * for the 16 keys of a warp. */
     const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
     const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
     const int32_t status = teams && few     ? query_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)

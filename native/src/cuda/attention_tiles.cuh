@@ -1,5 +1,5 @@
 /* Tiles of attention on CUDA without tensor cores, forward and backward: for rows of more than 128 elements and for
- * members of the batch with values that do not split (attention_tensor.cuh).
+ * members of the batch with values that do not split (attention_tensor.cuh, attention_wgmma.cuh).
  *
  * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
  * through the other side in tiles of COLS. TY x TX threads; thread (ty, tx) owns rows ty + TY·i of the block and
@@ -344,6 +344,11 @@ struct Question {
 /* Answers up to 5 questions and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
  * take. Defined in attention.cu. */
 int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe);
+
+/* Whether the context's device has Hopper's warp group products and they take the problem, which tensor cores take; the
+ * forward by them, into `out`. Defined in attention_wgmma.cu. */
+bool wgmma_serves(tl_context *ctx, const Problem &p);
+int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
 
 template <class Kernel, class Args>
 int32_t launch(tl_context *ctx, Kernel kernel, const Args &args, dim3 grid, int threads, size_t shared,

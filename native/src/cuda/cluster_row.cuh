@@ -286,7 +286,7 @@ template <class Row, class... Parameters, class... Arguments>
 static int32_t tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
                                  size_t dynamic, Arguments... arguments)
 {
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic));
+    TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = Row::C;
@@ -309,9 +309,10 @@ static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Pa
                             int64_t cols, int32_t *status, Arguments... arguments)
 {
     const size_t dynamic = tl_cluster_quads::bytes(cols);
-    if (!tl_cluster_runs(kernel, dynamic) ||
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic) != cudaSuccess)
+    if (!tl_cluster_runs(kernel, dynamic))
         return false;
+    if ((*status = tl_allow_shared(ctx, kernel, dynamic)))
+        return true;
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = tl_cluster_quads::C;

@@ -64,6 +64,24 @@ void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, voi
             return tl_cufft_failed(ctx, tl_error_, #expr); \
     } while (0)
 
+/* ---- shared memory -------------------------------------------------------------------------------------------------- */
+
+/* Lets `kernel` have `dynamic` bytes of shared memory. The limit is the kernel's, not the launch's, and another thread may
+ * be about to launch the same kernel with more: so it is only ever raised, to all that a block can have here. */
+template <class Kernel> static int32_t tl_allow_shared(tl_context *ctx, Kernel kernel, size_t dynamic)
+{
+    cudaFuncAttributes now;
+    TL_CUDA_TRY(ctx, cudaFuncGetAttributes(&now, kernel));
+    if (dynamic <= (size_t)now.maxDynamicSharedSizeBytes)
+        return TORCHLEAN_OK;
+    int device = 0, most = 0;
+    TL_CUDA_TRY(ctx, cudaGetDevice(&device));
+    TL_CUDA_TRY(ctx, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          most - (int)now.sharedSizeBytes));
+    return TORCHLEAN_OK;
+}
+
 /* ---- launch arithmetic ----------------------------------------------------------------------------------------- */
 
 static __host__ __device__ __forceinline__ int64_t tl_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,4 +1,5 @@
-/* Convolutions on CUDA: which product of conv.cuh each result is.
+/* Convolutions on CUDA: which product of conv.cuh each result is, and which kernels compute it: few rows by themselves
+ * (conv_few.cu), what fills a Hopper GPU by wgmma (conv_wgmma.cuh), the rest by conv_product.cu and conv_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -9,9 +10,20 @@
 #include "../abi/kernels.h"
 #include "../abi/shapes.h"
 #include "conv.cuh"
+#include "conv_wgmma.cuh"
 #include "sum_tree.cuh"
 
 namespace {
+
+int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows,
+                const float *source, const float *w, const float *bias, float *target)
+{
+    if (spread && tl_cuda_conv_few_serves(ctx, s, batch, channels, rows))
+        return tl_cuda_conv_few(ctx, s, batch, channels, rows, source, w, bias, target);
+    return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
+               ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)
+               : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);
+}
 
 int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                 const float *large, const float *small, float *gw)
@@ -23,7 +35,9 @@ int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t 
         TL_CUDA_TRY(ctx, cudaMemsetAsync(gw, 0, bytes, tl_cuda_stream(ctx)));
         return TORCHLEAN_OK;
     }
-    return tl_cuda_conv_weights(ctx, s, batch, channels, rows, large, small, gw);
+    return tl_conv_wgmma_serves_weights(ctx, s, batch, channels, rows, small)
+               ? tl_conv_wgmma_weights(ctx, s, batch, channels, rows, large, small, gw)
+               : tl_cuda_conv_weights(ctx, s, batch, channels, rows, large, small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */
@@ -58,7 +72,7 @@ tl_dims two(int64_t h, int64_t w)
     return dims;
 }
 
-} // namespace
+} /* namespace */
 
 extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
                                 int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
@@ -66,7 +80,7 @@ extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w,
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    return tl_cuda_conv_product(ctx, s, false, batch, in_channels, out_channels, x, w, b, out);
+    return product(ctx, s, false, batch, in_channels, out_channels, x, w, b, out);
 }
 
 extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -78,7 +92,7 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
     int32_t status = TORCHLEAN_OK;
     if (gx)
-        status = tl_cuda_conv_product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx);
+        status = product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx);
     if (gw && !status)
         status = weights(ctx, s, batch, in_channels, out_channels, x, g, gw);
     if (gb && !status)
@@ -93,7 +107,7 @@ extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    return tl_cuda_conv_product(ctx, s, true, batch, in_channels, out_channels, x, w, b, out);
+    return product(ctx, s, true, batch, in_channels, out_channels, x, w, b, out);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -105,7 +119,7 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
     int32_t status = TORCHLEAN_OK;
     if (gx)
-        status = tl_cuda_conv_product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx);
+        status = product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx);
     if (gw && !status)
         status = weights(ctx, s, batch, out_channels, in_channels, g, x, gw);
     if (gb && !status)

@@ -95,6 +95,10 @@ static __device__ __forceinline__ uint32_t tap_offset(const tl_conv_gather &g, i
  * or, with `spread`, large (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows, *kernel). */
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                              int64_t rows, const float *source, const float *w, const float *bias, float *target);
+/* Whether conv_few.cu serves a spread onto few rows, and that spread. */
+bool tl_cuda_conv_few_serves(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows);
+int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                         const float *small, const float *w, const float *bias, float *large);
 /* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
 int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                              const float *large, const float *small, float *gw);

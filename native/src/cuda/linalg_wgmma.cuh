@@ -2,29 +2,26 @@
  * sm_90a only; elsewhere the kernel is empty (linalg_wgmma.cu asks first).
  *
  * A block owns tiles of BM x BN results of op(A)·op(B), one after the other, and takes n in steps of STEP. Two warp
- * groups produce, in turns: each reads both operands of every other step from global memory, splits each float32 into
- * two TF32 (split_mma.cuh) and stores them K-major. Two warp groups multiply, each its 64 rows of the tile.
+ * groups produce, in turns: each reads both operands of every other step from global memory and stores them K-major,
+ * B split into two TF32 (split_mma.cuh). Two warp groups multiply, each its 64 rows of the tile, and split A in
+ * registers.
  *
- * Shared memory: a stage holds A.hi, A.lo, B.hi, B.lo, each a row of STEP floats = 128 bytes per row of A (column of
- * op(B)). The 16 bytes of chunk c = k / 4 of row i lie at 128·i + 16·(c ^ i % 8): the K-major layout with 128-byte
- * swizzle (PTX ISA, "Shared Memory Matrix Layout"), whose pattern repeats every 8 rows = 1024 bytes. A quarter of a
- * producing warp stores either the eight chunks of one row or one chunk of eight rows, both without bank conflicts.
+ * Shared memory: a stage holds A, B.hi, B.lo, each a row of STEP floats = 128 bytes per row of A (column of
+ * op(B)) in the swizzled layout of wgmma.cuh. A quarter of a producing warp stores either the eight chunks of one row
+ * or four chunks of two rows four apart, both without bank conflicts.
  *
- * Each result is a sum of parts of STEP terms in order of k. A part is a chain of twelve wgmma: the four of lo·hi, the
- * four of hi·lo, the four of hi·hi, so that eight are cut off at the size of the small products. All is fixed by n
+ * Each result is a sum of parts of STEP terms, each part one chain of wgmma.cuh, in order of k. All is fixed by n
  * alone. Per warp group, a tile in which a value does not split or a result is not finite is computed again as chains
  * of fused multiply-adds in increasing k. */
 #ifndef TL_LINALG_WGMMA_CUH
 #define TL_LINALG_WGMMA_CUH
 
-#include <float.h>
-#include <stdint.h>
-
-#include "split_mma.cuh"
+#include "wgmma.cuh"
 
 constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
-/* C[batch, m, p] = op(A)·op(B) + bias as in linalg.cuh; batch·rows·columns tiles, fewer than 2^31. */
+/* C[batch, m, p] = op(A)·op(B) + bias as in linalg.cuh, with rows of A, B and C that are whole and aligned 16 bytes;
+ * batch·rows·columns tiles, fewer than 2^31. */
 struct tl_wgmma_args {
     const float *A, *B, *bias;
     float *C;
@@ -34,17 +31,11 @@ struct tl_wgmma_args {
 
 namespace tl_wgmma_detail {
 
-constexpr int BM = TL_WGMMA_ROWS, STEP = TL_DRAIN, ROW = 4 * STEP;
-/* Two warp groups that multiply, two that produce. */
-constexpr int GROUP = 128, WARPS = GROUP / 32, GROUPS = 2, THREADS = 2 * GROUPS * GROUP;
-/* 65536 registers: 128 per thread to begin with, then these. */
-constexpr int PRODUCER_REGISTERS = 104, CONSUMER_REGISTERS = 152;
-static_assert(ROW == 128, "one row is the width of the swizzle");
-static_assert(GROUPS * GROUP * (PRODUCER_REGISTERS + CONSUMER_REGISTERS) <= 65536, "register file");
+constexpr int BM = TL_WGMMA_ROWS;
 
 template <int BN> struct Layout {
-    static constexpr int STAGES = BN == 128 ? 3 : 4;
-    static constexpr int A_LO = BM * ROW, B_HI = 2 * BM * ROW, B_LO = B_HI + BN * ROW, STAGE = B_HI + 2 * BN * ROW;
+    static constexpr int STAGES = BN == 128 ? 4 : 6;
+    static constexpr int B_HI = BM * ROW, B_LO = B_HI + BN * ROW, STAGE = B_LO + BN * ROW;
     static constexpr int BYTES = STAGES * STAGE + 1024; /* the swizzle's pattern starts on 1024 bytes */
 };
 
@@ -54,123 +45,16 @@ template <int BN> struct Layout {
 
 namespace tl_wgmma_detail {
 
-/* ---- instructions ------------------------------------------------------------------------------------------------ */
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-/* Waits until the phase of this parity is complete. */
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
-                     "selp.b32 %0, 1, 0, done; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-/* Any of the 128 threads of a warp group. */
-__device__ __forceinline__ bool group_any(int group, bool mine)
-{
-    uint32_t any;
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; barrier.cta.red.or.pred p, %1, 128, p; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(any)
-                 : "r"(2 + group), "r"((uint32_t)mine)
-                 : "memory");
-    return any != 0;
-}
-/* Orders what this thread stored before wgmma's reads, which belong to the asynchronous proxy. */
-__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Waits for all; names the accumulators so that nothing that reads them is scheduled before. */
-template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
-/* Matrix descriptor: start / 16 in bits 0-13; in bits 32-45 the distance of groups of 8 rows / 16; the distance in
- * bits 16-29 is not used by swizzled K-major layouts; bits 62-63: 1, the 128-byte swizzle (PTX ISA, "Matrix
- * Descriptor Format"). Columns 8q.. of K start 32·q bytes further on: the swizzle acts on the sum's address bits. */
-__device__ __forceinline__ uint64_t descriptor(uint32_t address)
-{
-    return (uint64_t)(address >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 rows. Warp w of the group holds rows 16w ..: d[4j + e] of
- * its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2 (PTX ISA, "Register Fragments for wgmma.mma_async"). */
-template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[32], uint64_t a, uint64_t b)
-{
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %34, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, add, 1, 1; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-            : "l"(a), "l"(b), "n"(ADD ? 1 : 0));
-}
-
-template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[64], uint64_t a, uint64_t b)
-{
-    asm volatile(
-        "{ .reg .pred add; setp.ne.b32 add, %66, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, add, 1, 1; }"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-            : "l"(a), "l"(b), "n"(ADD ? 1 : 0));
-}
-
 /* ---- producers --------------------------------------------------------------------------------------------------- */
 
-/* The least 2·bits - 1 and the greatest |x| that a thread read. A zero counts as the greatest of integers. */
-struct Guard {
-    uint32_t least = 0xffffffffu;
-    float most = 0.0f;
-
-    __device__ __forceinline__ void see(float x)
-    {
-        least = min(least, 2 * __float_as_uint(x) - 1);
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
-    }
-    __device__ __forceinline__ bool unsafe() const
-    {
-        return least < 2 * TL_SPLIT_LEAST - 1 || !(__float_as_uint(most) < TL_SPLIT_MOST);
-    }
-};
-
-/* One operand's part of a producing group: chunk `c` + u·APART of row `i`, u < COPIES, where the operand's rows lie
- * across k in memory (TURNED); else chunk `c` of rows `i` + u·APART. In both cases a warp reads whole sectors. */
+/* One operand's part of a producing group, as rows of four floats in `held`.
+ * TURNED, the operand's rows lie across k in memory: blocks of 4 x 4 whose k starts at 4c + 16u, u < BLOCKS, and whose
+ * rows start at i; held[4u + e] is k + e, read as 16 bytes of four rows, and what is stored is the block transposed. A
+ * quarter of a warp has two neighbouring i and four c, so that it reads whole sectors and stores to different banks.
+ * Else chunk c of rows i + u·APART. */
 template <int WIDTH, bool TURNED> struct Source {
-    static constexpr int COPIES = WIDTH * (STEP / 4) / GROUP, APART = TURNED ? GROUP / WIDTH : GROUP / 8;
-    static_assert(TURNED ? GROUP % WIDTH == 0 : WIDTH % APART == 0, "ownership");
+    static constexpr int COPIES = WIDTH * (STEP / 4) / GROUP, BLOCKS = COPIES / 4, APART = GROUP / 8;
+    static_assert(BLOCKS == WIDTH / 64 && (WIDTH == 64 || WIDTH == 128), "ownership");
 
     const float *from;    /* element (i, 4c) of the step */
     uint32_t length;      /* of a row in memory */
@@ -180,8 +64,14 @@ template <int WIDTH, bool TURNED> struct Source {
 
     __device__ __forceinline__ explicit Source(int thread)
     {
-        i = TURNED ? thread % WIDTH : thread / 8;
-        c = TURNED ? thread / WIDTH : thread % 8;
+        if constexpr (TURNED) {
+            const int lane = thread % 32, warp = thread / 32;
+            i = 4 * (lane % 2 + lane / 8 * 2) + 32 * (warp % (WIDTH / 32));
+            c = lane / 2 % 4 + warp / (WIDTH / 32) * 4;
+        } else {
+            i = thread / 8;
+            c = thread % 8;
+        }
         place = i * ROW + (c ^ i % 8) * 16;
     }
     /* Rows i0 .. of `width`, columns k0 .. of n. */
@@ -194,53 +84,63 @@ template <int WIDTH, bool TURNED> struct Source {
         rest = (int)(n - k);
     }
     /* The element `rows` of memory further on: one 32 x 32 + 64 bit multiply-add. */
-    __device__ __forceinline__ const float *below(int rows) const
+    __device__ __forceinline__ const float4 *below(int rows) const
     {
-        return reinterpret_cast<const float *>(reinterpret_cast<const char *>(from) + (uint64_t)length * (4u * rows));
+        return reinterpret_cast<const float4 *>(reinterpret_cast<const char *>(from) + (uint64_t)length * (4u * rows));
     }
     /* What does not exist is 0. */
     __device__ __forceinline__ void read()
     {
-        if constexpr (TURNED) {
-            const bool whole = rows > 0 && rest >= 4 * APART * (COPIES - 1) + 4;
+        const int present = TURNED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
 #pragma unroll
-            for (int u = 0; u < COPIES; u++) {
-                const int k = 4 * APART * u, left = rows > 0 ? rest - k : 0;
-                held[u].x = whole || left > 0 ? *below(k) : 0.0f;
-                held[u].y = whole || left > 1 ? *below(k + 1) : 0.0f;
-                held[u].z = whole || left > 2 ? *below(k + 2) : 0.0f;
-                held[u].w = whole || left > 3 ? *below(k + 3) : 0.0f;
-            }
-        } else {
-            const int present = rest > 0 ? rows : 0;
-#pragma unroll
-            for (int u = 0; u < COPIES; u++)
-                held[u] = present > APART * u ? *reinterpret_cast<const float4 *>(below(APART * u))
-                                              : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int u = 0; u < COPIES; u++) {
+            const int at = TURNED ? 16 * (u / 4) + u % 4 : APART * u;
+            held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
     /* To the group's next step. */
     __device__ __forceinline__ void advance()
     {
-        from = TURNED ? below(GROUPS * STEP) : from + GROUPS * STEP;
+        from = TURNED ? reinterpret_cast<const float *>(below(GROUPS * STEP)) : from + GROUPS * STEP;
         rest -= GROUPS * STEP;
     }
-    __device__ __forceinline__ void write(char *hi, char *lo, Guard &guard) const
+    /* Where chunk u goes in a tile, and what it holds. */
+    __device__ __forceinline__ uint32_t at(int u) const
+    {
+        return TURNED ? (place ^ (64 * (u / 4) + 16 * (u % 4))) + ROW * (u % 4) : place + ROW * APART * u;
+    }
+    __device__ __forceinline__ float4 chunk(int u) const
+    {
+        if constexpr (!TURNED)
+            return held[u];
+        const float4 &x = held[u / 4 * 4], &y = held[u / 4 * 4 + 1], &z = held[u / 4 * 4 + 2], &w = held[u / 4 * 4 + 3];
+        return u % 4 == 0   ? make_float4(x.x, y.x, z.x, w.x)
+               : u % 4 == 1 ? make_float4(x.y, y.y, z.y, w.y)
+               : u % 4 == 2 ? make_float4(x.z, y.z, z.z, w.z)
+                            : make_float4(x.w, y.w, z.w, w.w);
+    }
+    static __device__ __forceinline__ void look(const float4 &x, Guard &guard)
+    {
+        guard.see(x.x);
+        guard.see(x.y);
+        guard.see(x.z);
+        guard.see(x.w);
+    }
+    __device__ __forceinline__ void write(char *to, Guard &guard) const
     {
 #pragma unroll
         for (int u = 0; u < COPIES; u++) {
-            const uint32_t at = TURNED ? place ^ (16 * APART * u) : place + ROW * APART * u;
-            uint4 high, low;
-            tl_split(held[u].x, high.x, low.x);
-            tl_split(held[u].y, high.y, low.y);
-            tl_split(held[u].z, high.z, low.z);
-            tl_split(held[u].w, high.w, low.w);
-            *reinterpret_cast<uint4 *>(hi + at) = high;
-            *reinterpret_cast<uint4 *>(lo + at) = low;
-            guard.see(held[u].x);
-            guard.see(held[u].y);
-            guard.see(held[u].z);
-            guard.see(held[u].w);
+            *reinterpret_cast<float4 *>(to + at(u)) = chunk(u);
+            look(held[u], guard);
+        }
+    }
+    __device__ __forceinline__ void write_split(char *hi, char *lo, Guard &guard) const
+    {
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            const float4 x = chunk(u);
+            store_split(hi + at(u), lo + at(u), x);
+            look(x, guard);
         }
     }
 };
@@ -291,8 +191,8 @@ __device__ __forceinline__ void produce(const tl_wgmma_args &x, char *stages, ui
         char *to = stages + stage * L::STAGE;
         Guard guard;
         barrier_wait(empty + 8 * stage, parity);
-        a.write(to, to + L::A_LO, guard);
-        b.write(to + L::B_HI, to + L::B_LO, guard);
+        a.write(to, guard);
+        b.write_split(to + L::B_HI, to + L::B_LO, guard);
         const bool any = __any_sync(0xffffffffu, guard.unsafe());
         if (thread % 32 == 0)
             unsafe[stage][thread / 32] = any;
@@ -312,25 +212,6 @@ __device__ __forceinline__ void produce(const tl_wgmma_args &x, char *stages, ui
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
-
-/* part = the product of a stage; a, b: descriptors of the group's rows of A.hi and of B.hi. */
-template <int BN> __device__ __forceinline__ void multiply_stage(float (&part)[BN / 2], uint64_t a, uint64_t b)
-{
-    constexpr int A_LO = Layout<BN>::A_LO / 16, B_LO = (Layout<BN>::B_LO - Layout<BN>::B_HI) / 16, K8 = 8 * 4 / 16;
-    wgmma_fence();
-    tl_wgmma<false>(part, a + A_LO, b);
-#pragma unroll
-    for (int q = 1; q < STEP / 8; q++)
-        tl_wgmma<true>(part, a + A_LO + q * K8, b + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
-        tl_wgmma<true>(part, a + q * K8, b + B_LO + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
-        tl_wgmma<true>(part, a + q * K8, b + q * K8);
-    wgmma_commit();
-    wgmma_wait(part);
-}
 
 /* Rows i0 .. of the group's 64 x BN results without tensor cores: thread (ty, tx) owns rows ty + 8r and columns
  * tx + 16c. Places past the arrays read the last element and are not stored. */
@@ -411,7 +292,8 @@ __device__ __forceinline__ void consume(const tl_wgmma_args &x, const char *stag
 {
     using L = Layout<BN>;
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0), steps = (int)((x.n + STEP - 1) / STEP);
-    const uint64_t a = descriptor(shared_address(stages) + group * 64 * ROW);
+    const int lane = threadIdx.x % 32, swizzle = 16 * (lane / 4);
+    const char *a = stages + (threadIdx.x / 32 * 16 + lane / 4) * ROW + 4 * (lane % 4);
     const uint64_t b = descriptor(shared_address(stages) + L::B_HI);
     float part[BN / 2] = {}, sum[BN / 2];
     int stage = 0;
@@ -429,7 +311,9 @@ __device__ __forceinline__ void consume(const tl_wgmma_args &x, const char *stag
             barrier_wait(full + 8 * stage, parity);
             if (starting && group == 1)
                 asm volatile("barrier.cta.sync 1, 256;" ::: "memory");
-            multiply_stage<BN>(part, a + stage * (L::STAGE / 16), b + stage * (L::STAGE / 16));
+            Fragments fragments;
+            fragments.read(a + stage * L::STAGE, swizzle);
+            multiply_stage<L::B_LO - L::B_HI>(part, fragments, b + stage * (L::STAGE / 16));
             if (starting && group == 0)
                 asm volatile("barrier.cta.arrive 1, 256;" ::: "memory");
             starting = false;

@@ -429,7 +429,7 @@ static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(
                               Arguments... arguments)
 {
     if (dynamic > 48 * 1024)
-        TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic));
+        TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
     kernel<<<tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(arguments...);
     return tl_cuda_launched(ctx, name);
 }

@@ -1,0 +1,245 @@
+/* Attention by Hopper's warp group products (wgmma) on TF32 tensor cores: the machinery of attention_wgmma.cu. Machine
+ * code for sm_90a only.
+ *
+ * A block owns ROWS rows of a member of the batch (queries; keys when the gradients of K and V are made), 64 to each of
+ * two warp groups, and goes through the other side in tiles of COLS. A third warp group produces right operands: panels
+ * of 64 x 32 elements, split into two TF32 (split_mma.cuh), in a ring of stages. Both groups use every panel.
+ *
+ *   over d      S and dP: a panel holds 64 rows of the tile and 32 coordinates of each, as they are
+ *   over COLS   results: a panel holds 64 coordinates and 32 rows of the tile, transposed
+ *
+ * Shared memory: a panel is two arrays, hi and lo, with a row of 32 floats = 128 bytes to each of the 64. The 16 bytes
+ * of chunk c of row i lie at 128·i + 16·(c ^ i % 8): the K-major layout with 128-byte swizzle (PTX ISA, "Shared Memory
+ * Matrix Layout"), whose pattern repeats every 8 rows = 1024 bytes. The block's own rows lie 32 coordinates after 32,
+ * not split: a warp splits its left operand as it reads it. Coordinate 4m + t of a row is element m % 4 of chunk
+ * 2t + m / 4, so that a lane reads the eight it needs in two accesses; chunks are swizzled as in panels, which keeps
+ * the eight lanes that are served together in different banks.
+ *
+ * A lane 4g + t holds of its warp's 16 rows g and g + 8, and of a tile of scores the columns 8j + 2t and 8j + 2t + 1.
+ * These are what it needs as left operand of the next product, once the columns t and t + 4 of each 8 stand for 2t and
+ * 2t + 1: so transposed panels hold the tile's rows in the order 0 2 4 6 1 3 5 7 of each 8.
+ *
+ * A sum over d or over the tiles is one of parts of 32 terms, in order, each made by 12 wgmma, the small products
+ * first; fixed by the shape alone. Weights are kept 2^32 times too large, for the reason in attention_tensor.cuh. */
+#ifndef TL_ATTENTION_WGMMA_CUH
+#define TL_ATTENTION_WGMMA_CUH
+
+#include "attention_tensor.cuh"
+
+namespace attention {
+
+/* What a kernel makes: the forward; m, 1/Σ and D alone, or with the gradient of Q; those of K and V, or one of them. */
+enum Pass { FORWARD, STATISTICS, QUERIES, KEYS, KEYS_K, KEYS_V };
+
+struct WgmmaArgs {
+    Problem p;
+    const float *out, *g;
+    float *by_weights, *by_slopes; /* results: products of P, and of dS */
+    float *base, *inverse, *dot;
+};
+
+namespace warp_groups {
+
+constexpr int GROUP = 128, GROUPS = 2, THREADS = (GROUPS + 1) * GROUP, WARPS = GROUP / 32;
+constexpr int ROWS = 64 * GROUPS, COLS = 64, CHUNK = TL_DRAIN, ROW = 4 * CHUNK;
+constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO, OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
+constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048; /* static: for each header */
+static_assert(ROW == 128, "one row is the width of the swizzle");
+
+/* Of rows of up to DP elements. */
+template <Pass PASS_, int DP_> struct Shape {
+    static constexpr Pass PASS = PASS_;
+    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = DP / 64;
+    static constexpr bool OF_KEYS = PASS == KEYS || PASS == KEYS_K || PASS == KEYS_V;
+    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K; /* dS and its product */
+    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V; /* the product of P */
+    static constexpr int PANELS = CHUNKS * (1 + SLOPES) + 2 * HALVES * (WEIGHTS + SLOPES); /* of a tile */
+    static constexpr int OPERANDS = (1 + SLOPES) * CHUNKS * OPERAND;
+    static constexpr int HEADERS = DP == 64 || PASS == STATISTICS ? 2 : 1;
+    static constexpr int STAGES = SLOPES && DP == 128 ? 6 : 8;
+    /* How often a tile goes round the ring where that is known and helps: with QUERIES it costs registers. */
+    static constexpr int TURNS = PANELS % STAGES == 0 && PASS != QUERIES ? PANELS / STAGES : 0;
+    static constexpr int BYTES = OPERANDS + STAGES * PANEL + 1024; /* the swizzle's pattern starts on 1024 bytes */
+    /* 65536 registers: 168 per thread to begin with, then these. Six arrays of 32 are all that a consumer can hold. */
+    static constexpr bool FULL = SLOPES && HALVES + WEIGHTS == 2;
+    static constexpr int PRODUCER_REGISTERS = FULL ? 88 : 104, CONSUMER_REGISTERS = FULL ? 208 : 200;
+    static_assert(GROUP * (PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS) <= 65536, "register file");
+    static_assert(PANELS % 2 == 0, "the producers hold two panels");
+    static_assert(BYTES + HEADERS * SHARED_STATIC <= SHARED_MOST, "shared memory");
+};
+
+/* What the producers say of a tile before its panels. */
+template <bool OF_KEYS> struct Header {
+    int first, ahead;        /* its first row, negative: there is none; how far that is after the block's first */
+    uint32_t bits[2][ROWS];  /* with a mask in memory: 32 of its rows, for each row of the block; 1 where allowed */
+    float base[OF_KEYS ? COLS : 1], inverse[OF_KEYS ? COLS : 1], dot[OF_KEYS ? COLS : 1];
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Waits until the phase of this parity is complete. */
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
+                     "selp.b32 %0, 1, 0, done; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+/* The 128 threads of a warp group; identifiers 2 to 4. */
+__device__ __forceinline__ void group_sync(int group)
+{
+    asm volatile("barrier.cta.sync %0, 128;" ::"r"(2 + group) : "memory");
+}
+__device__ __forceinline__ bool group_any(int group, bool mine)
+{
+    uint32_t any;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; barrier.cta.red.or.pred p, %1, 128, p; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(any)
+                 : "r"(2 + group), "r"((uint32_t)mine)
+                 : "memory");
+    return any != 0;
+}
+/* Orders what this thread stored before wgmma's reads, which belong to the asynchronous proxy. */
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* Matrix descriptor: start / 16 in bits 0-13; in bits 32-45 the distance of groups of 8 rows / 16; the distance in
+ * bits 16-29 is not used by swizzled K-major layouts; bits 62-63: 1, the 128-byte swizzle (PTX ISA, "Matrix
+ * Descriptor Format"). Columns 8q.. of K start 32·q bytes further on: the swizzle acts on the sum's address bits. */
+__device__ __forceinline__ uint64_t descriptor(uint32_t address)
+{
+    return (uint64_t)(address >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 x 64 results. Warp w of the group holds rows 16w ..:
+ * d[4j + e] of its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2; a: (g, t) (g+8, t) (g, t+4) (g+8, t+4)
+ * (PTX ISA, "Register Fragments for wgmma.mma_async"). */
+template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, add, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                   "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                   "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+
+/* Starts part = a·b over a panel, b its descriptor. TURNED exchanges the two small products, so that S and its
+ * transpose are summed in the same order. */
+template <bool TURNED>
+__device__ __forceinline__ void start_part(float (&part)[32], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint64_t b)
+{
+    constexpr int K8 = 8 * 4 / 16, LO = PANEL_LO / 16;
+    /* all registers are ready before the fence, which need not be repeated then */
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            asm volatile("" : "+r"(hi[q][e]), "+r"(lo[q][e]));
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    wgmma<false>(part, TURNED ? hi[0] : lo[0], b + (TURNED ? LO : 0));
+#pragma unroll
+    for (int q = 1; q < 4; q++)
+        wgmma<true>(part, TURNED ? hi[q] : lo[q], b + (TURNED ? LO : 0) + q * K8);
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        wgmma<true>(part, TURNED ? lo[q] : hi[q], b + (TURNED ? 0 : LO) + q * K8);
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        wgmma<true>(part, hi[q], b + q * K8);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Names the accumulators so that nothing that reads them is scheduled before. */
+__device__ __forceinline__ void finish_part(float (&part)[32])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        asm volatile("" : "+f"(part[i])::"memory");
+}
+
+/* ---- rings ------------------------------------------------------------------------------------------------------- */
+
+/* One side's place in a ring of LENGTH stages with a barrier each for full and for empty ones. At a barrier a warp
+ * arrives once, for all its lanes, or with EACH every lane does. */
+template <int LENGTH, bool EACH = false> struct Ring {
+    uint32_t full, empty;
+    int stage = 0;
+    uint32_t parity;
+
+    __device__ __forceinline__ Ring(const uint64_t (*barriers)[LENGTH], uint32_t parity_)
+        : full(shared_address(barriers[0])), empty(shared_address(barriers[1])), parity(parity_)
+    {
+    }
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * stage, parity); }
+    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * stage, parity); }
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == LENGTH) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    /* Where a tile begins, of which it is known how often it goes round (Shape::TURNS). */
+    __device__ __forceinline__ void begin(int turns, uint32_t first_parity)
+    {
+        if (turns > 0)
+            stage = 0;
+        if (turns > 0 && turns % 2 == 0)
+            parity = first_parity;
+    }
+    __device__ __forceinline__ void arrive(uint32_t barrier)
+    {
+        if (!EACH)
+            __syncwarp();
+        if (EACH || threadIdx.x % 32 == 0)
+            barrier_arrive(barrier + 8 * stage);
+        advance();
+    }
+    __device__ __forceinline__ void publish() { arrive(full); }
+    __device__ __forceinline__ void release() { arrive(empty); }
+};
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Which rows a block owns. */
+template <class C> struct Place {
+    int64_t b;
+    int r0;
+
+    /* under a causal mask the rows with the most to do start first */
+    __device__ __forceinline__ Place(const Problem &p, uint32_t block) : b(block / p.blocks)
+    {
+        const uint32_t rank = block - (uint32_t)b * p.blocks;
+        r0 = (int)(p.mode == CAUSAL && !C::OF_KEYS ? p.blocks - 1 - rank : rank) * ROWS;
+    }
+};
+
+#endif
+
+} /* namespace warp_groups */
+
+} /* namespace attention */
+
+#endif

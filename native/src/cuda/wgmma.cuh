@@ -1,0 +1,242 @@
+/* What kernels that multiply on Hopper's warp group products (wgmma, TF32) share: barriers, fences, descriptors, the
+ * instruction itself, the split of an operand, the guard and the product of one stage. Machine code for sm_90a only.
+ *
+ * Operands in shared memory are K-major: a row of STEP floats = 128 bytes per row of A (column of B). The 16 bytes of
+ * chunk c = k / 4 of row i lie at 128·i + 16·(c ^ i % 8), the K-major layout with 128-byte swizzle (PTX ISA, "Shared
+ * Memory Matrix Layout"), whose pattern repeats every 8 rows = 1024 bytes. */
+#ifndef TL_WGMMA_CUH
+#define TL_WGMMA_CUH
+
+#include <float.h>
+#include <stdint.h>
+
+#include "split_mma.cuh"
+
+namespace tl_wgmma_detail {
+
+constexpr int STEP = TL_DRAIN, ROW = 4 * STEP;
+/* Of a block's four warp groups two multiply and two produce. */
+constexpr int GROUP = 128, WARPS = GROUP / 32, GROUPS = 2, THREADS = 2 * GROUPS * GROUP;
+/* 65536 registers: 128 per thread to begin with, then these. */
+constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 168;
+static_assert(ROW == 128, "one row is the width of the swizzle");
+static_assert(GROUPS * GROUP * (PRODUCER_REGISTERS + CONSUMER_REGISTERS) <= 65536, "register file");
+
+} /* namespace tl_wgmma_detail */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+namespace tl_wgmma_detail {
+
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* One arrival, after which `bytes` of bulk copies are to come before the phase is complete. */
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+/* Copies whole units of 16 bytes from global to shared memory, then counts them at the barrier. */
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+/* Waits until the phase of this parity is complete. */
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
+                     "selp.b32 %0, 1, 0, done; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+/* Any of the 128 threads of a warp group. */
+__device__ __forceinline__ bool group_any(int group, bool mine)
+{
+    uint32_t any;
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; barrier.cta.red.or.pred p, %1, 128, p; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(any)
+                 : "r"(2 + group), "r"((uint32_t)mine)
+                 : "memory");
+    return any != 0;
+}
+/* Orders what this thread stored before wgmma's reads, which belong to the asynchronous proxy. */
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/* Waits for all; names the accumulators so that nothing that reads them is scheduled before. */
+template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* Matrix descriptor: start / 16 in bits 0-13; in bits 32-45 the distance of groups of 8 rows / 16; the distance in
+ * bits 16-29 is not used by swizzled K-major layouts; bits 62-63: 1, the 128-byte swizzle (PTX ISA, "Matrix
+ * Descriptor Format"). Columns 8q.. of K start 32·q bytes further on: the swizzle acts on the sum's address bits. */
+__device__ __forceinline__ uint64_t descriptor(uint32_t address)
+{
+    return (uint64_t)(address >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 rows. Warp w of the group holds rows 16w ..: d[4j + e] of
+ * its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2 (PTX ISA, "Register Fragments for wgmma.mma_async"). */
+template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %37, 0; "
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, add, 1, 1; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+
+template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[48], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %53, 0; "
+        "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "{%48, %49, %50, %51}, %52, add, 1, 1; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+
+template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile(
+        "{ .reg .pred add; setp.ne.b32 add, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, add, 1, 1; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+              "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+
+/* The least 2·bits - 1 and the greatest |x| that a thread read. A zero counts as the greatest of integers. */
+struct Guard {
+    uint32_t least = 0xffffffffu;
+    float most = 0.0f;
+
+    __device__ __forceinline__ void see(float x)
+    {
+        least = min(least, 2 * __float_as_uint(x) - 1);
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
+    }
+    __device__ __forceinline__ bool unsafe() const
+    {
+        return least < 2 * TL_SPLIT_LEAST - 1 || !(__float_as_uint(most) < TL_SPLIT_MOST);
+    }
+};
+
+/* ---- one stage --------------------------------------------------------------------------------------------------- */
+
+/* Stores both parts of four values, each 16 bytes. */
+__device__ __forceinline__ void store_split(char *hi, char *lo, const float4 &x)
+{
+    uint4 high, low;
+    tl_split(x.x, high.x, low.x);
+    tl_split(x.y, high.y, low.y);
+    tl_split(x.z, high.z, low.z);
+    tl_split(x.w, high.w, low.w);
+    *reinterpret_cast<uint4 *>(hi) = high;
+    *reinterpret_cast<uint4 *>(lo) = low;
+}
+
+/* A warp's 16 rows of A over STEP columns, split. Element e of block q is row g + 8·(e % 2), column 8q + t + 4·(e / 2)
+ * of lane 4g + t (PTX ISA, "Register Fragments for wgmma.mma_async"). */
+struct Fragments {
+    uint32_t hi[STEP / 8][4], lo[STEP / 8][4];
+
+    /* From rows stored as above: `a` is the lane's first element, (g, t), `swizzle` 16·g. A warp's 32 loads of one
+     * element lie in different banks. */
+    __device__ __forceinline__ void read(const char *a, int swizzle)
+    {
+#pragma unroll
+        for (int q = 0; q < STEP / 8; q++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int at = e % 2 * 8 * ROW + (swizzle ^ 16 * (2 * q + e / 2));
+                tl_split(*reinterpret_cast<const float *>(a + at), hi[q][e], lo[q][e]);
+            }
+    }
+    /* From [q][thread of the group][e]; `a` is this thread's of q = 0. */
+    __device__ __forceinline__ void read_packed(const char *a)
+    {
+#pragma unroll
+        for (int q = 0; q < STEP / 8; q++) {
+            const float4 x = *reinterpret_cast<const float4 *>(a + q * GROUP * 16);
+            tl_split(x.x, hi[q][0], lo[q][0]);
+            tl_split(x.y, hi[q][1], lo[q][1]);
+            tl_split(x.z, hi[q][2], lo[q][2]);
+            tl_split(x.w, hi[q][3], lo[q][3]);
+        }
+    }
+};
+
+/* part = the product of a stage; `b` describes B.hi, and B.lo lies B_LO bytes further on. A chain of twelve: the four
+ * of lo·hi, the four of hi·lo, the four of hi·hi, so that eight are cut off at the size of the small products. */
+template <int B_LO, int N>
+__device__ __forceinline__ void multiply_stage(float (&part)[N], const Fragments &a, uint64_t b)
+{
+    constexpr int LO = B_LO / 16, K8 = 8 * 4 / 16;
+    wgmma_fence();
+    tl_wgmma<false>(part, a.lo[0], b);
+#pragma unroll
+    for (int q = 1; q < STEP / 8; q++)
+        tl_wgmma<true>(part, a.lo[q], b + q * K8);
+#pragma unroll
+    for (int q = 0; q < STEP / 8; q++)
+        tl_wgmma<true>(part, a.hi[q], b + LO + q * K8);
+#pragma unroll
+    for (int q = 0; q < STEP / 8; q++)
+        tl_wgmma<true>(part, a.hi[q], b + q * K8);
+    wgmma_commit();
+    wgmma_wait(part);
+}
+
+} /* namespace tl_wgmma_detail */
+
+#endif
+
+#endif
