@@ -7,7 +7,8 @@ the report: they differ by rounding alone.
 
 Rows: one operation on 8 and on 2^20 elements (the bare kernel, on the tape, on the session); an MLP of 64, 64, 64 and 1 units on
 a batch of 32 with SGD; a convolutional network with batch normalisation and Adam; the GPT of ``examples.char_gpt`` without
-dropout, AdamW and clipping included.
+dropout, AdamW and clipping included. A row "captured" is the same step by ``Session.capture``, beside PyTorch eager again; on
+CUDA one more sets the MLP beside PyTorch's own CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,20 +183,40 @@ def _repeated(call: Call) -> Call:
 # ---- training steps
 
 
-def trained(session: Session, optimizer: optim.Optimizer, loss: Call, clip: float | None = None) -> Call:
-    """A step of ours; gives its loss as a device buffer."""
+@dataclass
+class Program:
+    """A training step of ours: the loss of a batch, and what follows it."""
 
-    def step() -> Any:
-        value = loss()
-        session.backward(value)
-        if clip is not None:
-            session.clip_grad_norm(clip)
-        optimizer.step()
-        kept = value.value.share()
-        session.reset()
+    session: Session
+    optimizer: optim.Optimizer
+    loss: Callable[..., TensorRef]
+    batch: Callable[[], tuple[Any, ...]]
+    clip: float | None = None
+
+    def step(self, *batch: Any) -> TensorRef:
+        value = self.loss(*batch)
+        self.session.backward(value)
+        if self.clip is not None:
+            self.session.clip_grad_norm(self.clip)
+        self.optimizer.step()
+        return value
+
+    def eager(self) -> Any:
+        """A step; gives its loss as a device buffer."""
+        kept = self.step(*self.batch()).value.share()
+        self.session.reset()
         return kept
 
-    return step
+
+def rows_of(
+    stack: ExitStack, name: str, size: str, eager: Program, again: Program, theirs: Call | None
+) -> Iterator[Pair]:
+    """The step eager and captured, both beside the peer's."""
+    losses = first_losses(eager.eager, theirs)
+    yield Pair(name, size, eager.eager, theirs, losses=losses)
+    captured = stack.enter_context(again.session.capture(again.step, *again.batch()))
+    first = [captured.outputs.item(), *losses[1:]]
+    yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first)
 
 
 def trained_there(optimizer: Any, loss: Call) -> Call:
@@ -214,31 +235,78 @@ def first_losses(ours: Call, theirs: Call | None) -> list[float]:
     return [float(step().numpy() if step is ours else step()) for step in (ours, theirs) if step is not None]
 
 
-def mlp(bench: Bench, stack: ExitStack) -> Pair:
+def mlp(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
     """An MLP with tanh and the mean squared error."""
-    s = stack.enter_context(Session(bench.device, seed=1))
-    layers = [nn.Linear(s, m, n, name=f"l{i}") for i, (m, n) in enumerate(pairwise(MLP))]
     draw = generator("steps", "mlp")
     x, y = (draw.standard_normal((32, n)).astype(np.float32) for n in (MLP[0], MLP[-1]))
 
-    def loss() -> TensorRef:
-        h: Any = s.const(x)
-        for layer in layers[:-1]:
-            h = s.tanh(layer(h))
-        return s.mse_loss(layers[-1](h), s.const(y))
+    def build() -> Program:
+        s = stack.enter_context(Session(bench.device, seed=1))
+        layers = [nn.Linear(s, m, n, name=f"l{i}") for i, (m, n) in enumerate(pairwise(MLP))]
 
-    optimizer = optim.SGD([p for layer in layers for p in layer.parameters()], lr=1e-3)
-    stack.callback(optimizer.close)
-    ours, theirs = trained(s, optimizer, loss), None
+        def loss(x: Any, y: Any) -> TensorRef:
+            h: Any = s.const(x)
+            for layer in layers[:-1]:
+                h = s.tanh(layer(h))
+            return s.mse_loss(layers[-1](h), s.const(y))
+
+        optimizer = optim.SGD([p for layer in layers for p in layer.parameters()], lr=1e-3)
+        stack.callback(optimizer.close)
+        return Program(s, optimizer, loss, lambda: (x, y))
+
+    ours, theirs, graphed = build(), None, None
     if (torch := bench.torch) is not None:
-        places = [torch.nn.Linear(m, n) for m, n in pairwise(MLP)]
-        model = torch.nn.Sequential(places[0], torch.nn.Tanh(), places[1], torch.nn.Tanh(), places[2])
-        copy_weights(bench, model, s)
         error = torch.nn.functional.mse_loss
-        peer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        theirs = trained_there(peer, lambda: error(model(bench.there(x)), bench.there(y)))
+
+        def peer() -> tuple[Any, Any]:
+            places = [torch.nn.Linear(m, n) for m, n in pairwise(MLP)]
+            model = torch.nn.Sequential(places[0], torch.nn.Tanh(), places[1], torch.nn.Tanh(), places[2])
+            copy_weights(bench, model, ours.session)
+            return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        model, optimizer = peer()
+        theirs = trained_there(optimizer, lambda: error(model(bench.there(x)), bench.there(y)))
+        if bench.device.is_cuda:
+            model, optimizer = peer()
+            graphed = graphed_there(bench, model, optimizer, error, x, y)
     size = f"{'-'.join(map(str, MLP))}, batch 32, SGD"
-    return Pair("MLP", size, ours, theirs, losses=first_losses(ours, theirs))
+    rows = list(rows_of(stack, "MLP", size, ours, build(), theirs))
+    yield from rows
+    if graphed is not None:
+        yield Pair("MLP both captured", size, rows[1].ours, graphed)
+
+
+def graphed_there(bench: Bench, model: Any, optimizer: Any, error: Any, x: Any, y: Any) -> Call:
+    """PyTorch's step as one CUDA graph, as its documentation has it: warmed up beside, captured, then the batch copied to
+    where the graph reads it and the graph replayed."""
+    cuda, fixed = bench.torch.cuda, [bench.there(x), bench.there(y)]
+    there = [bench.torch.from_numpy(a) for a in (x, y)]
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        loss = error(model(fixed[0]), fixed[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    beside = cuda.Stream(bench.place)
+    beside.wait_stream(cuda.current_stream(bench.place))
+    with cuda.stream(beside):
+        for _ in range(3):
+            step()
+    cuda.current_stream(bench.place).wait_stream(beside)
+    graph = cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Any:
+        for place, array in zip(fixed, there, strict=True):
+            place.copy_(array)
+        graph.replay()
+        return loss
+
+    return replay
 
 
 def copy_weights(bench: Bench, model: Any, session: Session) -> None:
@@ -250,23 +318,27 @@ def copy_weights(bench: Bench, model: Any, session: Session) -> None:
     model.to(bench.place)
 
 
-def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int) -> Pair:
+def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int) -> Iterator[Pair]:
     """The network of ``examples.digits`` without dropout, on random images."""
-    s, c = stack.enter_context(Session(bench.device, seed=1)), channels
-    flat = 4 * c * (size // 4) ** 2
-    model = nn.Sequential(
-        nn.Conv(s, 1, c, 3, padding=1, bias=False, name="conv1"), nn.BatchNorm(s, c, name="norm1"), s.relu,
-        nn.Conv(s, c, 2 * c, 3, padding=1, bias=False, name="conv2"), nn.BatchNorm(s, 2 * c, name="norm2"), s.relu,
-        nn.MaxPool(2), nn.Conv(s, 2 * c, 4 * c, 3, padding=1, name="conv3"), s.relu, nn.MaxPool(2),
-        lambda h: h.reshape((-1, flat)), nn.Linear(s, flat, 10, name="classes"),
-    )  # fmt: skip
+    c, flat = channels, 4 * channels * (size // 4) ** 2
     draw = generator("steps", "convnet", size)
     x = draw.standard_normal((batch, 1, size, size)).astype(np.float32)
     labels = draw.integers(0, 10, batch)
-    optimizer = optim.Adam(model.parameters(), lr=1e-3)
-    stack.callback(optimizer.close)
-    ours = trained(s, optimizer, lambda: s.cross_entropy(model(s.const(x), training=True), labels))
-    theirs = None
+
+    def build() -> Program:
+        s = stack.enter_context(Session(bench.device, seed=1))
+        model = nn.Sequential(
+            nn.Conv(s, 1, c, 3, padding=1, bias=False, name="conv1"), nn.BatchNorm(s, c, name="norm1"), s.relu,
+            nn.Conv(s, c, 2 * c, 3, padding=1, bias=False, name="conv2"), nn.BatchNorm(s, 2 * c, name="norm2"), s.relu,
+            nn.MaxPool(2), nn.Conv(s, 2 * c, 4 * c, 3, padding=1, name="conv3"), s.relu, nn.MaxPool(2),
+            lambda h: h.reshape((-1, flat)), nn.Linear(s, flat, 10, name="classes"),
+        )  # fmt: skip
+        optimizer = optim.Adam(model.parameters(), lr=1e-3)
+        stack.callback(optimizer.close)
+        loss = lambda x, labels: s.cross_entropy(model(s.const(x), training=True), labels)
+        return Program(s, optimizer, loss, lambda: (x, labels))
+
+    ours, theirs = build(), None
     if (torch := bench.torch) is not None:
         n = torch.nn
         peer = n.Sequential(
@@ -274,42 +346,45 @@ def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int
             n.Conv2d(c, 2 * c, 3, padding=1, bias=False), n.BatchNorm2d(2 * c), n.ReLU(), n.MaxPool2d(2),
             n.Conv2d(2 * c, 4 * c, 3, padding=1), n.ReLU(), n.MaxPool2d(2), n.Flatten(), n.Linear(flat, 10),
         )  # fmt: skip
-        copy_weights(bench, peer, s)
+        copy_weights(bench, peer, ours.session)
         entropy = n.functional.cross_entropy
         adam = torch.optim.Adam(peer.parameters(), lr=1e-3)
         theirs = trained_there(adam, lambda: entropy(peer(bench.there(x)), bench.there(labels)))
     label = f"{size}x{size}, channels {c}-{4 * c}, batch {batch}, Adam"
-    return Pair("conv net", label, ours, theirs, losses=first_losses(ours, theirs))
+    yield from rows_of(stack, "conv net", label, ours, build(), theirs)
 
 
-def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Pair:
+def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
     """The example's model and its step, through its own builder."""
     from examples import char_gpt as example
 
     settings: dict[str, Any] = {**example.PRESETS[preset], "dropout": 0.0}
-    s = stack.enter_context(Session(bench.device, seed=1))
-    program = example.build(s, settings)
-    stack.callback(program.optimizer.close)
-    counts = [0, 0]
 
-    def loss() -> TensorRef:
-        counts[0] += 1
-        program.optimizer.lr = program.rate(counts[0] - 1)  # type: ignore[attr-defined]
-        return program.loss(counts[0] - 1)
+    def build() -> tuple[Program, Any]:
+        s = stack.enter_context(Session(bench.device, seed=1))
+        program = example.build(s, settings)
+        stack.callback(program.optimizer.close)
+        steps = count()
 
-    ours, theirs = trained(s, program.optimizer, loss, program.clip), None
+        def batch() -> tuple[Any, ...]:
+            k = next(steps)
+            program.optimizer.lr = program.rate(k)  # type: ignore[attr-defined]
+            return program.batch(k)
+
+        return Program(s, program.optimizer, program.loss, batch, program.clip), program
+
+    (ours, program), theirs, steps = build(), None, count()
     if bench.torch is not None:
         from examples.torch_gpt import Peer
 
         peer = Peer(program.kept["initial"], program.kept["text"], settings, bench.place)
 
         def theirs() -> Any:
-            counts[1] += 1
-            return peer.step(counts[1] - 1, s.seed)
+            return peer.step(next(steps), ours.session.seed)
 
     names = ("layers", "heads", "width", "context", "batch")
     label = ", ".join(f"{name} {settings[name]}" for name in names)
-    return Pair(f"char-GPT {preset}", label, ours, theirs, losses=first_losses(ours, theirs))
+    yield from rows_of(stack, f"char-GPT {preset}", label, ours, build()[0], theirs)
 
 
 # ---- the run
@@ -319,14 +394,14 @@ def pairs(bench: Bench, stack: ExitStack, wanted: Sequence[str]) -> Iterator[Pai
     if "op" in wanted:
         yield from operations(bench, stack)
     if "mlp" in wanted:
-        yield mlp(bench, stack)
+        yield from mlp(bench, stack)
     if "conv" in wanted:
-        yield convnet(bench, stack, 8, 16, 64)
+        yield from convnet(bench, stack, 8, 16, 64)
     if "conv-large" in wanted:
-        yield convnet(bench, stack, 32, 64, 256)
+        yield from convnet(bench, stack, 32, 64, 256)
     for preset in ("small", "large"):
         if f"gpt-{preset}" in wanted:
-            yield char_gpt(bench, stack, preset)
+            yield from char_gpt(bench, stack, preset)
 
 
 CHOICES = ("op", "mlp", "conv", "gpt-small", "conv-large", "gpt-large")
@@ -350,7 +425,7 @@ def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: floa
 
 def show(row: Row) -> None:
     there = "" if row.torch_ms is None else f"{row.torch_ms:11.4f} {row.torch_spread_ms:9.4f} {row.ratio:7.2f}x"
-    print(f"{row.step:16} {row.size:46} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
+    print(f"{row.step:24} {row.size:46} {row.ours_ms:11.4f} {row.spread_ms:9.4f} {there}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -370,7 +445,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")
     torch = None if args.no_torch else import_torch(device)
     print(f"{device.describe()}; PyTorch {getattr(torch, '__version__', 'absent')}")
-    print(f"{'step':16} {'size':46} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}")
+    print(f"{'step':24} {'size':46} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}")
     rows = measure(device, torch, wanted, args.budget)
     if args.json:
         report = {

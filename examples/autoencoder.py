@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from examples import common, images
 from tlrt import Session, TensorRef, nn, optim
@@ -42,10 +43,10 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         s.sigmoid,
     )
     model = nn.Sequential(encoder, decoder)
-    batch = common.Batches(len(x), settings["batch"], s.seed)
+    batches = common.Batches(len(x), settings["batch"], s.seed)
 
-    def loss(k: int) -> TensorRef:
-        pixels = s.const(x[batch(k)])
+    def loss(images: npt.ArrayLike) -> TensorRef:
+        pixels = s.const(images)
         return s.mse_loss(model(pixels, training=True), pixels)
 
     def evaluate() -> dict[str, float]:
@@ -57,6 +58,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     return common.Program(
         optim.AdamW(model.parameters(), lr=settings["rate"], weight_decay=1e-4),
+        lambda k: (x[batches(k)],),
         loss,
         lambda k: nn.schedules.cosine(k, peak=settings["rate"], total=settings["steps"]),
         evaluate,

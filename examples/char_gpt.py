@@ -82,8 +82,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     model = CharGPT(s, len(corpus.alphabet), settings)
     size, length = settings["batch"], settings["context"]
 
-    def loss(k: int) -> TensorRef:
-        x, y = corpus.batch(size, length, s.seed, k)
+    def loss(x: npt.ArrayLike, y: npt.ArrayLike) -> TensorRef:
         return s.cross_entropy(model(x, training=True), y)
 
     def evaluate() -> dict[str, float]:
@@ -97,6 +96,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     kept = {"initial": {p.name: p.numpy() for p in model.parameters()}, "model": model, "text": corpus}
     return common.Program(
         optim.AdamW(model.parameters(), lr=settings["rate"], beta2=0.99, weight_decay=settings["decay"]),
+        lambda k: corpus.batch(size, length, s.seed, k),
         loss,
         lambda k: rate(k, settings),
         evaluate,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tlrt
-from tlrt import Session, TensorRef, checkpoint
+from tlrt import Captured, Session, TensorRef, checkpoint
 from tlrt.optim import Optimizer
 
 Settings = dict[str, Any]
@@ -38,8 +38,10 @@ class Program:
     """A model with its data, ready to train."""
 
     optimizer: Optimizer
-    #: the loss of step k, recorded on the session
-    loss: Callable[[int], TensorRef]
+    #: the arrays of step k
+    batch: Callable[[int], tuple[Any, ...]]
+    #: the loss of a batch, recorded on the session
+    loss: Callable[..., TensorRef]
     #: the learning rate of step k
     rate: Callable[[int], float]
     #: figures of the trained model, by name
@@ -50,6 +52,9 @@ class Program:
     about: dict[str, Any] = field(default_factory=dict)
     #: what the example's own last part needs
     kept: dict[str, Any] = field(default_factory=dict)
+    #: whether steps are captured, and the captured step once there is one
+    capture: bool = False
+    captured: Captured | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
     with Session(arguments.device, seed=arguments.seed) as session:
         _say(arguments, f"{example.name} on {session.device.describe()}, settings {settings}")
         program = example.build(session, settings)
+        program.capture = arguments.capture
         report: dict[str, Any] = {
             "example": example.name,
             "device": session.device.describe(),
@@ -128,6 +134,7 @@ def _parser(example: Example) -> argparse.ArgumentParser:
         "--stop-at", type=_count, metavar="N", help="save after N steps and stop there, to resume later"
     )
     parser.add_argument("--threads", type=_count, help="CPU threads")
+    parser.add_argument("--capture", action="store_true", help="capture the step: the same bits without Python's tape")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value for a setting")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
     if example.arguments is not None:
@@ -246,12 +253,22 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 def _step(session: Session, program: Program, k: int) -> Any:
     """One step of training; its loss, on the device."""
     program.optimizer.lr = program.rate(k)  # type: ignore[attr-defined]  # every optimiser has one
-    loss = program.loss(k)
-    session.backward(loss)
-    if program.clip is not None:
-        session.clip_grad_norm(program.clip)
-    program.optimizer.step()
-    value = loss.value.share()
+    batch = program.batch(k)
+
+    def work(*batch: Any) -> Any:
+        loss = program.loss(*batch)
+        session.backward(loss)
+        if program.clip is not None:
+            session.clip_grad_norm(program.clip)
+        program.optimizer.step()
+        return loss.value
+
+    if program.captured is not None:
+        return program.captured(*batch).copy()
+    if program.capture:
+        program.captured = session.capture(work, *batch)
+        return program.captured.outputs.copy()
+    value = work(*batch).share()
     session.reset()
     return value
 

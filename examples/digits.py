@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from examples import common, images
 from tlrt import Session, TensorRef, nn, optim
@@ -38,11 +39,14 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         nn.Dropout(settings["dropout"]),
         nn.Linear(s, 16 * c, 10, name="classes"),
     )
-    batch = common.Batches(len(y), settings["batch"], s.seed)
+    batches = common.Batches(len(y), settings["batch"], s.seed)
 
-    def loss(k: int) -> TensorRef:
-        chosen = batch(k)
-        return s.cross_entropy(model(s.const(x[chosen]), training=True), y[chosen])
+    def batch(k: int) -> tuple[Any, ...]:
+        chosen = batches(k)
+        return x[chosen], y[chosen]
+
+    def loss(images: npt.ArrayLike, labels: npt.ArrayLike) -> TensorRef:
+        return s.cross_entropy(model(s.const(images), training=True), labels)
 
     def evaluate() -> dict[str, float]:
         hits, total = 0, 0.0
@@ -55,6 +59,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     return common.Program(
         optim.Adam(model.parameters(), lr=settings["rate"]),
+        batch,
         loss,
         lambda k: nn.schedules.one_cycle(k, peak=settings["rate"], total=settings["steps"]),
         evaluate,

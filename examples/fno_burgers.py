@@ -70,7 +70,7 @@ def integrate(u: Array, viscosity: float, time: float = 1.0, steps: int | None =
 
 
 class FNO1d(nn.Layer):
-    """The operator: values (batch, grid) to (batch, grid), on any grid that has the modes.
+    """The operator: points (batch, grid, 2) of :func:`placed` to (batch, grid), on any grid that has the modes.
 
     Value and position are lifted to `width` channels, pass spectral blocks, and are projected back through a hidden layer.
     """
@@ -87,15 +87,20 @@ class FNO1d(nn.Layer):
 
     def __call__(self, x: npt.ArrayLike, *, training: bool = False) -> TensorRef:
         s = self.session
-        values = np.asarray(x, np.float32)
-        places = np.broadcast_to(np.arange(values.shape[1]) / values.shape[1], values.shape)
-        h = self.lift(s.const(np.stack([values, places], -1)))
+        h = self.lift(s.const(x))
         for block in self.blocks:
             h = block(h)
-        return s.reshape(self.project(s.gelu(self.hidden(h))), values.shape)
+        return s.reshape(self.project(s.gelu(self.hidden(h))), np.shape(x)[:2])
 
     def parameters(self) -> list[Any]:
         return self._gathered([self.lift, *self.blocks, self.hidden, self.project])
+
+
+def placed(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Values (batch, grid) beside their positions: (batch, grid, 2)."""
+    values = np.asarray(x, np.float32)
+    places = np.broadcast_to(np.arange(values.shape[1]) / values.shape[1], values.shape)
+    return np.stack([values, places], -1).astype(np.float32)
 
 
 def build(session: Session, settings: common.Settings) -> common.Program:
@@ -108,14 +113,16 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     cut = settings["functions"]
     x, y = (a[:cut, :: finest // grid].astype(np.float32) / scale for a in (start, flow))
     model = FNO1d(s, settings["width"], settings["modes"], settings["layers"])
-    batch = common.Batches(cut, settings["batch"], s.seed)
+    batches = common.Batches(cut, settings["batch"], s.seed)
 
-    def loss(k: int) -> TensorRef:
+    def batch(k: int) -> tuple[Array, ...]:
+        chosen = batches(k)
+        return placed(x[chosen]), y[chosen], np.linalg.norm(y[chosen], axis=1)
+
+    def loss(points: npt.ArrayLike, wanted: npt.ArrayLike, norms: npt.ArrayLike) -> TensorRef:
         """The mean over the batch of ‖prediction - y‖/‖y‖."""
-        chosen = batch(k)
-        wanted = y[chosen]
-        distances = s.sqrt(s.reduce_sum_axis1(s.square(s.sub(model(x[chosen], training=True), s.const(wanted)))))
-        return s.reduce_mean(s.div(distances, s.const(np.linalg.norm(wanted, axis=1))))
+        distances = s.sqrt(s.reduce_sum_axis1(s.square(s.sub(model(points, training=True), s.const(wanted)))))
+        return s.reduce_mean(s.div(distances, s.const(norms)))
 
     def error(predict: Callable[[Array], Array], points: int) -> float:
         """The mean relative L2 error on the test functions."""
@@ -125,7 +132,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     def predicted(values: Array) -> Array:
         made = []
         for part in common.chunks(len(values), settings["batch"]):
-            made.append(model(values[part]).numpy().astype(np.float64))
+            made.append(model(placed(values[part])).numpy().astype(np.float64))
             s.reset()
         return np.concatenate(made)
 
@@ -138,6 +145,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     return common.Program(
         optim.Adam(model.parameters(), lr=settings["rate"]),
+        batch,
         loss,
         lambda k: nn.schedules.cosine(
             k, peak=settings["rate"], total=settings["steps"], warmup=min(50, settings["steps"])

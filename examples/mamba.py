@@ -61,8 +61,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     model = CharMamba(s, len(corpus.alphabet), settings)
     size, length, steps = settings["batch"], settings["context"], settings["steps"]
 
-    def loss(k: int) -> TensorRef:
-        x, y = corpus.batch(size, length, s.seed, k)
+    def loss(x: npt.ArrayLike, y: npt.ArrayLike) -> TensorRef:
         return s.cross_entropy(model(x, training=True), y)
 
     def evaluate() -> dict[str, float]:
@@ -81,6 +80,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     return common.Program(
         optim.AdamW(model.parameters(), lr=settings["rate"], beta2=0.99, weight_decay=settings["decay"]),
+        lambda k: corpus.batch(size, length, s.seed, k),
         loss,
         rate,
         evaluate,

@@ -31,6 +31,7 @@ from tlrt.errors import TorchleanError
 if TYPE_CHECKING:
     from tlrt import checkpoint, kernels, nn, optim
     from tlrt.buffer import Buffer
+    from tlrt.capture import Captured
     from tlrt.context import (
         Device,
         Memory,
@@ -50,20 +51,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AnyBuffer", "Buffer", "Device", "Memory", "Options", "Parameter", "Session", "Tape", "TensorRef", "TorchleanError",
-    "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device", "devices", "errors", "kernels", "nn", "optim",
-    "set_cpu_variant", "set_threads", "threads",
+    "AnyBuffer", "Buffer", "Captured", "Device", "Memory", "Options", "Parameter", "Session", "Tape", "TensorRef",
+    "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device", "devices", "errors", "kernels",
+    "nn", "optim", "set_cpu_variant", "set_threads", "threads",
 ]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
 _HOMES = {
-    "Buffer": "buffer", "AnyBuffer": "tape", "Tape": "tape", "Options": "session", "Parameter": "session",
+    "Buffer": "buffer", "AnyBuffer": "tape", "Captured": "capture", "Tape": "tape", "Options": "session", "Parameter": "session",
     "Session": "session", "TensorRef": "session", "compare": "differential",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("buffer", "checkpoint", "context", "kernels", "nn", "optim"):  # kernels loads the C library
+    if name in ("buffer", "capture", "checkpoint", "context", "kernels", "nn", "optim"):  # kernels loads the C library
         return importlib.import_module(f"tlrt.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from tlrt.errors import (
     TorchleanError,
 )
 
-__all__ = ["float32", "float64", "float64_out", "is_list", "type_name", "uint32", "uint32_list"]
+__all__ = ["Live", "Naturals", "float32", "float64", "float64_out", "is_list", "type_name", "uint32", "uint32_list"]
 
 _LIMIT = 2**32
 
@@ -34,7 +34,25 @@ def type_name(value: object) -> str:
     return type(value).__name__ + (f" of {dtype}" if isinstance(value, np.ndarray) else "")
 
 
+class Live:
+    """A host array whose content changes while its place stays: an argument of a captured step."""
+
+    def naturals(self, op: str, name: str, expected: str) -> Naturals:
+        """Its content, to be read in place. Raises CaptureError unless integers are expected."""
+        raise NotImplementedError
+
+    def share(self, session: Any) -> Any:
+        """A handle to the buffer that holds its content, for a session's tape. Raises CaptureError."""
+        raise NotImplementedError
+
+
+class Naturals(np.ndarray[Any, np.dtype[np.uint32]]):
+    """What a :class:`Live` array holds; a function that takes indices reads this memory, and makes no copy."""
+
+
 def _array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
+    if isinstance(value, Live):
+        return value.naturals(op, name, expected)
     if isinstance(value, np.ma.MaskedArray):
         raise ArgumentTypeError(
             f"{op}: {name}: got a masked array, expected {expected} (fill the masked elements first)", op=op

@@ -116,7 +116,10 @@ class Buffer:
         slot = new(_slot)
         try:
             if not (status := function(*arguments, slot)):
-                return cls(own(slot[0], _release), device)
+                made = cls(own(slot[0], _release), device)
+                if device._recorder is not None:
+                    device._recorder.made(function, arguments, made)
+                return made
         except BaseException:
             _release(slot[0])
             raise
@@ -130,6 +133,8 @@ class Buffer:
         Waits for the device. Raises ShapeError where the length does not fit the shape.
         """
         library = load()
+        if self._device._recorder is not None:
+            self._device._recorder.refuse("numpy")
         n = self.length
         host = np.empty(n, dtype=np.float32)
         result: npt.NDArray[np.float32] = host
@@ -156,6 +161,8 @@ class Buffer:
         """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
         if status := load().lib.torchlean_cuda_buffer_fill(self._handle, _number("fill", "value", value)):
             raise failure(status, "fill")
+        if self._device._recorder is not None:
+            self._device._recorder.filled(self, value)
         return self
 
     def copy(self) -> Buffer:
@@ -213,7 +220,8 @@ class Buffer:
         n = library.ffi.new("uint32_t *")
         if status := library.lib.torchlean_cuda_buffer_references(self._handle, n):
             raise failure(status, "references")
-        return int(n[0])
+        recorder = self._device._recorder
+        return int(n[0]) - (0 if recorder is None else recorder.held(self._handle))
 
     def __repr__(self) -> str:
         name = getattr(getattr(self, "_device", None), "name", "?")

@@ -58,12 +58,15 @@ class Device:
     wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_library", "_name", "_ordinal")
+    __slots__ = ("__weakref__", "_handle", "_library", "_name", "_ordinal", "_recorder")
 
     _handle: Any
     _library: Library
+    #: what is told of the calls on the device while a step is captured (tlrt._record)
+    _recorder: Any
 
     def __init__(self, name: str = "cpu") -> None:
+        self._recorder = None
         self._name, self._ordinal = _parse(name, "device")
         library = self._library = load()
         _buffer.bind(library)
@@ -116,17 +119,17 @@ class Device:
 
     def synchronize(self) -> None:
         """Waits for all work. Raises the error of earlier asynchronous work."""
-        self._call("synchronize", "context_synchronize")
+        self._wait("synchronize", "context_synchronize")
 
     def mark(self, slot: int = 0) -> None:
         """Records time mark `slot` (0 to 7) in the device's stream."""
-        self._call("mark", "context_mark", _length("mark", "slot", slot))
+        self._wait("mark", "context_mark", _length("mark", "slot", slot))
 
     def elapsed(self, start: int = 0, stop: int = 1) -> float:
         """Milliseconds between two time marks; waits for the later one."""
         result = self._library.ffi.new("double *")
         start, stop = _length("elapsed", "start", start), _length("elapsed", "stop", stop)
-        self._call("elapsed", "context_elapsed", start, stop, result)
+        self._wait("elapsed", "context_elapsed", start, stop, result)
         return float(result[0])
 
     # ---- memory
@@ -193,6 +196,12 @@ class Device:
             return f"Device({self._name!r}{', closed' if self.closed else ''})"
         except Exception:
             return "Device(?)"
+
+    def _wait(self, op: str, function: str, *arguments: Any) -> None:
+        """A call that a captured step cannot hold."""
+        if self._recorder is not None:
+            self._recorder.refuse(op)
+        self._call(op, function, *arguments)
 
     def _call(self, op: str, function: str, *arguments: Any) -> None:
         if status := getattr(self._library.lib, f"torchlean_cuda_{function}")(self._handle, *arguments):

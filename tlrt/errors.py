@@ -8,9 +8,10 @@ operation, the argument, what it got and what was expected: ``bmm: B: got 12 ele
 from __future__ import annotations
 
 __all__ = [
-    "AliasError", "ArgumentError", "ArgumentTypeError", "CublasError", "CudaError", "CufftError", "DeviceMismatchError",
-    "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError", "ReleasedError", "ShapeError",
-    "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError", "by_status",
+    "AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
+    "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
+    "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError",
+    "by_status",
 ]  # fmt: skip
 
 
@@ -111,6 +112,10 @@ class InternalError(TorchleanError, RuntimeError):
 
 class ArgumentTypeError(TorchleanError, TypeError):
     """An argument has the wrong Python type, or an array a dtype without a declared float32 form."""
+
+
+class CaptureError(TorchleanError, RuntimeError):
+    """Something that a captured step cannot hold, or that no longer fits it."""
 
 
 class _LibraryError(TorchleanError, ImportError):

@@ -367,7 +367,7 @@ class BaseOperations(Generic[Ref]):
     @whole
     def gather_scalar_nat(self, x: Ref, i: int) -> Ref:
         """x[i] of a vector, a scalar; 0 without a gradient where i is out of range."""
-        hosts = {"indices": indices("gather_scalar_nat", "i", [i])}
+        hosts = {"indices": indices("gather_scalar_nat", "i", i if isinstance(i, _convert.Live) else [i])}
         return self._view(self._apply("gather_vec", (x,), (), hosts), (), "gather_scalar_nat")
 
     def gather_vec_nat(self, x: Ref, indices: npt.ArrayLike) -> Ref:
@@ -435,7 +435,12 @@ def integers(op: str, name: str, values: Any) -> tuple[int, ...]:
 
 def indices(op: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """Host integers in an array of their own that nobody can change, as backward reads it again."""
-    made = _convert.uint32(op, name, values).copy()
+    if isinstance(values, _convert.Live) and not np.shape(values):  # one number
+        values = values.naturals(op, name, "integers").reshape(-1)
+    made = _convert.uint32(op, name, values)
+    if isinstance(values, (_convert.Live, _convert.Naturals)):
+        return made
+    made = made.copy()
     made.flags.writeable = False
     return made
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._library import failure
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.parameter import Parameter
 from tlrt.tensor import is_number
@@ -55,6 +57,7 @@ class Optimizer:
         if any(p.session is not self.session for p in self.parameters):
             raise DeviceMismatchError(f"{kind}: parameters: got those of several sessions, expected those of one")
         self.session._require_open(kind)
+        self.session._require_uncaptured(kind)
         self.kernels: Any = self.session.tape.kernels
         #: steps taken
         self.steps = 0
@@ -84,17 +87,86 @@ class Optimizer:
                 text = f"step: gradients: got none of {got}, expected backward() before step()"
                 raise ArgumentError(text, op="step") from None
             found = [gradients[p].buffer for p in chosen]
+        recorder = self.session._recorder
+        if recorder is None:
+            self._advance(chosen, self.kernels.pack(found))
+            return
+        with recorder.aside() as calls:
+            self._advance(chosen, self.kernels.pack(found))
+        if type(self)._update.__module__ == __name__ and len(calls) == 1:
+            recorder.items.append(self._recorded(recorder, calls[0]))
+        else:
+            recorder.host(f"{type(self).__name__}.step", partial(self._again, chosen), found)
+
+    def _recorded(self, recorder: Any, call: Any) -> Any:
+        """The call of a step with the hyperparameters and the count of steps that hold when it is made again."""
+        for place, name in enumerate(call.parameters):
+            if name in self.hyper:
+                call.computed[place] = partial(self._hyper, name)
+            elif name == "step":
+                call.computed[place] = lambda: self.steps + 1
+        found = [(slot, i, b._handle) for slot, buffers in self._state.items() for i, b in enumerate(buffers)]
+        states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
+        known = self._state
+
+        def around(run: Callable[[], int | None]) -> Callable[[], int | None]:
+            def step() -> int | None:
+                nonlocal known
+                self._require_open("step")
+                self._require_sound()
+                if self._state is not known:  # loaded meanwhile
+                    self._bring_back(states)
+                    known = self._state
+                status = run()
+                self.steps += not status
+                return status
+
+            return step
+
+        call.around = around
+        return call
+
+    def _hyper(self, name: str) -> float:
+        value = getattr(self, name)
+        return int(value) if value is True or value is False else value
+
+    def _bring_back(self, states: list[tuple[str, int, Any]]) -> None:
+        """States that were replaced go to where a captured step has them."""
+        for slot, i, storage in states:
+            buffers = self._state[slot]
+            fresh = storage.buffer(self.session.device)
+            if status := storage.copy(fresh, buffers[i]):
+                raise failure(status, "step")
+            buffers[i].release()
+            buffers[i] = fresh
+        self._packed, self._mirrors = {}, []
+
+    def _again(self, chosen: list[Parameter], gradients: list[Any]) -> Callable[[], None]:
+        """The step as a function, from gradients in these buffers."""
+        gradient = self.kernels.pack(gradients)
+
+        def step() -> None:
+            self._require_open("step")
+            self._advance(chosen, gradient)
+
+        return step
+
+    def _advance(self, chosen: list[Parameter], gradient: Any) -> None:
+        """Updates the parameters from their packed gradients."""
         packed = self._packs(chosen)
-        gradient = self.kernels.pack(found)
-        values = [getattr(self, h) for h in self.hyper]
-        if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
-            self._check()
-            self._checked = values
+        self._require_sound()
         # before the update, so that an interrupt cannot leave a host value that looks current
         for p in chosen:
             p.updated()
         self._update(packed, gradient)
         self.steps += 1
+
+    def _require_sound(self) -> None:
+        """Raises unless the hyperparameters are sound; looks at them again only if one is another object."""
+        values = [getattr(self, h) for h in self.hyper]
+        if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
+            self._check()
+            self._checked = values
 
     def _packs(self, chosen: list[Parameter]) -> Mapping[str, Any]:
         """The mirrors and states of the parameters, packed; kept as long as the mirrors are the same."""
@@ -169,6 +241,7 @@ class Optimizer:
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
         self._require_open("load_state")
+        self.session._require_uncaptured("load_state")
         self.check_state(settings, arrays)
         device = self.session.device
         upload = device.exact if device.name == "spec" else device.buffer

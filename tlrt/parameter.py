@@ -59,6 +59,7 @@ class Parameter(Arithmetic):
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
         fresh = truth("requires_grad", self.name, wanted)
+        self.session._require_uncaptured("requires_grad")
         if fresh != self._requires_grad:
             self._requires_grad = fresh
             self._version += 1
@@ -66,6 +67,7 @@ class Parameter(Arithmetic):
     @property
     def value(self) -> npt.NDArray[Any]:
         """The current value on the host, read-only; downloaded first where an update on the device made it stale."""
+        self.session._require_uncaptured("value")
         if self._host is None:
             self._require_mirror()
             self._host = host = self._mirror.numpy(self.shape)
@@ -84,6 +86,7 @@ class Parameter(Arithmetic):
 
         Raises ShapeError, ArgumentTypeError for the dtype.
         """
+        self.session._require_uncaptured("set")
         host = self._converted(value, "set")
         if host.shape != self.shape:
             raise ShapeError(f"set: {self.name}: got shape {host.shape}, expected {self.shape}", op="set")

@@ -18,13 +18,13 @@ session, raises an error.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
@@ -34,17 +34,20 @@ from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceMismatchError,
-    IndexOutOfRangeError,
     ReleasedError,
     ShapeError,
 )
+from tlrt.naturals import Environment
 from tlrt.operations import Operations
 from tlrt.operations_base import integer, integers, whole
 from tlrt.parameter import Parameter, truth
 from tlrt.plan import Shape
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, size_of
-from tlrt.tensor import Arithmetic, NatRef, NatVecRef, TensorRef, is_number, naturals
+from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, is_number
+
+if TYPE_CHECKING:
+    from tlrt.capture import Captured
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -101,7 +104,7 @@ class Gradients(Mapping[Parameter, AnyBuffer]):
             g.buffer.release()
 
 
-class Session(Operations[TensorRef]):
+class Session(Environment, Operations[TensorRef]):
     """See the module. `device` is a name or a Device, which is then not closed with the session; the other arguments are
     fields of :class:`Options`. Operations take tensors of this session, its parameters, and, where two operands meet
     elementwise, numbers."""
@@ -145,6 +148,9 @@ class Session(Operations[TensorRef]):
         self._outdated: dict[int, Parameter] = {}
         self._gradients = Gradients()
         self._nats: list[Any] = []
+        #: while a step is captured, what records it
+        self._recorder: Any = None
+        self._captures: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._closed = False
         if chosen.fast_kernels:
             self._use_fast_kernels()
@@ -154,6 +160,13 @@ class Session(Operations[TensorRef]):
     def _require_open(self, op: str) -> None:
         if self._closed:
             raise ReleasedError(f"{op}: session: got a closed session, expected an open one", op=op)
+        if self._recorder is not self.device._recorder:  # of another session on the device
+            self.device._recorder.refuse(op)
+
+    def _require_uncaptured(self, op: str) -> None:
+        """Raises CaptureError within a captured function."""
+        if self._recorder is not None:
+            self._recorder.refuse(op)
 
     def _id(self, x: Any, op: str) -> int:
         """The node of an operand; parameters are put on the tape."""
@@ -168,6 +181,10 @@ class Session(Operations[TensorRef]):
             )
         if isinstance(x, Parameter):
             return self.use(x).id
+        if isinstance(x, CapturedTensor):
+            if x.session is not self:
+                raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+            return self._leaf(x.value.share(), "captured", False).id
         got = _convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)
@@ -209,7 +226,7 @@ class Session(Operations[TensorRef]):
         return self._shape("shape", x)
 
     def _shape(self, op: str, x: Any) -> Shape:
-        if type(x) is TensorRef or isinstance(x, Parameter):
+        if type(x) is TensorRef or isinstance(x, (Parameter, CapturedTensor)):
             return x.shape
         if is_number(x):
             return ()
@@ -254,6 +271,7 @@ class Session(Operations[TensorRef]):
     def param(self, value: npt.ArrayLike, name: str | None = None, requires_grad: bool | None = None) -> Parameter:
         """A parameter; not on the tape until used. Names are unique within the session; "p0", "p1", … unless given."""
         self._require_open("param")
+        self._require_uncaptured("param")
         if name is None:
             name = f"p{len(self.parameters)}"
         if not isinstance(name, str) or not name:
@@ -297,8 +315,10 @@ class Session(Operations[TensorRef]):
             )
         if not isinstance(name, str):
             raise ArgumentTypeError(f"input: name: got {_convert.type_name(name)}, expected a name", op="input")
-        wants = truth("input", "requires_grad", requires_grad)
-        return self._leaf(AnyBuffer.upload(value, self.device), name, wants and self.options.track_gradients)
+        wants = truth("input", "requires_grad", requires_grad) and self.options.track_gradients
+        if isinstance(value, _convert.Live):
+            return self._leaf(value.share(self), name, wants)
+        return self._leaf(AnyBuffer.upload(value, self.device), name, wants)
 
     def const(self, value: npt.ArrayLike, name: str = "const") -> TensorRef:
         """An array as a leaf of the tape without a gradient."""
@@ -320,59 +340,9 @@ class Session(Operations[TensorRef]):
         """The same value with no gradient to x; shares its storage."""
         return self._ref(self.tape.detach(self._id(x, "detach")))
 
-    def get_value(self, x: TensorRef | Parameter) -> npt.NDArray[Any]:
+    def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
         """A copy of a tensor on the host; waits for the device."""
-        return self._node(x, "get_value").value.numpy()
-
-    # ---- natural numbers
-
-    def nat(self, value: int) -> NatRef:
-        """A natural number below 2^32 in the environment; usable wherever an index is taken."""
-        self._require_open("nat")
-        self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
-        return NatRef(self, len(self._nats) - 1, self.epoch)
-
-    def get_nat(self, ref: NatRef) -> int:
-        """The number behind a reference. Raises IndexOutOfRangeError, ReleasedError after reset."""
-        return int(self._nats[self._nat_place(ref, "get_nat", NatRef)])
-
-    def set_nat(self, ref: NatRef, value: int) -> None:
-        """Another number behind a reference."""
-        place = self._nat_place(ref, "set_nat", NatRef)
-        self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
-
-    def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
-        """A vector of natural numbers below 2^32 in the environment; usable wherever indices are taken."""
-        self._require_open("nat_vec")
-        self._nats.append(naturals("nat_vec", values))
-        return NatVecRef(self, len(self._nats) - 1, self.epoch)
-
-    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[np.uint32]:
-        """A copy of the vector behind a reference."""
-        return self._nats[self._nat_place(ref, "get_nat_vec", NatVecRef)].copy()
-
-    def set_nat_vec(self, ref: NatVecRef, values: npt.ArrayLike) -> None:
-        """Another vector behind a reference, of the same length."""
-        place = self._nat_place(ref, "set_nat_vec", NatVecRef)
-        fresh = naturals("set_nat_vec", values)
-        if fresh.size != self._nats[place].size:
-            text = f"set_nat_vec: values: got {fresh.size} numbers, expected {self._nats[place].size}"
-            raise ArgumentError(text, op="set_nat_vec")
-        self._nats[place] = fresh
-
-    def _nat_place(self, ref: NatRef, op: str, kind: type[NatRef]) -> int:
-        if type(ref) is not kind:
-            raise ArgumentTypeError(f"{op}: ref: got {_convert.type_name(ref)}, expected {kind.__name__}", op=op)
-        if ref.session is not self:
-            raise DeviceMismatchError(f"{op}: ref: got one of another session, expected one of this", op=op)
-        if ref.epoch != self.epoch:
-            self._require_open(op)
-            raise ReleasedError(f"{op}: ref: got one from before reset, expected one of this step", op=op)
-        if not 0 <= ref.id < len(self._nats):
-            raise IndexOutOfRangeError(f"{op}: ref: got id {ref.id}, expected below {len(self._nats)}", op=op)
-        if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
-            raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
-        return ref.id
+        return x.numpy() if isinstance(x, CapturedTensor) else self._node(x, "get_value").value.numpy()
 
     # ---- random numbers
 
@@ -380,6 +350,8 @@ class Session(Operations[TensorRef]):
         """The key of the next draw, mix(seed + counter), by SplitMix64."""
         key = _mix((self.seed + self.counter) % 2**64)
         self.counter += 1
+        if self._recorder is not None:
+            self._recorder.drawn(key, self._key)
         return key
 
     def rand_uniform(self, shape: Sequence[int] | int) -> TensorRef:
@@ -513,6 +485,15 @@ class Session(Operations[TensorRef]):
 
     # ---- life
 
+    def capture(self, function: Callable[..., Any], *example: Any) -> Captured:
+        """Calls function(*example) once, as a step of the program, and gives it as a step that runs without Python's tape.
+
+        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become.
+        """
+        from tlrt.capture import capture
+
+        return capture(self, function, example)
+
     def reset(self) -> None:
         """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay."""
         self._require_open("reset")
@@ -535,6 +516,9 @@ class Session(Operations[TensorRef]):
         """Reads stale parameters back to the host, then releases everything; a device the session opened is closed."""
         if self._closed:
             return
+        self._require_uncaptured("close")
+        for captured in list(self._captures):
+            captured.close()
         try:
             for parameter in self.parameters.values():
                 if parameter.host_is_stale and not self.device.closed:

@@ -136,6 +136,7 @@ class SpecDevice:
     name = "spec"
     is_cuda = False
     closed = False
+    _recorder: Any = None
 
     def _took(self, nbytes: int) -> None:
         self._buffers += 1

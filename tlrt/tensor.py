@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
-from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError
 from tlrt.operations import Operations
 from tlrt.plan import Shape
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlrt.session import Session
     from tlrt.tape import AnyBuffer
 
-__all__ = ["Arithmetic", "NatRef", "NatVecRef", "TensorRef", "is_number"]
+__all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
 #: elements a printed tensor is shown whole up to
 _SHOWN = 1000
@@ -282,6 +282,38 @@ class TensorRef(Arithmetic):
         return f"TensorRef({body}, {head}, {flags})"
 
 
+class CapturedTensor(Arithmetic):
+    """What a captured step gives: the value of its last run, until the step is closed; see :meth:`tlrt.Session.capture`.
+
+    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then.
+    """
+
+    __slots__ = ("_value", "session", "shape")
+
+    session: Session
+
+    def __init__(self, session: Session, value: AnyBuffer) -> None:
+        self.session = session
+        self.shape = value.shape
+        self._value = value
+
+    @property
+    def value(self) -> AnyBuffer:
+        """The device buffer; the captured step keeps the ownership."""
+        return self._value
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A copy on the host; waits for the device. Raises ReleasedError once the step is closed."""
+        return self._value.numpy()
+
+    def __repr__(self) -> str:
+        try:
+            body = np.array2string(self.numpy(), prefix="CapturedTensor(", separator=", ", threshold=_SHOWN)
+        except Exception as error:
+            body = f"unreadable: {error}"
+        return f"CapturedTensor({body}, shape={self.shape}, device={self.session.device.name!r})"
+
+
 class NatRef:
     """A natural number in a session's environment, for indices that change between steps; valid until reset."""
 
@@ -322,4 +354,7 @@ class NatVecRef(NatRef):
 
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
+    if isinstance(values, _convert.Live):
+        text = f"{op}: values: got an argument of a captured function, expected it where the operation takes indices"
+        raise CaptureError(text, op=op)
     return _convert.uint32(op, "values", values).copy()

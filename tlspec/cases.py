@@ -22,8 +22,8 @@ from tlspec.registry import Array, Check, Op, Signature
 from tlspec.shapes import FUNCTIONS
 
 __all__ = [
-    "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes", "draw_case",
-    "fill", "generator", "refused_by", "shape_of",
+    "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes",
+    "draw_case", "fill", "generator", "refused_by", "shape_of",
 ]  # fmt: skip
 
 #: elements of all arrays of a case together

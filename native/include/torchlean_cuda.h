@@ -7,7 +7,7 @@
  * Conventions
  *   - Every function that can fail returns a status: 0 is success, anything else a code from the list below. The text of
  *     the calling thread's last failure is torchlean_cuda_last_error(). Nothing aborts, exits or prints.
- *   - A handle (torchlean_context *, torchlean_buffer *) is a token, never an address: it is validated on every call, so
+ *   - A handle (torchlean_context *, _buffer *, _graph *) is a token, never an address: it is validated on every call, so
  *     a NULL, stale, released or made-up handle gives a status, not a crash.
  *   - An output is `torchlean_buffer **out`. If *out is NULL a buffer is allocated and stored there; otherwise *out must
  *     have exactly the right length, belong to the same context, and is overwritten. A refused call changes no output.
@@ -34,6 +34,7 @@ extern "C" {
 
 typedef struct torchlean_context torchlean_context;
 typedef struct torchlean_buffer torchlean_buffer;
+typedef struct torchlean_graph torchlean_graph;
 
 /* Status codes, in tens by theme. Pinned: a code never changes its meaning. */
 enum {
@@ -42,7 +43,7 @@ enum {
     TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
     TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
     TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
-    TORCHLEAN_UNAVAILABLE = 50, /* no such device, or a CPU-only build was asked for CUDA */
+    TORCHLEAN_UNAVAILABLE = 50, /* no such device, a CPU-only build was asked for CUDA, or a call that cannot be captured */
     TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
     TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
     TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
@@ -145,6 +146,30 @@ TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *buffer, uint32_t *
 TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *buffer, torchlean_context **context);
 /* Number of live handles that share the buffer's storage, this one included. */
 TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *buffer, uint32_t *references);
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+/* On a CUDA context calls can be captured instead of run, and run later, any number of times, by one call.
+ *
+ * Between begin and end, calls of the capturing thread on the context queue nothing; those of other threads are refused
+ * with UNAVAILABLE. Their checks are made as ever. Captured are the operations, buffer_zeros, _fill and _copy, with the
+ * storage of their buffers and the values of their other arguments; host arrays are read once. Refused with UNAVAILABLE
+ * are what needs host memory or waits: upload, download, synchronize, mark, elapsed, collect, operations whose results
+ * are host arrays, launch, and a second begin; the capture goes on. A Fourier transform must have run before the capture
+ * with the same sizes, as its plan cannot be made meanwhile. Making, sharing and releasing buffers works; a
+ * buffer made meanwhile has undefined content until the graph is launched. A graph keeps the storage of every buffer
+ * and all scratch that it uses, as live bytes, until it is released or its context destroyed. */
+
+/* Starts a capture, after waiting for all work of the context. UNAVAILABLE on a CPU context. */
+TL_API int32_t torchlean_cuda_capture_begin(torchlean_context *context);
+/* Ends it and gives the graph; *out must be NULL, and a NULL `out` gives up what was captured. ARGUMENT if there is no
+ * capture. If a captured call failed in its work there is no graph, and the status is UNAVAILABLE. */
+TL_API int32_t torchlean_cuda_capture_end(torchlean_context *context, torchlean_graph **out);
+/* Queues the graph's work on the context's stream. */
+TL_API int32_t torchlean_cuda_graph_launch(torchlean_graph *graph);
+/* Number of its nodes: kernels, and copies and fills by the driver. */
+TL_API int32_t torchlean_cuda_graph_nodes(torchlean_graph *graph, uint32_t *nodes);
+/* Gives the graph back; work already queued is done. Releasing a released graph does nothing. */
+TL_API int32_t torchlean_cuda_graph_release(torchlean_graph *graph);
 
 #ifdef __cplusplus
 }

@@ -11,7 +11,7 @@ typedef enum core {
     SET_CPU_VARIANT, SET_THREADS, DEVICE_DESCRIBE, CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_DEVICE, CONTEXT_SYNCHRONIZE,
     CONTEXT_MARK, CONTEXT_ELAPSED, MEMORY_STATS, MEMORY_RESET_PEAK, MEMORY_CAP, MEMORY_COLLECT, BUFFER_EMPTY, BUFFER_ZEROS,
     BUFFER_UPLOAD, BUFFER_DOWNLOAD, BUFFER_FILL, BUFFER_COPY, BUFFER_SHARE, BUFFER_RELEASE, BUFFER_LENGTH, BUFFER_CONTEXT,
-    BUFFER_REFERENCES, STATUS_NAME, CORE_FUNCTIONS,
+    BUFFER_REFERENCES, CAPTURE_BEGIN, CAPTURE_END, GRAPH_LAUNCH, GRAPH_NODES, GRAPH_RELEASE, STATUS_NAME, CORE_FUNCTIONS,
 } core;
 
 const char *const fuzz_core_symbols[] = {
@@ -19,7 +19,8 @@ const char *const fuzz_core_symbols[] = {
     NAME(context_device), NAME(context_synchronize), NAME(context_mark), NAME(context_elapsed), NAME(memory_stats),
     NAME(memory_reset_peak), NAME(memory_cap), NAME(memory_collect), NAME(buffer_empty), NAME(buffer_zeros),
     NAME(buffer_upload), NAME(buffer_download), NAME(buffer_fill), NAME(buffer_copy), NAME(buffer_share),
-    NAME(buffer_release), NAME(buffer_length), NAME(buffer_context), NAME(buffer_references), NAME(status_name),
+    NAME(buffer_release), NAME(buffer_length), NAME(buffer_context), NAME(buffer_references),
+    NAME(capture_begin), NAME(capture_end), NAME(graph_launch), NAME(graph_nodes), NAME(graph_release), NAME(status_name),
 };
 const int fuzz_core_count = CORE_FUNCTIONS;
 _Static_assert(sizeof fuzz_core_symbols / sizeof *fuzz_core_symbols == CORE_FUNCTIONS, "a name for each");
@@ -269,6 +270,18 @@ static int32_t on_own_context(fuzz_run *f, int which)
             fuzz_fail(f, symbol, "status %d and %g milliseconds", status, milliseconds);
         break;
     }
+    case CAPTURE_BEGIN: /* a context of the CPU */
+        refuse = 1;
+        status = torchlean_cuda_capture_begin(context);
+        break;
+    case CAPTURE_END: {
+        torchlean_graph *graph = fuzz_one_in(f, 2) ? NULL : (torchlean_graph *)garbage, *const before = graph;
+        refuse = 1;
+        status = torchlean_cuda_capture_end(context, fuzz_one_in(f, 3) ? NULL : &graph);
+        if (graph != before)
+            fuzz_fail(f, symbol, "refused, but the slot has changed");
+        break;
+    }
     case MEMORY_RESET_PEAK: status = torchlean_cuda_memory_reset_peak(context); break;
     case MEMORY_COLLECT: status = torchlean_cuda_memory_collect(context); break;
     default: {
@@ -281,6 +294,23 @@ static int32_t on_own_context(fuzz_run *f, int which)
     fuzz_status(f, symbol, status, refuse, !refuse, 0);
     if (torchlean_cuda_context_destroy(own))
         fuzz_fail(f, symbol, "the context cannot be destroyed");
+    return status;
+}
+
+/* Handles that are no graph's: NULL, garbage, with or without the tag, and those of a context and of a buffer. */
+static int32_t on_no_graph(fuzz_run *f, int which)
+{
+    int want, place;
+    uint32_t n, nodes = 77;
+    uint64_t garbage = fuzz_one_in(f, 2) ? fuzz_next(f) : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
+    const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, draw_buffer(f, &want, &n, &place)};
+    torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
+    int32_t status = which == GRAPH_LAUNCH    ? torchlean_cuda_graph_launch(graph)
+                     : which == GRAPH_RELEASE ? torchlean_cuda_graph_release(graph)
+                                              : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
+    fuzz_status(f, fuzz_core_symbols[which], status, 1, 0, 0);
+    if (nodes != 77)
+        fuzz_fail(f, fuzz_core_symbols[which], "refused, but the answer is %u", nodes);
     return status;
 }
 
@@ -316,7 +346,8 @@ int32_t fuzz_core(fuzz_run *f, int which)
     case BUFFER_RELEASE: return release(f);
     case BUFFER_FILL: return fill(f);
     case CONTEXT_CREATE: case CONTEXT_DESTROY: case CONTEXT_MARK: case CONTEXT_ELAPSED: case MEMORY_RESET_PEAK:
-    case MEMORY_COLLECT: case MEMORY_CAP: return on_own_context(f, which);
+    case MEMORY_COLLECT: case MEMORY_CAP: case CAPTURE_BEGIN: case CAPTURE_END: return on_own_context(f, which);
+    case GRAPH_LAUNCH: case GRAPH_NODES: case GRAPH_RELEASE: return on_no_graph(f, which);
     case DEVICE_DESCRIBE: return describe(f);
     case SET_THREADS: { /* stopping threads is slow, so mostly it is refused or nothing new */
         uint32_t threads = fuzz_one_in(f, 64) ? (uint32_t)fuzz_below(f, 4) : torchlean_cuda_threads();

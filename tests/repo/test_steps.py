@@ -18,7 +18,7 @@ def test_a_run_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
         steps.main(["--device", "cpu", "--steps", "mlp,conv", "--budget", "0", "--no-torch", "--json", str(file)]) == 0
     )
     rows = json.loads(file.read_text())["rows"]
-    assert [r["step"] for r in rows] == ["MLP", "conv net"]
+    assert [r["step"] for r in rows] == ["MLP", "MLP captured", "conv net", "conv net captured"]
     assert all(r["ours_ms"] > 0 and r["torch_ms"] is None and len(r["losses"]) == 1 for r in rows)
     assert all(r["driver_allocations"] == 0 for r in rows), "a warm step asked the operating system for memory"
     assert "64-64-64-1" in capsys.readouterr().out

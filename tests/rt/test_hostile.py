@@ -38,7 +38,9 @@ def test_no_call_crashes_leaks_or_lies(driver):
     odd = {
         n: r for n, r in document["entries"].items() if not 0.1 < r["accepted"] / r["calls"] < 0.9 or r["calls"] < 40
     }
-    assert set(odd) <= {"torchlean_cuda_status_name"}, odd
+    # captures and graphs are a CUDA context's
+    one_sided = {n for n in odd if n.startswith(("torchlean_cuda_capture_", "torchlean_cuda_graph_"))}
+    assert set(odd) - one_sided <= {"torchlean_cuda_status_name"}, odd
     tried = {n for n, count in document["statuses"].items() if count}
     assert {"NULL", "SHAPE", "OVERFLOW", "DEVICE", "INDEX", "ARGUMENT", "ALIAS", "RELEASED", "NO_MEMORY"} <= tried
     assert not tried & {"CUDA", "CUBLAS", "CUFFT", "INTERNAL"}

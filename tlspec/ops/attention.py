@@ -15,6 +15,8 @@ precision (native/src/formula/rotary.h).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tlspec import laws
@@ -169,7 +171,7 @@ def _attention_draw(d):
 
 
 #: sequences and rows that Hopper's warp group products take
-PATHS = [
+PATHS: list[dict[str, Any]] = [
     {"batch": 2, "n": 577, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
     {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
     {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},

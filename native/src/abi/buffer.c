@@ -105,6 +105,7 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);
+    tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     tl_output(&call, "out", out, "n", n);
     if (tl_begin(&call)) {
@@ -161,6 +162,7 @@ TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *h
 {
     tl_call call;
     tl_enter(&call, __func__, "buffer", buffer);
+    tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     const float *from = tl_input(&call, "buffer", buffer, "n", n);
     if (!call.status && call.ctx->cuda)

@@ -56,7 +56,7 @@ static void open_call(tl_call *call, const char *op)
     call->in = call->few_in;
     call->out = call->few_out;
     call->list.memory = NULL;
-    call->elementwise = 0;
+    call->elementwise = call->began = 0;
     call->saved_mode = 0;
     serial_at_enter = tl_error_serial();
 }
@@ -65,6 +65,9 @@ static void check_health(tl_call *call)
 {
     if (call->ctx->cuda && (call->status = tl_cuda_health(call->ctx->cuda)))
         tl_error_name(call->op, call->status, serial_at_enter);
+    else if (call->ctx->capture && !pthread_equal(call->ctx->capture->thread, pthread_self()))
+        call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call while another thread captures, expected "
+                                                      "none", call->op);
 }
 
 void tl_enter(tl_call *call, const char *op, const char *name, torchlean_buffer *first)
@@ -352,6 +355,13 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
     call->status = tl_fail(status, "%s: %s: %s", call->op, name, text);
 }
 
+void tl_uncaptured(tl_call *call)
+{
+    if (!call->status && call->ctx->capture)
+        call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call that cannot be captured, expected it "
+                                                      "before or after the capture", call->op);
+}
+
 float tl_scalar(double value) { return (float)value; }
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
@@ -401,6 +411,18 @@ static void begin_mode(tl_call *call)
     }
 }
 
+/* The graph keeps what a captured call reads and writes. */
+static int32_t hold_storage(tl_call *call)
+{
+    int32_t status = TORCHLEAN_OK;
+    for (int64_t i = 0; i < call->inputs && !status; i++)
+        status = tl_capture_hold(call->ctx, call->in[i].storage);
+    for (int64_t i = 0; i < call->outputs && !status; i++)
+        if (call->out[i].storage)
+            status = tl_capture_hold(call->ctx, call->out[i].storage);
+    return status;
+}
+
 int tl_begin(tl_call *call)
 {
     int work = 0;
@@ -408,6 +430,7 @@ int tl_begin(tl_call *call)
         check_aliases(call);
     if (call->status)
         return 0;
+    call->began = 1;
     for (int64_t i = 0; i < call->outputs; i++) {
         if (call->out[i].fresh) {
             tl_buffer *made;
@@ -420,6 +443,8 @@ int tl_begin(tl_call *call)
         }
         work |= call->out[i].wanted && call->out[i].n > 0;
     }
+    if (call->ctx->capture && (call->status = hold_storage(call)))
+        return 0;
     if (work && !call->ctx->cuda)
         begin_mode(call);
     return work;
@@ -427,6 +452,7 @@ int tl_begin(tl_call *call)
 
 int tl_begin_host(tl_call *call)
 {
+    tl_uncaptured(call);
     if (call->status)
         return 0;
     begin_mode(call);
@@ -453,8 +479,10 @@ int32_t tl_end(tl_call *call)
         return call->status;
     if (call->saved_mode)
         set_mode((uint32_t)call->saved_mode);
-    if (ctx->cuda && !call->status)
+    if (ctx->cuda && !ctx->capture && !call->status)
         call->status = tl_cuda_after(ctx->cuda);
+    if (ctx->capture && call->began && call->status)
+        ctx->capture->broken = 1;
     if (call->status)
         tl_error_name(call->op, call->status, serial_at_enter);
     for (int64_t i = 0; i < call->outputs; i++) {

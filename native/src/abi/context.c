@@ -75,12 +75,14 @@ static void before_fork(void)
 {
     tl_lock_all();
     pthread_mutex_lock(&tl_buffers.lock);
+    pthread_mutex_lock(&tl_graphs.lock);
     tl_threads_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
     tl_threads_after_fork(0);
+    pthread_mutex_unlock(&tl_graphs.lock);
     pthread_mutex_unlock(&tl_buffers.lock);
     tl_unlock_all();
 }
@@ -89,6 +91,7 @@ static void after_fork_in_child(void)
 {
     atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
     tl_threads_after_fork(1);
+    pthread_mutex_unlock(&tl_graphs.lock);
     pthread_mutex_unlock(&tl_buffers.lock);
     tl_unlock_all();
 }
@@ -164,6 +167,9 @@ TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context *
     atomic_store_explicit(&ctx->ordinal, device, memory_order_relaxed);
     ctx->cuda = NULL;
     ctx->buffers = NULL;
+    ctx->graphs = NULL;
+    ctx->capture = NULL;
+    ctx->captures = 0;
     ctx->live_buffers = 0;
     for (int32_t i = 0; i < TL_MARKS; i++)
         ctx->marks[i] = (struct timespec){.tv_nsec = -1};
@@ -191,6 +197,10 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "context", "context", context, verdict);
     tl_slot_retire(&ctx->slot);
+    if (ctx->capture)
+        tl_capture_drop(ctx);
+    while (ctx->graphs)
+        tl_graph_end(ctx, ctx->graphs);
     while (ctx->buffers)
         tl_buffer_end(ctx, ctx->buffers);
     tl_pool_close(ctx);
@@ -219,6 +229,7 @@ TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context)
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);
+    tl_uncaptured(&call);
     if (!call.status && call.ctx->cuda)
         call.status = tl_cuda_synchronize(call.ctx->cuda);
     return tl_end(&call);
@@ -228,6 +239,7 @@ TL_API int32_t torchlean_cuda_context_mark(torchlean_context *context, uint32_t 
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);
+    tl_uncaptured(&call);
     tl_require(&call, slot < TL_MARKS, TORCHLEAN_ARGUMENT, "slot", "got %u, expected 0 to 7", slot);
     if (!call.status) {
         if (call.ctx->cuda)
@@ -243,6 +255,7 @@ TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);
+    tl_uncaptured(&call);
     tl_require(&call, from < TL_MARKS, TORCHLEAN_ARGUMENT, "from", "got %u, expected 0 to 7", from);
     tl_require(&call, to < TL_MARKS, TORCHLEAN_ARGUMENT, "to", "got %u, expected 0 to 7", to);
     tl_host(&call, "milliseconds", milliseconds, 1);
@@ -304,7 +317,8 @@ TL_API int32_t torchlean_cuda_memory_collect(torchlean_context *context)
     tl_verdict verdict = tl_lock_context(context, &ctx);
     if (verdict != TL_LIVE)
         return tl_fail_handle(__func__, "context", "context", context, verdict);
-    int32_t status = tl_pool_collect(ctx);
+    int32_t status = ctx->capture ? tl_fail(TORCHLEAN_UNAVAILABLE, "context: got a capture under way, expected none")
+                                  : tl_pool_collect(ctx);
     tl_unlock(ctx);
     if (status)
         tl_error_name(__func__, status, serial);

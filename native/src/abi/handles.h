@@ -1,4 +1,4 @@
-/* Handles: what a torchlean_context * or torchlean_buffer * really is.
+/* Handles: what a torchlean_context *, torchlean_buffer * or torchlean_graph * really is.
  *
  * A handle is a token of 64 bits, never an address: an 8-bit tag of its kind, a 28-bit generation and a 28-bit index
  * into a table of slots. Tables grow by chunks and are never freed or moved, so any value whatever can be checked
@@ -8,7 +8,7 @@
  * Locking. Taking and giving back slots is serialised by the table's mutex. A slot's `state` and the fields of a
  * live buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at
  * `state` again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table,
- * contexts, buffers table, thread pool. */
+ * contexts, buffers table, graphs table, thread pool. */
 #ifndef TL_HANDLES_H
 #define TL_HANDLES_H
 
@@ -21,7 +21,7 @@
 
 _Static_assert(sizeof(void *) == 8, "handles need 64-bit pointers");
 
-enum { TL_TAG_CONTEXT = 0xC7, TL_TAG_BUFFER = 0xB7, TL_CHUNKS = 20, TL_MARKS = 8 };
+enum { TL_TAG_CONTEXT = 0xC7, TL_TAG_BUFFER = 0xB7, TL_TAG_GRAPH = 0xA7, TL_CHUNKS = 20, TL_MARKS = 8 };
 #define TL_GENERATION_MAX ((1u << 28) - 1)
 #define TL_INDEX_MAX ((1u << 28) - 1)
 
@@ -55,6 +55,9 @@ struct tl_context {
     struct tl_buffer *buffers; /* all live buffers, so that destroying the context can release them */
     uint64_t live_buffers;
     struct timespec marks[TL_MARKS]; /* CPU contexts only; tv_nsec = -1 when not yet set */
+    struct tl_capture *capture;      /* while calls are captured, else NULL */
+    uint64_t captures;               /* begun so far */
+    struct tl_graph *graphs;         /* all live graphs */
 };
 
 typedef struct tl_buffer {
@@ -65,7 +68,26 @@ typedef struct tl_buffer {
     struct tl_buffer *next, *previous;
 } tl_buffer;
 
-extern tl_table tl_contexts, tl_buffers;
+/* What a capture gathers; all of it becomes the graph's. */
+struct tl_capture {
+    uint64_t serial; /* of the context's captures, from 1 */
+    pthread_t thread;
+    int32_t broken; /* a captured call failed in its work */
+    tl_block **held; /* one reference to each block that the graph uses */
+    uint64_t count, room;
+    tl_block *idle[TL_POOL_CLASSES]; /* taken by captured calls and given back: theirs again, nobody else's */
+};
+
+typedef struct tl_graph {
+    tl_slot slot;
+    _Atomic(tl_context *) ctx;
+    struct tl_cuda_graph *run;
+    tl_block **held;
+    uint64_t count;
+    struct tl_graph *next, *previous;
+} tl_graph;
+
+extern tl_table tl_contexts, tl_buffers, tl_graphs;
 
 /* A free slot, or NULL when host memory or indices are exhausted. It is not live until tl_slot_publish. */
 tl_slot *tl_table_take(tl_table *table);
@@ -131,6 +153,13 @@ int32_t tl_fail_handle(const char *op, const char *name, const char *kind, const
 
 /* A live buffer on a locked context: with fresh storage for n elements, or one more handle to `shared`. */
 int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer **out);
+/* The graph keeps the block. NO_MEMORY with a message. */
+int32_t tl_capture_hold(tl_context *ctx, tl_block *block);
+/* Gives up a locked context's capture. */
+void tl_capture_drop(tl_context *ctx);
+/* Ends a live graph of a locked context. */
+void tl_graph_end(tl_context *ctx, tl_graph *graph);
+
 /* Ends a live buffer of a locked context. */
 void tl_buffer_end(tl_context *ctx, tl_buffer *buffer);
 static inline torchlean_buffer *tl_buffer_handle(tl_buffer *buffer)

@@ -47,7 +47,10 @@ int32_t tl_fail(int32_t status, const char *format, ...) __attribute__((format(p
 int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p);
 /* Returns a block; work already queued on the context's stream may still use it. NULL does nothing. */
 void tl_pool_free(tl_context *ctx, void *p);
-/* Returns the cached blocks to the driver, after waiting for the stream: for when a library's own allocation failed. */
+/* Memory for a copy of host data that a captured call will read at every launch of the graph, which keeps it. */
+int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p);
+/* Returns the cached blocks to the driver, after waiting for the stream: for when a library's own allocation failed. Does
+ * nothing while calls are captured. */
 int32_t tl_pool_collect(tl_context *ctx);
 
 /* ---- host threads ------------------------------------------------------------------------------------------------- */
@@ -94,6 +97,14 @@ int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to,
 int32_t tl_cuda_health(struct tl_cuda_state *state);
 /* Ends an operation: waits for its work and reports an error of it if TORCHLEAN_CUDA_SYNC=1, else returns OK. */
 int32_t tl_cuda_after(struct tl_cuda_state *state);
+/* Captures: from begin on the stream's work is gathered, until end makes it a graph or drop forgets it. */
+struct tl_cuda_graph;
+int32_t tl_cuda_capture_begin(struct tl_cuda_state *state);
+int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out);
+void tl_cuda_capture_drop(struct tl_cuda_state *state);
+int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph);
+uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph);
+void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph);
 /* How often this process has come out of a fork as the child: CUDA started under another number cannot be used. */
 uint32_t tl_fork_serial(void);
 
@@ -124,6 +135,7 @@ typedef struct tl_call {
     tl_context *ctx;
     int32_t status;
     int8_t elementwise; /* an output may be an input, in lists that of the same index */
+    int8_t began;       /* tl_begin passed: a failure from here on is one of the work */
     int64_t inputs, outputs, input_room, output_room;
     tl_call_input *in;   /* few_in, or with lists in `memory` */
     tl_call_output *out; /* few_out, or with lists in `memory` */
@@ -176,6 +188,8 @@ tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint
 /* Fails with `status` and "op: name: message" unless ok; the message is printf-like. */
 void tl_require(tl_call *call, int ok, int32_t status, const char *name, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* Fails with UNAVAILABLE while the context's calls are captured: for calls that cannot be. */
+void tl_uncaptured(tl_call *call);
 /* Rounds a scalar to float32; NaN and infinities pass. */
 float tl_scalar(double value);
 

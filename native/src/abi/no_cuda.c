@@ -89,3 +89,31 @@ int32_t tl_cuda_after(struct tl_cuda_state *state)
     (void)state;
     return unavailable();
 }
+
+int32_t tl_cuda_capture_begin(struct tl_cuda_state *state)
+{
+    (void)state;
+    return unavailable();
+}
+
+int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out)
+{
+    (void)state, (void)out;
+    return unavailable();
+}
+
+void tl_cuda_capture_drop(struct tl_cuda_state *state) { (void)state; }
+
+int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph)
+{
+    (void)state, (void)graph;
+    return unavailable();
+}
+
+uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph)
+{
+    (void)graph;
+    return 0;
+}
+
+void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph) { (void)state, (void)graph; }

@@ -155,7 +155,7 @@ void tl_pool_close(tl_context *ctx)
 int32_t tl_pool_collect(tl_context *ctx)
 {
     struct tl_pool *pool = &ctx->pool;
-    if (!pool->counters.cached_bytes)
+    if (!pool->counters.cached_bytes || ctx->capture) /* a capture cannot wait */
         return TORCHLEAN_OK;
     int32_t status = ctx->cuda ? tl_cuda_synchronize(ctx->cuda) : TORCHLEAN_OK;
     for (int32_t i = 0; i < TL_POOL_CLASSES; i++) {
@@ -217,26 +217,42 @@ static int32_t grow(tl_context *ctx, size_t bytes, uint64_t size, int32_t size_c
     return TORCHLEAN_OK;
 }
 
-int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out)
+/* A block that the calls of a capture have done with, or NULL. */
+static tl_block *take_idle(struct tl_capture *capture, int32_t size_class)
+{
+    tl_block *block = capture->idle[size_class];
+    if (block) {
+        capture->idle[size_class] = block->cached;
+        block->cached = NULL;
+        block->references++;
+    }
+    return block;
+}
+
+static int32_t take(tl_context *ctx, size_t bytes, int constant, tl_block **out)
 {
     struct tl_pool *pool = &ctx->pool;
     torchlean_memory *c = &pool->counters;
     uint64_t size = 0;
-    int32_t size_class = class_of(bytes, &size);
+    int32_t size_class = class_of(bytes, &size), status;
     *out = NULL;
     if (size_class < 0)
         return no_memory(ctx, bytes, "no device has this much memory");
+    if (ctx->capture && !constant && (*out = take_idle(ctx->capture, size_class))) {
+        c->allocations++;
+        return TORCHLEAN_OK;
+    }
     tl_block *block = pool->cached[size_class];
     if (block) {
         pool->cached[size_class] = block->cached;
         block->cached = NULL;
         c->cached_bytes -= size;
     } else {
-        int32_t status = grow(ctx, bytes, size, size_class, &block);
-        if (status)
+        if ((status = grow(ctx, bytes, size, size_class, &block)))
             return status;
     }
     block->references = 1;
+    block->taken_by = 0;
     c->allocations++;
     c->live_bytes += size;
     if (c->live_bytes > c->peak_bytes)
@@ -245,15 +261,32 @@ int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out)
         ASAN_UNPOISON_MEMORY_REGION(block->p, size);
         ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, size - bytes);
     }
+    if (ctx->capture) {
+        if ((status = tl_capture_hold(ctx, block))) {
+            tl_pool_drop(ctx, block);
+            return status;
+        }
+        block->taken_by = constant ? 0 : ctx->capture->serial;
+    }
     *out = block;
     return TORCHLEAN_OK;
 }
 
+int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out) { return take(ctx, bytes, 0, out); }
+
+int32_t tl_pool_take_constant(tl_context *ctx, size_t bytes, tl_block **out) { return take(ctx, bytes, 1, out); }
+
 void tl_pool_drop(tl_context *ctx, tl_block *block)
 {
     struct tl_pool *pool = &ctx->pool;
-    if (--block->references)
+    if (--block->references) {
+        struct tl_capture *capture = ctx->capture;
+        if (capture && block->references == 1 && block->taken_by == capture->serial) {
+            block->cached = capture->idle[block->size_class];
+            capture->idle[block->size_class] = block;
+        }
         return;
+    }
     block->cached = pool->cached[block->size_class];
     pool->cached[block->size_class] = block;
     pool->counters.live_bytes -= block->bytes;

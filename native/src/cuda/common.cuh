@@ -18,6 +18,8 @@ cudaStream_t tl_cuda_stream(tl_context *ctx);
  * they are. */
 cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status);
 int tl_cuda_sms(tl_context *ctx);
+/* The launches being made become a graph's: objects that they use must last as long as the context. */
+int tl_cuda_capturing(tl_context *ctx);
 /* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
 int tl_cuda_double_is_fast(tl_context *ctx);
 /* Device scratch that holds a copy of host memory, for index arrays and the like: the host memory may be reused at

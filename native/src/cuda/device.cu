@@ -57,6 +57,8 @@ int32_t tl_state_failed(tl_cuda_state *state, cudaError_t error, const char *wha
     cudaGetLastError(); /* the runtime keeps the last error; ours is the state's */
     if (error == cudaErrorMemoryAllocation)
         return tl_fail(TORCHLEAN_NO_MEMORY, "%s: out of device or pinned memory", what);
+    if (error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread)
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: cannot be captured: %s", what, cudaGetErrorString(error));
     return poison(state, TORCHLEAN_CUDA, what, cudaGetErrorString(error));
 }
 
@@ -223,6 +225,8 @@ extern "C" void tl_cuda_close(tl_cuda_state *state)
                 cudaEventDestroy(mark);
         tl_close_pinned(&state->ring);
         tl_close_pinned(&state->staging);
+        if (state->beside)
+            cudaStreamDestroy(state->beside);
         cudaStreamDestroy(state->stream);
         cudaGetLastError();
     }
@@ -250,6 +254,7 @@ extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
 
 extern "C" cudaStream_t tl_cuda_stream(tl_context *ctx) { return tl_context_cuda(ctx)->stream; }
 extern "C" int tl_cuda_sms(tl_context *ctx) { return tl_context_cuda(ctx)->sms; }
+extern "C" int tl_cuda_capturing(tl_context *ctx) { return tl_context_cuda(ctx)->capturing; }
 extern "C" int tl_cuda_double_is_fast(tl_context *ctx) { return tl_context_cuda(ctx)->double_is_fast; }
 
 extern "C" void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which)

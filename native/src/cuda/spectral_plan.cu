@@ -6,10 +6,14 @@
 #include "../abi/kernels.h"
 #include "spectral_plan.cuh"
 
+#include <stdlib.h>
+#include <string.h>
+
 namespace {
 
 constexpr int THREADS = 256;
 
+/* Plans that no graph uses; the cache grows by those that one does. */
 constexpr int CACHED_PLANS = 24;
 
 struct Plans {
@@ -18,17 +22,33 @@ struct Plans {
         cufftHandle handle;
         size_t work;
         uint64_t stamp; /* 0: free */
-    } entries[CACHED_PLANS];
+        int captured;   /* a graph holds its kernels and tables: it stays */
+    } *entries;
+    int count;
     uint64_t now;
 };
 
 void close_plans(void *object)
 {
     Plans *plans = (Plans *)object;
-    for (Plans::Entry &e : plans->entries)
-        if (e.stamp)
-            cufftDestroy(e.handle);
+    for (int i = 0; i < plans->count; i++)
+        if (plans->entries[i].stamp)
+            cufftDestroy(plans->entries[i].handle);
+    free(plans->entries);
     free(plans);
+}
+
+/* Room for CACHED_PLANS more. */
+int32_t widen(Plans *plans)
+{
+    const int count = plans->count + CACHED_PLANS;
+    Plans::Entry *entries = (Plans::Entry *)realloc(plans->entries, count * sizeof *entries);
+    if (!entries)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+    memset(entries + plans->count, 0, CACHED_PLANS * sizeof *entries);
+    plans->entries = entries;
+    plans->count = count;
+    return TORCHLEAN_OK;
 }
 
 bool same(const tl_fft_shape &a, const tl_fft_shape &b)
@@ -76,15 +96,25 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
             return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
         tl_cuda_attach(ctx, TL_ATTACH_FFT, plans, close_plans);
     }
-    Plans::Entry *place = plans->entries;
-    for (Plans::Entry &e : plans->entries) {
+    const int capturing = tl_cuda_capturing(ctx);
+    Plans::Entry *place = nullptr;
+    for (int i = 0; i < plans->count; i++) {
+        Plans::Entry &e = plans->entries[i];
         if (e.stamp && same(e.shape, shape)) {
             e.stamp = ++plans->now;
+            e.captured |= capturing;
             *out = &e;
             return TORCHLEAN_OK;
         }
-        if (e.stamp < place->stamp)
+        if (!e.captured && (!place || e.stamp < place->stamp))
             place = &e;
+    }
+    if (capturing) /* making one waits for the device */
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "a transform of %lld points for which there is no plan cannot be captured; "
+                                              "run it once before", (long long)shape.n);
+    if (!place) {
+        TL_TRY(widen(plans));
+        place = plans->entries + plans->count - CACHED_PLANS;
     }
     if (place->stamp) {
         cufftDestroy(place->handle);
@@ -98,6 +128,7 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
     }
     TL_CUFFT_TRY(ctx, result);
     place->shape = shape;
+    place->captured = 0;
     place->stamp = ++plans->now;
     *out = place;
     return TORCHLEAN_OK;

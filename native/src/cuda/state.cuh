@@ -24,6 +24,8 @@ struct tl_cuda_state {
     int32_t ordinal;
     uint32_t fork_serial;
     cudaStream_t stream;
+    cudaStream_t beside; /* made when first needed: copies that must be done while the stream captures */
+    int capturing;
     cublasHandle_t blas;
     void *blas_workspace;
     int sms, double_is_fast;

@@ -231,11 +231,23 @@ extern "C" int32_t tl_cuda_copy(tl_cuda_state *state, void *to, const void *from
     return TORCHLEAN_OK;
 }
 
+/* The copy that a captured call reads at every launch: made now, beside the stream, into memory that the graph keeps. That
+ * memory is idle, as a capture begins when all work is done. */
+static int32_t send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes)
+{
+    if (!state->beside)
+        TRY(cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking));
+    TRY(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state->beside));
+    TRY(cudaStreamSynchronize(state->beside));
+    return TORCHLEAN_OK;
+}
+
 extern "C" int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device)
 {
     tl_cuda_state *state = tl_context_cuda(ctx);
-    TL_TRY(tl_pool_alloc(ctx, bytes, device));
+    TL_TRY(state->capturing ? tl_pool_alloc_constant(ctx, bytes, device) : tl_pool_alloc(ctx, bytes, device));
     int32_t status = bytes == 0             ? TORCHLEAN_OK
+                     : state->capturing     ? send_beside(state, *device, host, bytes)
                      : bytes <= RING_SEGMENT ? send_small(state, *device, host, bytes)
                                              : send_large(state, (char *)*device, (const char *)host, bytes);
     if (status) {

@@ -1,0 +1,398 @@
+"""Captured steps: N of them equal N eager ones, bit for bit, in everything that an eager step changes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
+
+Step = Callable[..., Any]
+STEPS = 6
+
+
+class Twin:
+    """One of two sessions with equal programs: one runs its step eagerly, the other captures it."""
+
+    def __init__(self, device: tlrt.Device, build: Callable[[Session], tuple[Any, Step]], **options: Any) -> None:
+        self.session = Session(device, seed=5, **options)
+        self.optimizer, self.step = build(self.session)
+        self.captured: Any = None
+
+    def eager(self, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+        self.session.reset()
+        found = [v.numpy() for v in flat(self.step(*arguments))]
+        self.session.reset()
+        return found
+
+    def replay(self, *arguments: Any) -> list[np.ndarray[Any, Any]]:
+        if self.captured is None:
+            self.captured = self.session.capture(self.step, *arguments)
+            return [v.numpy() for v in flat(self.captured.outputs)]
+        return [v.numpy() for v in flat(self.captured(*arguments))]
+
+    def close(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.close()
+        self.session.close()
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [w for v in value for w in flat(v)]
+    if isinstance(value, dict):
+        return [w for v in value.values() for w in flat(v)]
+    return [] if value is None else [value]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether the bits are the same."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def require_equal(eager: Twin, captured: Twin, folder: Path) -> None:
+    """Parameters, their versions' freshness, optimiser, generator and the bytes of a checkpoint."""
+    for name, p in eager.session.parameters.items():
+        q = captured.session.parameters[name]
+        assert p.host_is_stale is q.host_is_stale, name
+        assert same(p.numpy(), q.numpy()), name
+    assert eager.session.counter == captured.session.counter
+    if eager.optimizer is not None:
+        (left, first), (right, second) = eager.optimizer.state(), captured.optimizer.state()
+        assert left == right
+        assert all(same(first[k], second[k]) for k in first)
+    paths = [folder / "eager.safetensors", folder / "captured.safetensors"]
+    for twin, path in zip((eager, captured), paths, strict=True):
+        checkpoint.save(path, twin.session, () if twin.optimizer is None else twin.optimizer)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+# ---- programs
+
+
+def mlp(s: Session) -> tuple[Any, Step]:
+    layers = [nn.Linear(s, 7, 11, name="a"), nn.Linear(s, 11, 3, name="b")]
+    optimizer = optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.05)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = s.mse_loss(layers[1](s.tanh(layers[0](s.const(x)))), s.const(y))
+        s.backward(loss)
+        optimizer.step()
+        return loss
+
+    return optimizer, step
+
+
+def convnet(s: Session) -> tuple[Any, Step]:
+    model = nn.Sequential(
+        nn.Conv(s, 1, 3, 3, padding=1, bias=False, name="c1"), nn.BatchNorm(s, 3, name="n1"), s.relu,
+        nn.MaxPool(2), nn.Conv(s, 3, 5, 3, padding=1, name="c2"), nn.BatchNorm(s, 5, name="n2"), s.relu,
+        lambda h: h.reshape((-1, 5 * 16)), nn.Linear(s, 5 * 16, 4, name="out"),
+    )  # fmt: skip
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(x: Any, labels: Any) -> Any:
+        loss = s.cross_entropy(model(s.const(x), training=True), labels)
+        s.backward(loss)
+        optimizer.step()
+        return {"loss": loss, "first": loss.value}
+
+    return optimizer, step
+
+
+def gpt(s: Session) -> tuple[Any, Step]:
+    width, context, words = 12, 5, 9
+    tokens = nn.Embedding(s, words, width, name="tokens")
+    positions = s.param(nn.init.normal(s, (context, width)), "positions")
+    block = nn.TransformerBlock(s, width, 2, name="block", causal=True, dropout=0.2)
+    head = nn.Linear(s, width, words, name="head", bias=False)
+    optimizer = optim.AdamW(s.parameters.values(), lr=1e-2, weight_decay=0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        h = s.dropout(s.add(tokens(x), s.slice_range0(s.use(positions), 0, np.shape(x)[1])), 0.1)
+        loss = s.cross_entropy(head(block(h, training=True)), y)
+        s.backward(loss)
+        norm = s.clip_grad_norm(0.5)
+        optimizer.step()
+        return [loss, (norm,)]
+
+    return optimizer, step
+
+
+def unlike(s: Session) -> tuple[Any, Step]:
+    """Own arithmetic: momentum, a parameter that the loss does not reach and clipping in place on its zeros, constants made
+    within, buffers filled, written in place and kept, numbers as arguments, gathers and scatters."""
+    w = s.param(np.linspace(-1, 1, 12).reshape(4, 3), "w")
+    idle = s.param(np.ones(4), "idle")
+    average = s.param(np.zeros((4, 3)), "average", requires_grad=False)
+    optimizer = optim.SGD([w, idle], lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    count = s.device.buffer([0.0])
+    one = s.device.buffer([1.0])
+
+    def step(rows: Any, i: Any, scale: Any, flag: bool) -> Any:
+        assert flag is True
+        noise = s.rand_normal((4, 3)) * 0.1 + s.rand_uniform((4, 3)) * s.full((4, 3), 0.5)
+        y = s.mul(s.add(s.use(w), noise), s.const(scale))
+        picked = s.gather_rows_nat(y, rows)
+        more = s.gather_scalar_nat(y.flatten(), i)
+        loss = (
+            s.reduce_sum(s.square(picked))
+            + s.exp(more)
+            + s.reduce_mean(s.scatter_add(s.flatten(y), s.ones_like(rows), rows))
+        )
+        s.backward(loss)
+        norm = s.clip_grad_norm(1.0)
+        optimizer.step()
+        scratch = s.device.zeros(12)
+        kernels.axpy(scratch, w.mirror, 1.0, out=scratch)
+        kernels.add(average.mirror, scratch, out=average.mirror)
+        average.updated()
+        scratch.fill(3.0)
+        kernels.add(count, one, out=count)
+        return loss, norm, AnyBuffer((12,), scratch), AnyBuffer((1,), count)
+
+    s.ones_like = lambda rows: s.full((len(rows),), 0.25)  # type: ignore[attr-defined]
+    optimizer.keep = (count, one)  # type: ignore[attr-defined]
+    return optimizer, step
+
+
+def arrays(name: str, draw: np.random.Generator) -> tuple[Any, ...]:
+    if name == "mlp":
+        return draw.standard_normal((6, 7)).astype(np.float32), draw.standard_normal((6, 3))
+    if name == "convnet":
+        return draw.standard_normal((3, 1, 8, 8)).astype(np.float32), draw.integers(0, 4, 3)
+    if name == "gpt":
+        return draw.integers(0, 9, (4, 5)), draw.integers(0, 9, (4, 5)).astype(np.uint32)
+    return draw.integers(0, 4, 3), int(draw.integers(0, 12)), float(draw.standard_normal()), True
+
+
+PROGRAMS = {"mlp": mlp, "convnet": convnet, "gpt": gpt, "unlike": unlike}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_captured_steps_equal_eager_ones(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+    draw = np.random.default_rng(3)
+    for k in range(STEPS):
+        given = arrays(name, draw)
+        for twin in (eager, captured):
+            twin.optimizer.lr = nn.schedules.cosine(k, peak=0.05, total=STEPS, warmup=2)
+        expected, got = eager.eager(*given), captured.replay(*given)
+        assert len(expected) == len(got) > 0
+        assert all(same(a, b) for a, b in zip(expected, got, strict=True)), (name, k)
+    require_equal(eager, captured, tmp_path)
+    assert (captured.captured.graphs > 0) is dev.is_cuda
+    for twin in (eager, captured):
+        twin.close()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_eager_steps_between_replays(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+    """Eager steps, values set and checkpoints loaded between replays are what the next replay starts from."""
+    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+    draw = np.random.default_rng(4)
+    order = [captured.replay, captured.eager, captured.replay, captured.replay, captured.eager, captured.replay]
+    for k, step in enumerate(order):
+        given = arrays(name, draw)
+        expected, got = eager.eager(*given), step(*given)
+        assert all(same(a, b) for a, b in zip(expected, got, strict=True)), (name, k)
+        if k == 2:
+            for twin in (eager, captured):
+                p = next(iter(twin.session.parameters.values()))
+                p.set(p.numpy() * 1.5)
+        if k == 3:
+            for twin in (eager, captured):
+                path = tmp_path / f"{id(twin)}.safetensors"
+                checkpoint.save(path, twin.session, twin.optimizer)
+                checkpoint.load(path, twin.session, twin.optimizer)
+    require_equal(eager, captured, tmp_path)
+    for twin in (eager, captured):
+        twin.close()
+
+
+class Fading(optim.Optimizer):
+    """An optimiser of the user's own, whose numbers come from Python at each step."""
+
+    hyper = ("lr",)
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters)
+        self.lr = lr
+
+    def _update(self, packed: Any, gradients: Any) -> None:
+        for p, g in zip(packed["p"], gradients, strict=True):
+            self.kernels.axpy(p, g, -self.lr / (1 + self.steps), out=p)
+
+
+def test_an_optimiser_of_ones_own(dev: tlrt.Device, tmp_path: Path) -> None:
+    def build(s: Session) -> tuple[Any, Step]:
+        layer = nn.Linear(s, 7, 3, name="layer")
+        optimizer = Fading(layer.parameters(), lr=0.5)
+
+        def step(x: Any, y: Any) -> Any:
+            loss = s.mse_loss(layer(s.const(x)), s.const(y))
+            s.backward(loss)
+            optimizer.step()
+            return loss
+
+        return optimizer, step
+
+    eager, captured = (Twin(dev, build) for _ in range(2))
+    draw = np.random.default_rng(8)
+    for _ in range(4):
+        given = arrays("mlp", draw)
+        assert same(eager.eager(*given)[0], captured.replay(*given)[0])
+    require_equal(eager, captured, tmp_path)
+    for twin in (eager, captured):
+        twin.close()
+
+
+def test_parameters_that_change_places(dev: tlrt.Device, tmp_path: Path) -> None:
+    """Two parameters exchange their buffers in each step, and a third keeps the handle it has."""
+
+    def build(s: Session) -> tuple[Any, Step]:
+        a, b, c = (s.param(np.arange(3.0) + 10 * i, name) for i, name in enumerate("abc"))
+
+        def step(x: Any) -> Any:
+            first, second, third = (p.mirror.share() for p in (a, b, c))
+            kernels.add(third, second, out=third)
+            a.assign(AnyBuffer((3,), second))
+            b.assign(AnyBuffer((3,), first))
+            c.assign(AnyBuffer((3,), third))
+            return s.add(s.use(a), s.const(x))
+
+        return None, step
+
+    eager, captured = (Twin(dev, build) for _ in range(2))
+    for k in range(5):
+        x = np.full(3, float(k))
+        assert same(eager.eager(x)[0], captured.replay(x)[0])
+    require_equal(eager, captured, tmp_path)
+    for twin in (eager, captured):
+        twin.close()
+
+
+def test_two_captures_in_one_session(dev: tlrt.Device, tmp_path: Path) -> None:
+    eager, captured = (Twin(dev, mlp) for _ in range(2))
+    s = captured.session
+    draw = np.random.default_rng(5)
+    small, large = arrays("mlp", draw), tuple(np.concatenate([a, a]) for a in arrays("mlp", draw))
+    steps = {6: s.capture(captured.step, *small), 12: s.capture(captured.step, *large)}
+    eager.eager(*small), eager.eager(*large)
+    for k in range(4):
+        given = large if k % 3 else small
+        assert same(eager.eager(*given)[0], steps[len(given[0])](*given).numpy())
+        if k == 1:
+            for twin in (eager, captured):
+                p = twin.session.parameters["b.weight"]
+                p.set(p.numpy() / 2)
+    require_equal(eager, captured, tmp_path)
+    for twin in (eager, captured):
+        twin.close()
+
+
+def test_memory_is_flat(dev: tlrt.Device) -> None:
+    twin = Twin(dev, gpt)
+    given = arrays("gpt", np.random.default_rng(6))
+    for _ in range(3):
+        twin.replay(*given)
+    before = dev.memory()
+    for _ in range(1000):
+        twin.captured(*given)
+    after = dev.memory()
+    assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+    assert after.cached_bytes == before.cached_bytes
+    assert after.driver_allocations == before.driver_allocations
+    twin.close()
+
+
+def test_storage_is_shared_by_what_does_not_overlap(dev: tlrt.Device) -> None:
+    """A chain of operations needs two buffers, not one per operation."""
+    with Session(dev) as s, s.no_grad():
+
+        def chain(x: Any) -> Any:
+            h = s.const(x)
+            for _ in range(50):
+                h = s.tanh(h)
+            return h
+
+        before = dev.memory().live_bytes
+        with s.capture(chain, np.ones(1024, np.float32)):
+            # the tape keeps every value alive until the step's end, but nothing reads one again
+            assert dev.memory().live_bytes - before <= 6 * 4096
+
+
+def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
+    with Session(dev) as s:
+        w = s.param([1.0, 2.0], "w")
+        step = s.capture(lambda x: s.mul(s.use(w), s.const(x)), [3.0, 4.0])
+        y = step.outputs
+        assert y.shape == (2,) and y.numpy().tolist() == [3.0, 8.0]
+        s.reset()
+        assert s.get_value(y).tolist() == [3.0, 8.0]
+        kept = s.add(y, 1.0)
+        assert kept.numpy().tolist() == [4.0, 9.0] and not kept.requires_grad
+        assert step([1.0, 1.0]) is y and y.numpy().tolist() == [1.0, 2.0]
+        assert kept.numpy().tolist() == [4.0, 9.0]  # the tape is left alone
+        assert s.relu(y).numpy().tolist() == [1.0, 2.0]
+        assert y.reduce_sum().item() == 3.0
+
+
+def test_closing(dev: tlrt.Device) -> None:
+    s = Session(dev)
+    w = s.param(np.ones(1000), "w")
+    first = s.capture(lambda x: s.mul(s.use(w), s.const(x)), np.ones(1000))
+    second = s.capture(lambda x: s.add(s.use(w), s.const(x)), np.ones(1000))
+    before = dev.memory().live_bytes
+    first.close()
+    first.close()
+    assert first.closed and dev.memory().live_bytes < before
+    with pytest.raises(tlrt.errors.ReleasedError):
+        first(np.ones(1000))
+    with pytest.raises(tlrt.errors.ReleasedError):
+        first.outputs.numpy()
+    with pytest.raises(tlrt.errors.ReleasedError):
+        s.add(first.outputs, 1.0)
+    assert second(np.ones(1000)).numpy()[0] == 2.0
+    s.close()
+    assert second.closed
+    with pytest.raises(tlrt.errors.ReleasedError):
+        second(np.ones(1000))
+
+
+def test_a_dropped_step_gives_its_memory_back(dev: tlrt.Device) -> None:
+    with Session(dev) as s:
+        w = s.param(np.ones(1000), "w")
+        _ = w.mirror
+        before = dev.memory()
+        step = s.capture(lambda x: s.mul(s.use(w), s.const(x)), np.ones(1000))
+        assert dev.memory().live_bytes > before.live_bytes
+        del step
+        gc.collect()
+        after = dev.memory()
+        assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+
+
+def test_the_specification_calls_the_function() -> None:
+    with Session("spec") as s:
+        w = s.param([1.0, 2.0], "w")
+        optimizer = optim.SGD([w], lr=0.5)
+
+        def step(x: Any) -> Any:
+            loss = s.reduce_sum(s.mul(s.use(w), s.const(x)))
+            s.backward(loss)
+            optimizer.step()
+            return loss
+
+        captured = s.capture(step, [1.0, 1.0])
+        loss = captured.outputs
+        assert loss.item() == 3.0
+        assert captured([1.0, 1.0]) is loss and loss.item() == 2.0
+        captured.close()
+        optimizer.close()

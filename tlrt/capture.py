@@ -1,0 +1,461 @@
+"""Captured steps: a function of a session is run once and then done again without Python's tape.
+
+    def train_step(x, labels):
+        loss = s.cross_entropy(model(s.const(x), training=True), labels)
+        s.backward(loss)
+        s.clip_grad_norm(1.0)
+        optimizer.step()
+        return loss
+
+    step = s.capture(train_step, x, labels)  # also the first step
+    for x, labels in batches:
+        loss = step(x, labels)  # the same CapturedTensor each time
+    loss.item()
+
+``capture`` is a step like any other: the session is reset, the function runs, the session is reset again, and what the function
+returned keeps its value. What it asked the device to do is kept as a list of calls of the C library, on CUDA mostly as graphs.
+``step(...)`` makes these calls again and changes parameters, optimisers and the random generator as the function would, bit
+for bit. It does not touch the tape: tensors recorded before it stay valid, and ``s.gradients`` are those of the last eager
+backward pass.
+
+**Arguments.** An array or a number stands for the content it has at each call; its shape, and whether it holds integers, are
+fixed. Within the function it is opaque: ``s.const(x)`` or ``s.input(x)`` gives a tensor, and where an operation takes indices or
+labels it takes integers. Anything else about it, like ``x + 1`` or ``if x.sum() > 0``, raises CaptureError: do that before
+the call; what never changes, like a size, is bound with ``functools.partial``.
+None, Booleans and text are passed as they are, and must be the same at each call.
+
+**Results.** Tensors, in tuples, lists and dicts: tensors become :class:`tlrt.tensor.CapturedTensor`, shaped buffers
+(``loss.value``, the norm of ``clip_grad_norm``) stay what they are. Every call returns the same objects, with new content.
+
+**What follows Python.** Each replay draws new random numbers and uses the hyperparameters and the step count that the optimiser
+has then, so ``optimizer.lr = …`` between calls works. Everything else that the function computes on the host is what it was when
+it ran: Python numbers, shapes, branches, arrays it makes, numbers passed straight to ``tlrt.kernels``.
+
+**What is refused**, with CaptureError: reading a value (``numpy``, ``item``, ``get_value``, ``Parameter.value``) or waiting
+within the function; making or setting parameters, making optimisers, capturing or replaying another step; operations on
+host arrays; at a replay arguments of other shapes or kinds, and parameters frozen or thawed since. A function that raises
+leaves nothing behind but what an eager step that raises does.
+
+**Memory.** The step keeps the memory that it uses until it is closed (or the session is, or nobody has it any more);
+buffers whose uses do not overlap share it. A replay takes none from the driver, and none from the pool but scratch. Every
+parameter of the session has a mirror on the device after a capture.
+
+On the specification a captured step is the function, called each time between two resets; it refuses less, and arguments
+arrive as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt import _convert
+from tlrt._library import failure
+from tlrt.errors import (
+    ArgumentTypeError,
+    CaptureError,
+    DeviceMismatchError,
+    IndexOutOfRangeError,
+    ReleasedError,
+)
+from tlrt.node import AnyBuffer
+from tlrt.parameter import Parameter
+from tlrt.plan import Shape
+from tlrt.tensor import CapturedTensor, NatRef, TensorRef
+
+if TYPE_CHECKING:
+    from tlrt._record import Recorder
+    from tlrt.session import Session
+
+__all__ = ["Captured", "Input", "capture"]
+
+_FIXED = (type(None), bool, str)
+
+
+class Input(_convert.Live):
+    """An argument of a captured function, as the function sees it: with a shape, but without a content."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, session: Session, name: str, array: npt.NDArray[Any]) -> None:
+        self.session = session
+        self.name = name
+        self.shape: Shape = array.shape
+        self.dtype = array.dtype
+        self._integers = array.dtype.kind in "iu"
+        self._buffer: Any = None
+        self._upload: Any = None
+        self._content = array
+        #: where operations read indices: one place for all replays
+        self._numbers: Any = None
+        self._closed = False
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self._content.size)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentTypeError(f"len: {self.name}: got a number, expected at least one axis")
+        return self.shape[0]
+
+    # ---- as a tensor, and as indices
+
+    def share(self, session: Session) -> AnyBuffer:
+        """A handle to its buffer, which is uploaded at the first use."""
+        self._require_here(session, "const")
+        if self._buffer is None:
+            with session._recorder.paused():
+                self._buffer = session.device.buffer(self._content)
+                self._upload = session._recorder.uploader(self._buffer)
+        return AnyBuffer.of(self.shape, self._buffer.share())
+
+    def naturals(self, op: str, name: str, expected: str) -> _convert.Naturals:
+        """Its content, read in place now and at every replay."""
+        self._require_here(self.session, op)
+        if not self._integers or expected != "integers":
+            hint = "where indices are taken, or Session.const of it" if self._integers else "Session.const of it"
+            text = f"{op}: {name}: got {self.name} of a captured function ({self.dtype}), expected {hint}"
+            raise CaptureError(text, op=op)
+        if self._numbers is None:
+            numbers = np.empty(self.shape, np.uint32)
+            numbers[...] = _below_limit(self.name, self._content)
+            self.session._recorder.changing(numbers)
+            self._numbers = numbers
+        return self._numbers.view(_convert.Naturals)
+
+    def _require_here(self, session: Session, op: str) -> None:
+        if session is not self.session:
+            text = f"{op}: {self.name}: got an argument of another session's captured function, expected one of this"
+            raise DeviceMismatchError(text, op=op)
+        if session._recorder is None or self._closed:
+            text = f"{op}: {self.name}: got an argument of a captured function after its end, expected it within"
+            raise ReleasedError(text, op=op)
+
+    # ---- at a replay
+
+    def accepts(self, value: Any) -> npt.NDArray[Any]:
+        """The new content, checked."""
+        if type(value) is np.ndarray and value.dtype == self.dtype and value.shape == self.shape:
+            return value if self._numbers is None else _below_limit(self.name, value)
+        array = _content(self.name, value)
+        if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
+            kind = "integers" if self._integers else "floats or bool"
+            raise CaptureError(
+                f"replay: {self.name}: got {array.dtype} of shape {array.shape}, expected {kind} of shape {self.shape}, "
+                "as when it was captured"
+            )
+        return _below_limit(self.name, array) if self._numbers is not None else array
+
+    def take(self, array: npt.NDArray[Any]) -> None:
+        """Brings checked content to where the step reads it."""
+        if self._numbers is not None:
+            self._numbers[...] = array
+        if self._upload is not None:
+            if array.dtype != np.float32 or not array.flags.c_contiguous:
+                array = _convert.float32("replay", self.name, array)
+            if status := self._upload(array):
+                raise failure(status, "replay")
+
+    def close(self) -> None:
+        """Gives the buffer back."""
+        self._closed = True
+        if self._buffer is not None:
+            self._buffer.release()
+
+    # ---- what has no answer
+
+    def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
+        raise CaptureError(
+            f"{self.name}: got its content asked for within a captured function, expected Session.const of it, or its use as "
+            "indices (compute with arrays before the call; functools.partial binds what never changes)"
+        )
+
+    __array__ = __index__ = __int__ = __float__ = __bool__ = __iter__ = __getitem__ = _opaque
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _opaque
+    __floordiv__ = __mod__ = __pow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = _opaque
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _opaque
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._opaque()
+
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._opaque()
+
+    def __repr__(self) -> str:
+        return f"Input({self.name!r}, shape={self.shape}, dtype={self.dtype})"
+
+
+def _content(name: str, value: Any) -> npt.NDArray[Any]:
+    """An argument as an array. Raises ArgumentTypeError for one that is none."""
+    if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, _convert.Live)):
+        got = _convert.type_name(value)
+        raise ArgumentTypeError(f"capture: {name}: got {got}, expected an array, a number, None, a Boolean or text")
+    array = _convert._array("capture", name, value, "an array")
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind not in "iub" and not (kind == "f" and size in (4, 8)):
+        raise ArgumentTypeError(
+            f"capture: {name}: got dtype {array.dtype}, expected float32, float64, integers or bool"
+        )
+    return array
+
+
+def _below_limit(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers that are indices; raises IndexOutOfRangeError below 0 and from 2^32."""
+    if array.dtype != np.uint32 and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**32:
+        got = int(array.min() if array.min() < 0 else array.max())
+        raise IndexOutOfRangeError(f"capture: {name}: got {got}, expected 0 or more, below 2**32")
+    return array
+
+
+def capture(session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> Captured:
+    """See the module."""
+    session._require_open("capture")
+    session._require_uncaptured("capture")
+    if not callable(function):
+        raise ArgumentTypeError(f"capture: function: got {_convert.type_name(function)}, expected a function")
+    made = Captured(session, function, example)
+    session._captures.add(made)
+    return made
+
+
+class Captured:
+    """A captured step; :meth:`tlrt.Session.capture` makes one. Calling it does the step again and returns :attr:`outputs`."""
+
+    def __init__(self, session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
+        self.session = session
+        self.name = getattr(function, "__name__", type(function).__name__)
+        #: what the function returned, with the value of the last run
+        self.outputs: Any = None
+        self._function = function
+        self._inputs: list[Any] = []
+        self._results: list[AnyBuffer] = []
+        self._calls: list[Callable[[], int | None]] = []
+        self._names: list[str] = []
+        self._graphs: list[Any] = []
+        self._handles: list[Any] = []
+        self._recorder: Recorder | None = None
+        #: the parameters, where the calls find their values, the mirror that stood for it last, and whether it is trained
+        self._parameters: list[list[Any]] = []
+        self._changed: list[Parameter] = []
+        self._closed = False
+        if session.device.name == "spec":
+            session._forget()
+            self.outputs = self._run_eagerly(example)
+        else:
+            self._capture(example)
+
+    # ---- capturing
+
+    def _capture(self, example: tuple[Any, ...]) -> None:
+        from tlrt._record import Recorder
+
+        session = self.session
+        arguments = self._inputs = [self._argument(i, value) for i, value in enumerate(example)]
+        session._forget()
+        before = [(p, p.mirror, p._version) for p in session.parameters.values()]
+        recorder = self._recorder = Recorder(session.device)
+        try:
+            with recorder.active():
+                session._recorder = recorder
+                for p, mirror, _ in before:
+                    self._parameters.append([p, recorder.storage(mirror._handle), mirror, p._requires_grad])
+                outputs = self._function(*arguments)
+                with recorder.paused():
+                    self.outputs = self._kept(outputs)
+                self._feed_back(recorder, before)
+                session._recorder = None
+                session._forget()
+            self._calls, self._names, self._graphs, self._handles = recorder.finish()
+        except BaseException:
+            session._recorder = None
+            session._forget()
+            recorder.discard()
+            self.close()
+            raise
+
+    def _argument(self, place: int, value: Any) -> Any:
+        if isinstance(value, _FIXED):
+            return value
+        return Input(self.session, f"argument {place}", np.array(_content(f"argument {place}", value), order="C"))
+
+    def _kept(self, value: Any) -> Any:
+        """What the function returned, with handles of the step's own."""
+        if isinstance(value, (tuple, list)):
+            made = [self._kept(v) for v in value]
+            return made if isinstance(value, list) else tuple(made)
+        if isinstance(value, dict):
+            return {k: self._kept(v) for k, v in value.items()}
+        if value is None or isinstance(value, Parameter):
+            return value
+        if isinstance(value, TensorRef):
+            kept = self.session._node(value, "capture").value.share()
+        elif isinstance(value, AnyBuffer):
+            kept = value.share()
+        else:
+            got = _convert.type_name(value)
+            text = f"capture: result: got {got} of {self.name}, expected tensors in tuples, lists or dicts, or None"
+            raise ArgumentTypeError(text, op="capture")
+        self._results.append(kept)
+        return kept if isinstance(value, AnyBuffer) else CapturedTensor(self.session, kept)
+
+    def _feed_back(self, recorder: Recorder, before: Iterable[tuple[Parameter, Any, int]]) -> None:
+        """A parameter that was assigned another buffer goes back to where the next replay reads it."""
+        self._changed = [p for p, _, version in before if p._version != version]
+        moved = [(entry, entry[0]._mirror) for entry in self._parameters if entry[0]._mirror is not entry[2]]
+        away = [(entry, mirror) for entry, mirror in moved if recorder.storage(mirror._handle) is not entry[1]]
+        # what was somebody's place before may be overwritten below
+        sources = [m.copy() if recorder.storage(m._handle).outside else m for _, m in away]
+        for (entry, mirror), source in zip(away, sources, strict=True):
+            recorder.copied(source, entry[1])
+            if source is not mirror:
+                source.release()
+        for entry, mirror in moved:
+            with recorder.paused():
+                entry[2] = entry[0]._mirror = entry[1].buffer(self.session.device)
+            mirror.release()
+
+    # ---- replaying
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Does the step with these arguments. Raises CaptureError where they do not fit, ReleasedError after close."""
+        session = self.session
+        if self._closed:
+            raise ReleasedError(f"replay: {self.name}: got a closed step, expected an open one", op="replay")
+        session._require_open("replay")
+        session._require_uncaptured("replay")
+        if session.device.name == "spec":
+            self.outputs = self._run_eagerly(arguments)
+            return self.outputs
+        self._take(arguments)
+        for entry in self._parameters:
+            if entry[0]._mirror is not entry[2] or entry[0]._requires_grad is not entry[3]:
+                self._bring_back(entry)
+        # before the calls, so that an interrupt cannot leave a host value that looks current
+        for p in self._changed:
+            p._host = None
+            p._version += 1
+        for call in self._calls:
+            if status := call():
+                raise failure(status, self._names[self._calls.index(call)])
+        return self.outputs
+
+    def _take(self, arguments: tuple[Any, ...]) -> None:
+        inputs = self._inputs
+        if len(arguments) != len(inputs):
+            text = (
+                f"replay: {self.name}: got {len(arguments)} arguments, expected {len(inputs)}, as when it was captured"
+            )
+            raise CaptureError(text, op="replay")
+        checked = []
+        for place, (known, value) in enumerate(zip(inputs, arguments, strict=True)):
+            if isinstance(known, Input):
+                checked.append((known, known.accepts(value)))
+            elif type(value) is not type(known) or value != known:
+                text = f"replay: argument {place}: got {value!r:.99}, expected {known!r:.99}, as when it was captured"
+                raise CaptureError(text, op="replay")
+        for known, array in checked:
+            known.take(array)
+
+    def _bring_back(self, entry: list[Any]) -> None:
+        """A parameter whose value was replaced since the last run: its value goes to where the calls read it."""
+        p, storage, mirror, trained = entry
+        if p._requires_grad is not trained:
+            state = "trained" if trained else "frozen"
+            raise CaptureError(
+                f"replay: {p.name}: got requires_grad changed, expected it {state}, as when it was captured"
+            )
+        if p._mirror is mirror:
+            return
+        fresh = storage.buffer(self.session.device)
+        if p._mirror is None:
+            status = storage.upload(fresh, _convert.float32("replay", p.name, p._host))
+        else:
+            status = storage.copy(fresh, p._mirror)
+        if status:
+            raise failure(status, "replay")
+        p._release()
+        p._mirror = entry[2] = fresh
+
+    def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:
+        """The function itself, on the specification. What it returned before goes with the next call, or with close."""
+        session, before = self.session, self._results
+        session._forget()
+        self._results = []
+        try:
+            made = self._kept(self._function(*arguments))
+            found = self._results
+            if before and [r.shape for r in found] != [r.shape for r in before]:
+                text = (
+                    f"replay: {self.name}: got results of shapes {[r.shape for r in found]}, expected those of before"
+                )
+                raise CaptureError(text, op="replay")
+        except BaseException:
+            for fresh in self._results:
+                fresh.release()
+            self._results = before
+            raise
+        finally:
+            session._forget()
+        if not before:
+            return made
+        for old, fresh in zip(before, found, strict=True):
+            old.release()
+            old.buffer = fresh.buffer
+        self._results = before
+        return self.outputs
+
+    # ---- life
+
+    @property
+    def closed(self) -> bool:
+        """Whether the step, or its session, was closed."""
+        return self._closed
+
+    @property
+    def calls(self) -> int:
+        """What a replay submits: graphs, calls of the C library, steps of optimisers."""
+        return len(self._calls)
+
+    @property
+    def graphs(self) -> int:
+        """How many of them are CUDA graphs."""
+        return len(self._graphs)
+
+    def close(self) -> None:
+        """Gives all memory of the step back; its results cannot be read any more. May be repeated."""
+        self._closed = True
+        for entry in self._parameters:
+            self._handles.append(entry[1].handle)
+        if self._recorder is not None:
+            self._recorder.release(self._handles, self._graphs)
+        self._calls, self._graphs, self._handles, self._parameters, self._changed = [], [], [], [], []
+        for known in self._inputs:
+            if isinstance(known, Input):
+                known.close()
+        for result in self._results:
+            result.release()
+        self._results = []
+
+    def __enter__(self) -> Captured:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.calls} calls, {self.graphs} of them graphs"
+        return f"Captured({self.name!r}, {state})"
