@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tlrt.campaign import report
+from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
@@ -84,17 +85,24 @@ def native_archs(parser: argparse.ArgumentParser) -> str:
 
 
 def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
-    """memcheck and racecheck over one case of every operation and data class; their summary lines."""
+    """memcheck and racecheck over one case of every operation and data class, and over every path; their summary lines."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if tool is None:
         runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
         return {"missing": "compute-sanitizer is not installed"}
-    smoke = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda", "--cases", "1", "--size", "medium", *ops]
+    verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda"]
+    runs = {"": ["--cases", "1", "--size", "medium", *ops]}
+    if rows := [r for r in registry.ops(ops[1] if ops else None) if r.paths]:
+        most = str(max(len(r.paths) for r in rows))
+        names = ",".join(r.name for r in rows)
+        runs[" of paths"] = ["--cases", most, "--size", "path", "--data", "normal", "--ops", names]
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
-        text = runner.run(check, [tool, "--tool", check, "--error-exitcode", "9", *smoke], 300)
-        found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
-        summaries[check] = found[-1].strip("= ") if found else "no summary"
+        for what, arguments in runs.items():
+            name = check + what
+            text = runner.run(name, [tool, "--tool", check, "--error-exitcode", "9", *verify, *arguments], 300)
+            found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
+            summaries[name] = found[-1].strip("= ") if found else "no summary"
     return summaries
 
 
