@@ -86,9 +86,10 @@ def test_the_switch_is_in_no_library_that_ships():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_real_shortage(device):
+def test_a_shortage(device):
+    """Under a cap, as tests beside this one use the same GPU; the campaign uses one up for real."""
     present(device)
-    document = faults.out_of_memory(device, cap=1 << 30 if device == "cpu" else 0)
+    document = faults.out_of_memory(device, cap=1 << 30)
     assert document["failures"] == []
     assert "asked for" in document["message"]
 

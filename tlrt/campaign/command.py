@@ -233,6 +233,7 @@ def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> Ou
 
 def _faults(devices: Sequence[str], every: int) -> Outcome:
     document = faults.campaign(devices, every)
+    faults.use_up(document)
     return document, faults.ok(document), faults.table(document)
 
 

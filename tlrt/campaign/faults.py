@@ -29,7 +29,7 @@ import numpy as np
 
 from tlrt.campaign import hostile, report
 
-__all__ = ["build", "campaign", "ok", "out_of_memory", "table"]
+__all__ = ["build", "campaign", "ok", "out_of_memory", "table", "use_up"]
 
 #: allocation k alone fails, or all from k on until the first exception
 MODES = ("one", "all")
@@ -315,10 +315,15 @@ def campaign(devices: Sequence[str] = ("cpu",), every: int = 1, modes: Sequence[
             rows.append({"device": device, "points": 0, "places": {}, "failures": [f"status {done.returncode}"]})
         else:
             rows.append(json.loads(done.stdout))
-        if device.startswith("cuda"):
-            rows[-1]["out_of_memory"] = real = out_of_memory(device)
-            rows[-1]["failures"] += real["failures"]
     return {"devices": rows, "seconds": round(time.monotonic() - start, 1)}
+
+
+def use_up(document: Mapping[str, Any]) -> None:
+    """Adds to a campaign's document what happens when each of its GPUs is really full: not beside other work on it."""
+    for row in document["devices"]:
+        if row["device"].startswith("cuda"):
+            row["out_of_memory"] = real = out_of_memory(row["device"])
+            row["failures"] += real["failures"]
 
 
 def out_of_memory(device: str, cap: int = 0) -> dict[str, Any]:
@@ -393,6 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         document = campaign(args.devices.split(","), args.every, args.modes)
+        use_up(document)
     except hostile.HostileError as error:
         p.exit(1, f"faults: {error}\n")
     return report.finish(document, ok(document), table(document), args.json)
