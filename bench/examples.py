@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tlrt.campaign import report
+from tlrt.verify_report import told
 
 NAMES = ("digits", "autoencoder", "char_gpt", "mamba", "fno_burgers")
 #: what is kept of a curve: every so many steps
@@ -108,7 +109,7 @@ def main() -> int:
         runs = Runs(args.device, Path(root))
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
-            "command": " ".join(["python -m bench.examples", *sys.argv[1:]]),
+            "command": told(["python", "-m", "bench.examples", *sys.argv[1:]]),
             "commit": args.commit or report.commit() or "unknown",
             **report.head([args.device]),
             "examples": {name: kept(found) for name, found in examples.items() if found is not None},

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tlrt.campaign import report
+from tlrt.verify_report import told
 from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +55,7 @@ class Runner:
         self.steps[name] = {
             "status": status,
             "seconds": round(time.monotonic() - start, 1),
-            "command": " ".join(command),
+            "command": told(command),
         }
         print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)

@@ -12,7 +12,6 @@ import argparse
 import datetime
 import json
 import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tlrt.errors import TorchleanError
-from tlrt.verify_report import Failure, Progress, Report, Result, table
+from tlrt.verify_report import Failure, Progress, Report, Result, table, told
 from tlrt.verify_run import Fault, Runtime, cpu_settings, cpu_variants, device_names
 from tlspec import laws, registry
 from tlspec.cases import DATA, PATH, SIZES, Case, data_classes, draw_case
@@ -357,7 +356,7 @@ def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runti
     """A report of nothing yet: where and with what the run happens."""
     devices, build = _describe(runtimes)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Report(shlex.join(["python", "-m", "tlrt", *command]), seed, now, devices, build, versions())
+    return Report(told(["python", "-m", "tlrt", *command]), seed, now, devices, build, versions())
 
 
 def run(verifier: Verifier, work: Sequence[tuple[Op, str, list[Case] | None]], report: Report) -> None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-__all__ = ["Failure", "Progress", "Report", "Result", "plain", "table"]
+__all__ = ["Failure", "Progress", "Report", "Result", "plain", "table", "told"]
+
+
+def told(command: Sequence[str]) -> str:
+    """A command as documents tell it, without the machine's folders: an absolute path is its last part."""
+    return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in command])
 
 
 @dataclass

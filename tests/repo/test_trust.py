@@ -15,6 +15,7 @@ from bench import trust
 from tlrt.campaign import evidence
 from tlrt.campaign.evidence import Evidence, EvidenceError
 from tlrt.campaign.html import share
+from tlrt.verify_report import told
 from tlspec import abi, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,3 +233,11 @@ def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"broken\.json"):
         evidence.load(broken)
     assert Evidence([]).findings == []
+
+
+def test_commands_name_no_folder_of_a_machine() -> None:
+    assert told(["/usr/bin/python3", "-m", "tlrt", "--json", "/home/me/a b.json", "x/y", "--n=1"]) == (
+        "python3 -m tlrt --json 'a b.json' x/y --n=1"
+    )
+    for path in sorted(trust.EVIDENCE.glob("*.json")):
+        assert re.findall(r'(?<=[ "=])/(?:\w+/)+\S*', path.read_text()) == [], path.name
