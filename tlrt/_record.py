@@ -87,10 +87,10 @@ class Storage:
         return uploader(target)(host)
 
     @staticmethod
-    def copy(target: Buffer, source: Buffer) -> int:
-        """The status of a copy onto a buffer's storage; nothing is to be done if the source has the same."""
+    def copy(target: Buffer, source: Buffer) -> int | None:
+        """The status of a copy onto a buffer's storage; None if the source has the same, and nothing is to be done."""
         status = int(lib.torchlean_cuda_buffer_copy(source._handle, new(_SLOT, target._handle)))
-        return 0 if status == AliasError.status else status
+        return None if status == AliasError.status else status
 
 
 def uploader(target: Buffer) -> Callable[[Any], int]:
@@ -181,6 +181,8 @@ class Recorder:
         self._thread = threading.get_ident()
         self._by_handle: dict[int, Storage] = {}
         self._paused = False
+        #: handles of what a replay does not make: by Python's own work, or by other threads
+        self._unmade: dict[int, str] = {}
         self._key: tuple[int, Callable[[], int]] | None = None
         #: host memory whose content changes between replays: address and bytes
         self._changing: list[tuple[int, int]] = []
@@ -190,14 +192,10 @@ class Recorder:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within, calls of this thread are recorded."""
-        if self.device._recorder is not None:
-            raise CaptureError("capture: device: got one whose calls are being captured, expected another")
-        _enter(self)
-        self.device._recorder = self
         try:
+            _enter(self)
             yield
         finally:
-            self.device._recorder = None
             _leave(self)
 
     @contextmanager
@@ -239,12 +237,32 @@ class Recorder:
         if self.listens:
             self._key = (key, again)
 
-    def host(self, name: str, prepare: Callable[[list[Buffer]], Ready], buffers: Sequence[Buffer]) -> None:
-        """Records work of Python's own that reads these buffers."""
+    def host(
+        self,
+        name: str,
+        prepare: Callable[[list[Buffer]], Ready],
+        buffers: Sequence[Buffer],
+        calls: Sequence[Call | Host],
+    ) -> None:
+        """Records work of Python's own that reads these buffers; `calls` is what it did now. What it makes is made anew by
+        each replay, so later calls cannot use it."""
         self.items.append(Host(name, prepare, [self.storage(b._handle) for b in buffers]))
+        made = {id(s) for call in calls if isinstance(call, Call) for s in call.creates}
+        self._unmade.update({handle: name for handle, s in self._by_handle.items() if id(s) in made})
+
+    def elsewhere(self, handle: Any) -> None:
+        """Says that another thread made this buffer meanwhile."""
+        self._unmade[address(handle)] = "another thread"
+
+    def unmade(self, buffer: Buffer) -> bool:
+        """Whether a replay makes another buffer in its place, or none."""
+        return address(buffer._handle) in self._unmade
 
     def storage(self, handle: Any) -> Storage:
-        """The storage behind a handle."""
+        """The storage behind a handle. Raises CaptureError for one that a replay does not make."""
+        if self._unmade and (maker := self._unmade.get(address(handle))):
+            text = f"capture: buffer: got one that {maker} made within a captured function, expected one of a recorded call"
+            raise CaptureError(text, op="capture")
         found = self._by_handle.get(address(handle))
         return self._hold(handle, True) if found is None else found
 
@@ -342,6 +360,8 @@ class Recorder:
     def made(self, function: Any, arguments: tuple[Any, ...], buffer: Buffer) -> None:
         """Called when a buffer was made by a function of the core: upload, zeros, empty, copy or share."""
         if not self.listens:
+            if threading.get_ident() != self._thread and function != lib.torchlean_cuda_buffer_share:
+                self.elsewhere(buffer._handle)
             return
         if function == lib.torchlean_cuda_buffer_share:
             self._by_handle[address(buffer._handle)] = self.storage(arguments[0])
@@ -466,10 +486,11 @@ class Recorder:
     def _graph(self, calls: Sequence[Call]) -> Any:
         """A run of calls as a graph. A call that cannot be captured raises, and there is no capture under way then."""
         context = self.device._handle
-        if status := lib.torchlean_cuda_capture_begin(context):
-            raise failure(status, "capture")
-        slot = new(_GRAPH)
+        slot, begun = new(_GRAPH), True
         try:
+            if status := lib.torchlean_cuda_capture_begin(context):
+                begun = False
+                raise failure(status, "capture")
             for call in calls:
                 if status := call.ready()():
                     raise failure(status, call.name)
@@ -477,7 +498,7 @@ class Recorder:
                 raise failure(status, "capture")
             return own(slot[0], lib.torchlean_cuda_graph_release)
         except BaseException:
-            if slot[0] == ffi.NULL:
+            if begun and slot[0] == ffi.NULL:
                 lib.torchlean_cuda_capture_end(context, ffi.NULL)  # gives it up, if it is not over
             lib.torchlean_cuda_graph_release(slot[0])
             raise
@@ -514,9 +535,22 @@ def _watched() -> dict[str, tuple[Any, Any]]:
     """By the name in ``tlrt.kernels``: the C function, and what stands for it while somebody records."""
 
     def watch(entry: abi.Entry, function: Any) -> Any:
+        outputs = [place for place, (role, _) in enumerate(_roles(entry.symbol)) if role == "output"]
+        lists = [place for place, (role, _) in enumerate(_roles(entry.symbol)) if role == "output list"]
+
         def call(*arguments: Any) -> int:
             recorder = _recorders.get(threading.get_ident())
-            return function(*arguments) if recorder is None else recorder.call(entry, function, arguments)
+            if recorder is not None:
+                return recorder.call(entry, function, arguments)
+            slots = [arguments[i] for i in outputs if arguments[i] != ffi.NULL and arguments[i][0] == ffi.NULL]
+            fresh = [(list_, i) for list_ in (arguments[k] for k in lists) for i in range(len(list_)) if not list_[i]]
+            status = int(function(*arguments))
+            for other in () if status else tuple(_recorders.values()):
+                for slot in slots:
+                    other.elsewhere(slot[0])
+                for list_, i in fresh:
+                    other.elsewhere(list_[i])
+            return status
 
         return call
 
@@ -531,13 +565,20 @@ def _enter(recorder: Recorder) -> None:
     with _lock:
         if recorder._thread in _recorders:
             raise CaptureError("capture: got a call within a captured function, expected one before or after it")
+        if recorder.device._recorder is not None:
+            raise CaptureError("capture: device: got one whose calls are being captured, expected another")
+        recorder.device._recorder = recorder
         if not _recorders:
             vars(kernels).update({name: watched for name, (_, watched) in _watched().items()})
         _recorders[recorder._thread] = recorder
 
 
 def _leave(recorder: Recorder) -> None:
+    """Undoes what there is of an `_enter` that an interrupt may have cut short."""
     with _lock:
-        del _recorders[recorder._thread]
+        if recorder.device._recorder is recorder:
+            recorder.device._recorder = None
+        if _recorders.get(recorder._thread) is recorder:
+            del _recorders[recorder._thread]
         if not _recorders:
             vars(kernels).update({name: function for name, (function, _) in _watched().items()})

@@ -117,8 +117,9 @@ class Buffer:
         try:
             if not (status := function(*arguments, slot)):
                 made = cls(own(slot[0], _release), device)
-                if device._recorder is not None:
-                    device._recorder.made(function, arguments, made)
+                recorder = device._recorder  # read once: another thread's capture may end meanwhile
+                if recorder is not None:
+                    recorder.made(function, arguments, made)
                 return made
         except BaseException:
             _release(slot[0])
@@ -133,8 +134,9 @@ class Buffer:
         Waits for the device. Raises ShapeError where the length does not fit the shape.
         """
         library = load()
-        if self._device._recorder is not None:
-            self._device._recorder.refuse("numpy")
+        recorder = self._device._recorder
+        if recorder is not None:
+            recorder.refuse("numpy")
         n = self.length
         host = np.empty(n, dtype=np.float32)
         result: npt.NDArray[np.float32] = host
@@ -161,8 +163,9 @@ class Buffer:
         """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
         if status := load().lib.torchlean_cuda_buffer_fill(self._handle, _number("fill", "value", value)):
             raise failure(status, "fill")
-        if self._device._recorder is not None:
-            self._device._recorder.filled(self, value)
+        recorder = self._device._recorder
+        if recorder is not None:
+            recorder.filled(self, value)
         return self
 
     def copy(self) -> Buffer:

@@ -302,21 +302,25 @@ class Captured:
         if value is None or isinstance(value, Parameter):
             return value
         if isinstance(value, TensorRef):
-            kept = self.session._node(value, "capture").value.share()
+            found = self.session._node(value, "capture").value
+            kept, source = found.share(), found.buffer
         elif isinstance(value, AnyBuffer):
-            kept = value.share()
+            kept, source = value.share(), value.buffer
         else:
             got = _convert.type_name(value)
             text = f"capture: result: got {got} of {self.name}, expected tensors in tuples, lists or dicts, or None"
             raise ArgumentTypeError(text, op="capture")
         self._results.append(kept)
+        if self._recorder is not None:
+            self._recorder.storage(source._handle)  # refuses what a replay does not make
         return kept if isinstance(value, AnyBuffer) else CapturedTensor(self.session, kept)
 
     def _feed_back(self, recorder: Recorder, before: Iterable[tuple[Parameter, Any, int]]) -> None:
         """A parameter that was assigned another buffer goes back to where the next replay reads it."""
         self._changed = [p for p, _, version in before if p._version != version]
         moved = [(entry, entry[0]._mirror) for entry in self._parameters if entry[0]._mirror is not entry[2]]
-        away = [(entry, mirror) for entry, mirror in moved if recorder.storage(mirror._handle) is not entry[1]]
+        anew = {id(e) for e, m in moved if recorder.unmade(m)}  # assigned at each replay, brought back at the next
+        away = [(e, m) for e, m in moved if id(e) not in anew and recorder.storage(m._handle) is not e[1]]
         # what was somebody's place before may be overwritten below
         sources = [m.copy() if recorder.storage(m._handle).outside else m for _, m in away]
         for (entry, mirror), source in zip(away, sources, strict=True):
@@ -325,7 +329,10 @@ class Captured:
                 source.release()
         for entry, mirror in moved:
             with recorder.paused():
-                entry[2] = entry[0]._mirror = entry[1].buffer(self.session.device)
+                fresh = entry[1].buffer(self.session.device)
+                if id(entry) in anew and (status := entry[1].copy(fresh, mirror)):
+                    raise failure(status, "capture")
+                entry[2] = entry[0]._mirror = fresh
             mirror.release()
 
     # ---- replaying
@@ -387,8 +394,11 @@ class Captured:
             status = storage.copy(fresh, p._mirror)
         if status:
             raise failure(status, "replay")
-        p._release()
-        p._mirror = entry[2] = fresh
+        # never without a value: an interrupt may come between
+        old, p._mirror = p._mirror, fresh
+        entry[2] = fresh
+        if old is not None:
+            old.release()
 
     def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:
         """The function itself, on the specification. What it returned before goes with the next call, or with close."""

@@ -199,8 +199,9 @@ class Device:
 
     def _wait(self, op: str, function: str, *arguments: Any) -> None:
         """A call that a captured step cannot hold."""
-        if self._recorder is not None:
-            self._recorder.refuse(op)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.refuse(op)
         self._call(op, function, *arguments)
 
     def _call(self, op: str, function: str, *arguments: Any) -> None:

@@ -93,10 +93,11 @@ class Optimizer:
             return
         with recorder.aside() as calls:
             self._advance(chosen, self.kernels.pack(found))
-        if type(self)._update.__module__ == __name__ and len(calls) == 1:
+        ours = type(self)._update.__module__ == type(self)._advance.__module__ == __name__
+        if ours and len(calls) == 1:
             recorder.items.append(self._recorded(recorder, calls[0]))
         else:
-            recorder.host(f"{type(self).__name__}.step", partial(self._again, chosen), found)
+            recorder.host(f"{type(self).__name__}.step", partial(self._again, chosen), found, calls)
 
     def _recorded(self, recorder: Any, call: Any) -> Any:
         """The call of a step with the hyperparameters and the count of steps that hold when it is made again."""
@@ -131,15 +132,22 @@ class Optimizer:
         return int(value) if value is True or value is False else value
 
     def _bring_back(self, states: list[tuple[str, int, Any]]) -> None:
-        """States that were replaced go to where a captured step has them."""
+        """States that were replaced go to where a captured step has them. What moves one makes a new dict, by which other
+        captured steps know."""
+        state = {slot: list(buffers) for slot, buffers in self._state.items()}
+        old = []
         for slot, i, storage in states:
-            buffers = self._state[slot]
             fresh = storage.buffer(self.session.device)
-            if status := storage.copy(fresh, buffers[i]):
+            status = storage.copy(fresh, state[slot][i])
+            if status:
                 raise failure(status, "step")
-            buffers[i].release()
-            buffers[i] = fresh
-        self._packed, self._mirrors = {}, []
+            if status is not None:
+                old.append(state[slot][i])
+                state[slot][i] = fresh
+        if old:
+            self._state, self._packed, self._mirrors = state, {}, []
+        for buffer in old:
+            buffer.release()
 
     def _again(self, chosen: list[Parameter], gradients: list[Any]) -> Callable[[], None]:
         """The step as a function, from gradients in these buffers."""

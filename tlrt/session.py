@@ -160,8 +160,9 @@ class Session(Environment, Operations[TensorRef]):
     def _require_open(self, op: str) -> None:
         if self._closed:
             raise ReleasedError(f"{op}: session: got a closed session, expected an open one", op=op)
-        if self._recorder is not self.device._recorder:  # of another session on the device
-            self.device._recorder.refuse(op)
+        recorder = self.device._recorder  # read once: another thread's capture may end meanwhile
+        if recorder is not None and recorder is not self._recorder:  # of another session on the device
+            recorder.refuse(op)
 
     def _require_uncaptured(self, op: str) -> None:
         """Raises CaptureError within a captured function."""
@@ -184,7 +185,7 @@ class Session(Environment, Operations[TensorRef]):
         if isinstance(x, CapturedTensor):
             if x.session is not self:
                 raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
-            return self._leaf(x.value.share(), "captured", False).id
+            return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
         got = _convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)

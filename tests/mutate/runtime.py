@@ -181,6 +181,7 @@ TAPE = (
     " tests/rt/test_checkpoint.py tests/rt/test_tape.py tests/rt/test_tape_errors.py tests/rt/test_tape_dags.py"
     " tests/rt/test_tape_operations.py"
 )
+CAPTURE = "tests/rt/test_capture.py tests/rt/test_capture_hostile.py"
 
 PYTHON = [
     Defect(
@@ -324,5 +325,33 @@ PYTHON = [
         "got.dtype",
         "a parameter of another shape is loaded",
         tests=TAPE,
+    ),
+    Defect(
+        "tlrt/_record.py",
+        "                made.computed[place], key = key[1], None\n",
+        "                key = None\n",
+        "a captured step draws the same random numbers each time",
+        tests=CAPTURE,
+    ),
+    Defect(
+        "tlrt/_record.py",
+        "if not storage.pinned and storage.last == place:",
+        "if not storage.pinned:",
+        "a captured step gives memory away before its last use",
+        tests=CAPTURE,
+    ),
+    Defect(
+        "tlrt/optim.py",
+        "                call.computed[place] = partial(self._hyper, name)\n",
+        "                pass\n",
+        "a captured step keeps the learning rate it was captured with",
+        tests=CAPTURE,
+    ),
+    Defect(
+        "tlrt/optim.py",
+        "                self.steps += not status\n",
+        "",
+        "a captured step does not count",
+        tests=CAPTURE,
     ),
 ]
