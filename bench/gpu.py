@@ -96,7 +96,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
     if rows := [r for r in registry.ops(ops[1] if ops else None) if r.paths]:
         most = str(max(len(r.paths) for r in rows))
         names = ",".join(r.name for r in rows)
-        runs[" of paths"] = ["--cases", most, "--size", "path", "--data", "normal", "--ops", names]
+        runs["-paths"] = ["--cases", most, "--size", "path", "--data", "normal", "--ops", names]
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
         for what, arguments in runs.items():
