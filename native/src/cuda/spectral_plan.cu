@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <mutex>
+
 namespace {
 
 constexpr int THREADS = 256;
@@ -28,12 +30,22 @@ struct Plans {
     uint64_t now;
 };
 
+/* Plans are made and destroyed one at a time in the process: nothing is lost, as making one waits for the device anyway,
+ * and it is how eight threads were tried on a busy GPU. */
+std::mutex one_at_a_time;
+
+void destroy_plan(cufftHandle handle)
+{
+    std::lock_guard<std::mutex> alone(one_at_a_time);
+    cufftDestroy(handle);
+}
+
 void close_plans(void *object)
 {
     Plans *plans = (Plans *)object;
     for (int i = 0; i < plans->count; i++)
         if (plans->entries[i].stamp)
-            cufftDestroy(plans->entries[i].handle);
+            destroy_plan(plans->entries[i].handle);
     free(plans->entries);
     free(plans);
 }
@@ -62,6 +74,7 @@ bool as_complex(const tl_fft_shape &s) { return s.n % 2 != 0; }
 
 cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *handle, size_t *work)
 {
+    std::lock_guard<std::mutex> alone(one_at_a_time);
     cufftResult result = cufftCreate(handle);
     if (result != CUFFT_SUCCESS)
         return result;
@@ -117,7 +130,7 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
         place = plans->entries + plans->count - CACHED_PLANS;
     }
     if (place->stamp) {
-        cufftDestroy(place->handle);
+        destroy_plan(place->handle);
         place->stamp = 0;
     }
     cufftResult result = make_plan(shape, tl_cuda_stream(ctx), &place->handle, &place->work);
