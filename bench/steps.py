@@ -30,7 +30,7 @@ import numpy as np
 
 import tlrt
 from bench.__main__ import import_torch
-from bench.measure import Timing, summarise
+from bench.measure import Timing, device_of, summarise
 from tlrt import Session, TensorRef, kernels, nn, optim
 from tlrt.tape import Tape
 from tlspec.cases import generator
@@ -439,7 +439,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     args = parser.parse_args(argv)
-    device = tlrt.device(args.device or ("cuda" if any(d.startswith("cuda") for d in tlrt.devices()) else "cpu"))
+    device = device_of(args.device)
     wanted = args.steps.split(",") if args.steps else [c for c in CHOICES if device.is_cuda or "large" not in c]
     if unknown := set(wanted) - set(CHOICES):
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")

@@ -1,6 +1,4 @@
 /* Attention by wgmma (attention_wgmma.cuh): the kernel, which problems it takes, the launches. */
-#include <atomic>
-
 #include "attention_bwd.cuh"
 #include "attention_wgmma_consumer.cuh"
 #include "attention_wgmma_producer.cuh"
@@ -48,11 +46,7 @@ namespace {
 
 template <Pass PASS, int DP> bool prepare()
 {
-    cudaFuncAttributes attributes;
-    const auto kernel = wgmma_attention_kernel<PASS, DP>;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0 &&
-           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                warp_groups::Shape<PASS, DP>::BYTES) == cudaSuccess;
+    return tl_wgmma_prepare(wgmma_attention_kernel<PASS, DP>, warp_groups::Shape<PASS, DP>::BYTES);
 }
 
 template <int DP> bool prepare_all()
@@ -61,23 +55,9 @@ template <int DP> bool prepare_all()
            prepare<KEYS_V, DP>();
 }
 
-/* Whether the context's device runs machine code for sm_90a that this library has; asked once per device. */
 bool runs(tl_context *ctx)
 {
-    constexpr int DEVICES = 64;
-    static std::atomic<int> known[DEVICES]; /* 0: not asked, 1: no, 2: yes */
-    const int32_t device = tl_context_ordinal(ctx);
-    if (device < 0 || device >= DEVICES)
-        return false;
-    int answer = known[device].load(std::memory_order_relaxed);
-    if (answer == 0) {
-        const bool ready = prepare_all<64>() && prepare_all<128>() && prepare<KEYS, 64>();
-        if (!ready)
-            cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
-        answer = ready ? 2 : 1;
-        known[device].store(answer, std::memory_order_relaxed);
-    }
-    return answer == 2;
+    return tl_wgmma_runs(ctx, [] { return prepare_all<64>() && prepare_all<128>() && prepare<KEYS, 64>(); });
 }
 
 template <Pass PASS, int DP> int32_t make(tl_context *ctx, WgmmaArgs a, const char *name)

@@ -25,6 +25,7 @@
 #define TL_ATTENTION_WGMMA_CUH
 
 #include "attention_tensor.cuh"
+#include "wgmma.cuh"
 
 namespace attention {
 
@@ -79,69 +80,19 @@ template <bool OF_KEYS> struct Header {
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+using tl_wgmma_detail::barrier_arrive;
+using tl_wgmma_detail::barrier_init;
+using tl_wgmma_detail::barrier_wait;
+using tl_wgmma_detail::descriptor;
+using tl_wgmma_detail::group_any;
+using tl_wgmma_detail::proxy_fence;
+using tl_wgmma_detail::shared_address;
+using tl_wgmma_detail::tl_wgmma;
 
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-/* Waits until the phase of this parity is complete. */
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
-                     "selp.b32 %0, 1, 0, done; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
 /* The 128 threads of a warp group; identifiers 2 to 4. */
 __device__ __forceinline__ void group_sync(int group)
 {
     asm volatile("barrier.cta.sync %0, 128;" ::"r"(2 + group) : "memory");
-}
-__device__ __forceinline__ bool group_any(int group, bool mine)
-{
-    uint32_t any;
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; barrier.cta.red.or.pred p, %1, 128, p; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(any)
-                 : "r"(2 + group), "r"((uint32_t)mine)
-                 : "memory");
-    return any != 0;
-}
-/* Orders what this thread stored before wgmma's reads, which belong to the asynchronous proxy. */
-__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-/* Matrix descriptor: start / 16 in bits 0-13; in bits 32-45 the distance of groups of 8 rows / 16; the distance in
- * bits 16-29 is not used by swizzled K-major layouts; bits 62-63: 1, the 128-byte swizzle (PTX ISA, "Matrix
- * Descriptor Format"). Columns 8q.. of K start 32·q bytes further on: the swizzle acts on the sum's address bits. */
-__device__ __forceinline__ uint64_t descriptor(uint32_t address)
-{
-    return (uint64_t)(address >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 x 64 results. Warp w of the group holds rows 16w ..:
- * d[4j + e] of its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2; a: (g, t) (g+8, t) (g, t+4) (g+8, t+4)
- * (PTX ISA, "Register Fragments for wgmma.mma_async"). */
-template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
-{
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, add, 1, 1; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-                   "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-                   "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
 
 /* Starts part = a·b over a panel, b its descriptor. TURNED exchanges the two small products, so that S and its
@@ -156,27 +107,18 @@ __device__ __forceinline__ void start_part(float (&part)[32], uint32_t (&hi)[4][
 #pragma unroll
         for (int e = 0; e < 4; e++)
             asm volatile("" : "+r"(hi[q][e]), "+r"(lo[q][e]));
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    wgmma<false>(part, TURNED ? hi[0] : lo[0], b + (TURNED ? LO : 0));
+    tl_wgmma_detail::wgmma_fence();
+    tl_wgmma<false>(part, TURNED ? hi[0] : lo[0], b + (TURNED ? LO : 0));
 #pragma unroll
     for (int q = 1; q < 4; q++)
-        wgmma<true>(part, TURNED ? hi[q] : lo[q], b + (TURNED ? LO : 0) + q * K8);
+        tl_wgmma<true>(part, TURNED ? hi[q] : lo[q], b + (TURNED ? LO : 0) + q * K8);
 #pragma unroll
     for (int q = 0; q < 4; q++)
-        wgmma<true>(part, TURNED ? lo[q] : hi[q], b + (TURNED ? 0 : LO) + q * K8);
+        tl_wgmma<true>(part, TURNED ? lo[q] : hi[q], b + (TURNED ? 0 : LO) + q * K8);
 #pragma unroll
     for (int q = 0; q < 4; q++)
-        wgmma<true>(part, hi[q], b + q * K8);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/* Names the accumulators so that nothing that reads them is scheduled before. */
-__device__ __forceinline__ void finish_part(float (&part)[32])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-        asm volatile("" : "+f"(part[i])::"memory");
+        tl_wgmma<true>(part, hi[q], b + q * K8);
+    tl_wgmma_detail::wgmma_commit();
 }
 
 /* ---- rings ------------------------------------------------------------------------------------------------------- */

@@ -162,7 +162,7 @@ template <class C> struct Consumer {
         ring.wait_full();
         start_part<C::OF_KEYS>(part, hi, lo, stage());
         meanwhile();
-        finish_part(part);
+        tl_wgmma_detail::wgmma_wait(part);
         ring.release();
     }
 
@@ -202,7 +202,7 @@ template <class C> struct Consumer {
                 start_part<false>(part, hi, lo, stage());
                 if (c == 0 && h == 0)
                     meanwhile();
-                finish_part(part);
+                tl_wgmma_detail::wgmma_wait(part);
                 ring.release();
 #pragma unroll
                 for (int i = 0; i < 32; i++)

@@ -91,6 +91,20 @@ static __device__ __forceinline__ uint32_t tap_offset(const tl_conv_gather &g, i
 
 } // namespace tl_conv
 
+/* Into how many segments, at most `most`, the sums of a weight gradient's `tiles` are cut: the number that fills whole waves
+ * of `wave` blocks best, the smallest of those within 1/32 of the best. */
+static inline int64_t tl_conv_segments(int64_t tiles, int64_t most, int64_t wave)
+{
+    int64_t segments = 1;
+    double best = 0;
+    for (int64_t n = 1; n <= most; n++) {
+        const double filled = (double)(tiles * n) / (double)(tl_ceil_div(tiles * n, wave) * wave);
+        if (filled > best * (1 + 1.0 / 32))
+            best = filled, segments = n;
+    }
+    return segments;
+}
+
 /* small (batch, rows, *out) from large (batch, channels, *in) and w (rows, channels, *kernel), plus bias (NULL: none);
  * or, with `spread`, large (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows, *kernel). */
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,

@@ -206,19 +206,10 @@ int64_t column_tiles(const Job &job, int64_t BN, uint32_t *chunk_tiles)
     return full * *chunk_tiles + last_tiles;
 }
 
-/* How many segments: the number that fills whole waves best, the smallest of those within 1/32 of the best. */
 int64_t segments_of(int64_t tiles, int64_t total)
 {
     const int64_t by_length = total / SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles;
-    const int64_t most = by_length < by_waves ? by_length : by_waves;
-    int64_t segments = 1;
-    double best = 0;
-    for (int64_t n = 1; n <= most; n++) {
-        const double filled = (double)(tiles * n) / (double)(tl_ceil_div(tiles * n, WAVE) * WAVE);
-        if (filled > best * (1 + 1.0 / 32))
-            best = filled, segments = n;
-    }
-    return segments;
+    return tl_conv_segments(tiles, by_length < by_waves ? by_length : by_waves, WAVE);
 }
 
 template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, float *gw)

@@ -11,8 +11,6 @@
 #ifndef TL_CONV_WGMMA_CUH
 #define TL_CONV_WGMMA_CUH
 
-#include <atomic>
-
 #include "../abi/kernels.h"
 #include "conv.cuh"
 #include "wgmma.cuh"
@@ -197,32 +195,6 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, uint32_t tiles,
 }
 
 #endif
-
-/* Whether the context's device runs `ready`'s kernels, which `ready` prepares; asked once per device. */
-template <class Ready> static bool runs_on_device(tl_context *ctx, std::atomic<int> *known, int devices, Ready ready)
-{
-    const int32_t device = tl_context_ordinal(ctx);
-    if (device < 0 || device >= devices)
-        return false;
-    int answer = known[device].load(std::memory_order_relaxed); /* 0: not asked, 1: no, 2: yes */
-    if (answer == 0) {
-        const bool yes = ready();
-        if (!yes)
-            cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
-        answer = yes ? 2 : 1;
-        known[device].store(answer, std::memory_order_relaxed);
-    }
-    return answer == 2;
-}
-
-/* Lets a kernel have its dynamic shared memory; false where the library has no machine code of it for the device, which
- * shows in its static shared memory. */
-template <class Kernel> static bool prepare(Kernel kernel, int bytes)
-{
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0 &&
-           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
-}
 
 } /* namespace tl_conv_wgmma */
 

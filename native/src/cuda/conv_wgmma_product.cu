@@ -349,14 +349,11 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
 using Large = Tile<2, 128>; /* 128 x 128 */
 using Low = Tile<1, 128>;   /* 64 x 256 */
 
-template <class T> bool prepare_kernel() { return prepare(product_kernel<T>, T::BYTES); }
+template <class T> bool prepare_kernel() { return tl_wgmma_prepare(product_kernel<T>, T::BYTES); }
 
 bool runs(tl_context *ctx)
 {
-    constexpr int DEVICES = 64;
-    static std::atomic<int> known[DEVICES];
-    return runs_on_device(ctx, known, DEVICES,
-                          [] { return prepare_kernel<Large>() && prepare_kernel<Low>(); });
+    return tl_wgmma_runs(ctx, [] { return prepare_kernel<Large>() && prepare_kernel<Low>(); });
 }
 
 /* The phases that have positions, those with the most taps first; how many. */

@@ -317,13 +317,11 @@ using Large = Tile<2, 128>; /* 128 x 128 */
 using Low = Tile<1, 128>;   /* 64 x 256 */
 using Slim = Tile<1, 96>;   /* 64 x 192 */
 
-template <class T> bool prepare_kernel() { return prepare(weights_kernel<T>, T::BYTES); }
+template <class T> bool prepare_kernel() { return tl_wgmma_prepare(weights_kernel<T>, T::BYTES); }
 
 bool runs(tl_context *ctx)
 {
-    constexpr int DEVICES = 64;
-    static std::atomic<int> known[DEVICES];
-    return runs_on_device(ctx, known, DEVICES, [] {
+    return tl_wgmma_runs(ctx, [] {
         return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>();
     });
 }
@@ -344,7 +342,6 @@ int form_of(int64_t rows, int64_t units)
     return large <= low && large <= slim ? 0 : low <= slim ? 1 : 2;
 }
 
-/* How many segments: the number that fills whole waves best, the smallest of those within 1/32 of the best. */
 int64_t segments_of(int64_t tiles, int64_t total)
 {
     int64_t most = total / SEGMENT_LEAST;
@@ -352,14 +349,7 @@ int64_t segments_of(int64_t tiles, int64_t total)
         most = WAVES * WAVE / tiles;
     if (most > SEGMENTS_MOST)
         most = SEGMENTS_MOST;
-    int64_t segments = 1;
-    double best = 0;
-    for (int64_t n = 1; n <= most; n++) {
-        const double filled = (double)(tiles * n) / (double)(tl_ceil_div(tiles * n, WAVE) * WAVE);
-        if (filled > best * (1 + 1.0 / 32))
-            best = filled, segments = n;
-    }
-    return segments;
+    return tl_conv_segments(tiles, most, WAVE);
 }
 
 template <class T> int32_t launch(tl_context *ctx, Job &job)

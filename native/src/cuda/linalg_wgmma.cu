@@ -1,6 +1,4 @@
 /* Matrix products by wgmma (linalg_wgmma.cuh): which products, which tiles, the launch. */
-#include <atomic>
-
 #include "../abi/kernels.h"
 #include "linalg.cuh"
 #include "linalg_wgmma.cuh"
@@ -24,32 +22,15 @@ int64_t cost(tl_context *ctx, const tl_matrix_product &x, int columns)
 
 template <int BN, bool TA, bool TB> bool prepare()
 {
-    cudaFuncAttributes attributes;
-    const auto kernel = tl_wgmma_kernel<BN, TA, TB>;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0 &&
-           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                tl_wgmma_detail::Layout<BN>::BYTES) == cudaSuccess;
+    return tl_wgmma_prepare(tl_wgmma_kernel<BN, TA, TB>, tl_wgmma_detail::Layout<BN>::BYTES);
 }
 
-/* Whether the context's device runs machine code for sm_90a that this library has; asked once per device. */
 bool runs(tl_context *ctx)
 {
-    constexpr int DEVICES = 64;
-    static std::atomic<int> known[DEVICES]; /* 0: not asked, 1: no, 2: yes */
-    const int32_t device = tl_context_ordinal(ctx);
-    if (device < 0 || device >= DEVICES)
-        return false;
-    int answer = known[device].load(std::memory_order_relaxed);
-    if (answer == 0) {
-        const bool ready = prepare<WIDE, false, false>() && prepare<WIDE, false, true>() &&
-                           prepare<WIDE, true, false>() && prepare<NARROW, false, false>() &&
-                           prepare<NARROW, false, true>() && prepare<NARROW, true, false>();
-        if (!ready)
-            cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
-        answer = ready ? 2 : 1;
-        known[device].store(answer, std::memory_order_relaxed);
-    }
-    return answer == 2;
+    return tl_wgmma_runs(ctx, [] {
+        return prepare<WIDE, false, false>() && prepare<WIDE, false, true>() && prepare<WIDE, true, false>() &&
+               prepare<NARROW, false, false>() && prepare<NARROW, false, true>() && prepare<NARROW, true, false>();
+    });
 }
 
 template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_matrix_product &x)

@@ -10,6 +10,9 @@
 #include <float.h>
 #include <stdint.h>
 
+#include <atomic>
+
+#include "common.cuh"
 #include "split_mma.cuh"
 
 namespace tl_wgmma_detail {
@@ -238,5 +241,36 @@ __device__ __forceinline__ void multiply_stage(float (&part)[N], const Fragments
 } /* namespace tl_wgmma_detail */
 
 #endif
+
+/* ---- on the host ------------------------------------------------------------------------------------------------- */
+
+/* Lets a kernel have its dynamic shared memory; false where the library has no machine code of it for the device, which
+ * shows in its static shared memory. */
+template <class Kernel> static bool tl_wgmma_prepare(Kernel kernel, int bytes)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0 &&
+           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
+}
+
+/* Whether the context's device runs the kernels that `ready` prepares. Asked once per device: each lambda has answers of its
+ * own. */
+template <class Ready> static bool tl_wgmma_runs(tl_context *ctx, Ready ready)
+{
+    constexpr int DEVICES = 64;
+    static std::atomic<int> known[DEVICES]; /* 0: not asked, 1: no, 2: yes */
+    const int32_t device = tl_context_ordinal(ctx);
+    if (device < 0 || device >= DEVICES)
+        return false;
+    int answer = known[device].load(std::memory_order_relaxed);
+    if (answer == 0) {
+        const bool yes = ready();
+        if (!yes)
+            cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
+        answer = yes ? 2 : 1;
+        known[device].store(answer, std::memory_order_relaxed);
+    }
+    return answer == 2;
+}
 
 #endif
