@@ -40,28 +40,7 @@ struct SplitArgs {
     tl_fastdiv row_tiles, column_tiles;
 };
 
-/* The least 2·bits - 1 and the greatest |x| that a thread copied. A zero counts as the greatest of integers. */
-struct Guard {
-    uint32_t least = 0xffffffffu;
-    float most = 0.0f;
-
-    __device__ __forceinline__ void see(float x)
-    {
-        least = min(least, 2 * __float_as_uint(x) - 1);
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
-    }
-    __device__ __forceinline__ void see(float4 x)
-    {
-        see(x.x);
-        see(x.y);
-        see(x.z);
-        see(x.w);
-    }
-    __device__ __forceinline__ bool unsafe() const
-    {
-        return least < 2 * TL_SPLIT_LEAST - 1 || !(__float_as_uint(most) < TL_SPLIT_MOST);
-    }
-};
+using Guard = tl_split_guard;
 
 /* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TURNED where its rows lie across k. A thread
  * copies 16 bytes COPIES times, BELOW rows of memory apart, from element (i, k) of a tile on. */

@@ -25,6 +25,29 @@ __device__ __forceinline__ bool tl_split_unsafe(float x)
     return magnitude != 0 && magnitude - TL_SPLIT_LEAST >= TL_SPLIT_MOST - TL_SPLIT_LEAST;
 }
 
+// The least 2·bits - 1 and the greatest |x| that a thread saw. A zero counts as the greatest of integers.
+struct tl_split_guard {
+    uint32_t least = 0xffffffffu;
+    float most = 0.0f;
+
+    __device__ __forceinline__ void see(float x)
+    {
+        least = min(least, 2 * __float_as_uint(x) - 1);
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
+    }
+    __device__ __forceinline__ void see(float4 x)
+    {
+        see(x.x);
+        see(x.y);
+        see(x.z);
+        see(x.w);
+    }
+    __device__ __forceinline__ bool unsafe() const
+    {
+        return least < 2 * TL_SPLIT_LEAST - 1 || !(__float_as_uint(most) < TL_SPLIT_MOST);
+    }
+};
+
 // The two TF32 parts. The tensor core reads the upper 19 bits only; lo has 12 bits, of which cutting one loses as much as
 // rounding it would.
 __device__ __forceinline__ void tl_split(float x, uint32_t &hi, uint32_t &lo)

@@ -156,21 +156,7 @@ template <bool ADD> __device__ __forceinline__ void tl_wgmma(float (&d)[64], con
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
 
-/* The least 2·bits - 1 and the greatest |x| that a thread read. A zero counts as the greatest of integers. */
-struct Guard {
-    uint32_t least = 0xffffffffu;
-    float most = 0.0f;
-
-    __device__ __forceinline__ void see(float x)
-    {
-        least = min(least, 2 * __float_as_uint(x) - 1);
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(x)));
-    }
-    __device__ __forceinline__ bool unsafe() const
-    {
-        return least < 2 * TL_SPLIT_LEAST - 1 || !(__float_as_uint(most) < TL_SPLIT_MOST);
-    }
-};
+using Guard = tl_split_guard;
 
 /* ---- one stage --------------------------------------------------------------------------------------------------- */
 
