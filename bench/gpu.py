@@ -150,8 +150,10 @@ def main(argv: list[str] | None = None) -> int:
         runner.run("growth", [python, "-m", "bench.growth", "--device", "cuda", *report_file], 200)
     sanitizer = sanitize(runner, ops) if "sanitizer" in steps else {}
     if "tests" in steps:
-        runner.environment |= {"OPS": args.ops or "", "OPENBLAS_NUM_THREADS": "1"}  # the tests are many processes
-        runner.run("tests", [python, "-m", "pytest", "-v", "-n", str(min(int(cores), 12))], 400)
+        # the tests are many processes: few threads each
+        runner.environment |= {"OPS": args.ops or "", "OPENBLAS_NUM_THREADS": "1", "TORCHLEAN_CPU_THREADS": "2"}
+        spread = ["-n", str(min(int(cores), 16)), "--dist", "worksteal"]
+        runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -561,6 +561,11 @@ def _watched() -> dict[str, tuple[Any, Any]]:
     return made
 
 
+def _stand(which: int) -> None:
+    """Lets the names in ``tlrt.kernels`` stand for the C functions (0) or for what watches them (1)."""
+    vars(kernels).update({name: pair[which] for name, pair in _watched().items()})
+
+
 def _enter(recorder: Recorder) -> None:
     with _lock:
         if recorder._thread in _recorders:
@@ -569,7 +574,7 @@ def _enter(recorder: Recorder) -> None:
             raise CaptureError("capture: device: got one whose calls are being captured, expected another")
         recorder.device._recorder = recorder
         if not _recorders:
-            vars(kernels).update({name: watched for name, (_, watched) in _watched().items()})
+            _stand(1)
         _recorders[recorder._thread] = recorder
 
 
@@ -581,4 +586,4 @@ def _leave(recorder: Recorder) -> None:
         if _recorders.get(recorder._thread) is recorder:
             del _recorders[recorder._thread]
         if not _recorders:
-            vars(kernels).update({name: function for name, (function, _) in _watched().items()})
+            _stand(0)

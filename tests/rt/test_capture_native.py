@@ -46,7 +46,8 @@ def on_cuda(device: tlrt.Device) -> None:
 
 def test_handles_are_checked(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
     slot, number = ffi.new("torchlean_graph **"), ffi.new("uint32_t *", 7)
-    for bad in (0, 1, 0xA7 << 56 | 1 << 28, 2**64 - 1, int(ffi.cast("uintptr_t", dev._handle))):
+    never = 0xA7 << 56 | ((1 << 28) - 1) << 28  # a graph's handle of the last generation there is
+    for bad in (0, 1, never, 2**64 - 1, int(ffi.cast("uintptr_t", dev._handle))):
         graph, context = ffi.cast("torchlean_graph *", bad), ffi.cast("torchlean_context *", bad)
         expected = NULL_HANDLE if bad == 0 else RELEASED
         assert lib.torchlean_cuda_graph_launch(graph) == expected
