@@ -19,8 +19,16 @@ __all__ = ["Failure", "Progress", "Report", "Result", "plain", "table", "told"]
 
 
 def told(command: Sequence[str]) -> str:
-    """A command as documents tell it, without the machine's folders: an absolute path is its last part."""
-    return shlex.join([Path(word).name if Path(word).is_absolute() else word for word in command])
+    """A command as documents tell it, without the machine's folders: an absolute path, alone or after ``NAME=``, is its last
+    part."""
+
+    def short(word: str) -> str:
+        name, _, value = word.partition("=")
+        if Path(word).is_absolute():
+            return Path(word).name
+        return f"{name}={Path(value).name}" if Path(value).is_absolute() else word
+
+    return shlex.join(map(short, command))
 
 
 @dataclass

@@ -236,8 +236,8 @@ def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path) -> None:
 
 
 def test_commands_name_no_folder_of_a_machine() -> None:
-    assert told(["/usr/bin/python3", "-m", "tlrt", "--json", "/home/me/a b.json", "x/y", "--n=1"]) == (
-        "python3 -m tlrt --json 'a b.json' x/y --n=1"
-    )
+    assert told(
+        ["/usr/bin/python3", "-m", "tlrt", "--json", "/home/me/a b.json", "x/y", "--n=1", "PYTHON=/a/py=3"]
+    ) == ("python3 -m tlrt --json 'a b.json' x/y --n=1 PYTHON=py=3")
     for path in sorted(trust.EVIDENCE.glob("*.json")):
         assert re.findall(r'(?<=[ "=])/(?:\w+/)+\S*', path.read_text()) == [], path.name
