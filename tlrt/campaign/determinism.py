@@ -18,7 +18,7 @@ from tlrt.campaign import report
 from tlrt.verify import whiches
 from tlrt.verify_run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry
-from tlspec.cases import Case, cotangent_names, data_classes, draw_case
+from tlspec.cases import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.compare import same_bits
 from tlspec.registry import Array, Op
 
@@ -102,6 +102,10 @@ class Determinism:
                     break
         return cases
 
+    def _paths(self, op: Op, which: str) -> list[Case]:
+        """The shapes that reach kernels for large problems."""
+        return [draw_case(op, seed, data_classes(op, which)[0], PATH, which) for seed in range(len(op.paths))]
+
     def _entry(self, op: Op, which: str, device: str) -> dict[str, Any]:
         runtime = self.runtimes[device]
         row: dict[str, Any] = {"entry": op.entry(which), "device": device, "failures": []}
@@ -114,6 +118,11 @@ class Determinism:
                 for kind, again in self._again(runtime, case, times):
                     row[kind] += 1
                     self._compare(row, kind, case, first, again)
+            for case in self._paths(op, which):
+                first = runtime.run(case)
+                for kind in ("repeats", "reused"):
+                    row[kind] += 1
+                    self._compare(row, kind, case, first, runtime.run(case, poison=kind == "reused"))
             row |= self._batch(op, which, runtime, row)
         except Exception as error:  # a call that raises is a finding, not the end of the run
             row["failures"].append(f"{type(error).__name__}: {error}")
@@ -157,14 +166,15 @@ class Determinism:
         promised = op.cuda == "own" or not runtime.device.is_cuda
         name = "*" if op.signature.elementwise else BATCH[op.name][0]
         tried, differing = 0, 0
+        cases = []
         for size in ("small", "medium"):
             for seed in range(self.seed, self.seed + 60):
                 case = draw_case(op, seed, data_classes(op, which)[0], size, which)
                 count = next(iter(case.arguments.values())).size if name == "*" else case.dims[name]  # type: ignore[union-attr]
                 if count >= 4 and all(np.prod(case.shape(a)) > 0 for a in case.signature.outputs):
+                    cases.append(case)
                     break
-            else:
-                continue
+        for case in (*cases, *self._paths(op, which)):
             whole = runtime.run(case)
             for chosen, part in parts(case):
                 outs = runtime.run(part)

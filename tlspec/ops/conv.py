@@ -295,11 +295,16 @@ def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
     }  # fmt: skip
 
 
-#: convolutions large enough for Hopper's warp group products, and a first layer
-PATHS = [_path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3)]
+#: convolutions large enough for Hopper's warp group products, a first layer, and small images whose inner dimension is cut
+PATHS = [
+    _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3),
+    _path(110, 96, 125, (12, 13), 3, 1, 1),
+]  # fmt: skip
 #: the same on one and three axes
 PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1)]
-TRANSPOSE_PATHS = [_path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1)]
+TRANSPOSE_PATHS = [
+    _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
+]  # fmt: skip
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 

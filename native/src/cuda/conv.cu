@@ -1,5 +1,5 @@
 /* Convolutions on CUDA: which product of conv.cuh each result is, and which kernels compute it: few rows by themselves
- * (conv_few.cu), what fills a Hopper GPU by wgmma (conv_wgmma.cuh), the rest by conv_product.cu and conv_weights.cu.
+ * (conv_few.cu), images large enough on Hopper by wgmma (conv_wgmma.cuh), the rest by conv_product.cu and conv_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -18,7 +18,7 @@ namespace {
 int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows,
                 const float *source, const float *w, const float *bias, float *target)
 {
-    if (spread && tl_cuda_conv_few_serves(ctx, s, batch, channels, rows))
+    if (spread && tl_cuda_conv_few_serves(s, batch, channels, rows))
         return tl_cuda_conv_few(ctx, s, batch, channels, rows, source, w, bias, target);
     return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
                ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)

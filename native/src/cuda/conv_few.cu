@@ -15,6 +15,7 @@ namespace {
 constexpr int THREADS = 128, CHANNELS = 8; /* whose weights shared memory holds */
 constexpr int64_t TAPS_MOST = 256;         /* 32 KiB of them */
 constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
+constexpr int64_t POSITIONS_LEAST = 256; /* of an image: 16 or 32 threads */
 
 struct Job {
     const float *small, *w, *bias;
@@ -156,7 +157,7 @@ int64_t common_stride(const tl_conv_shape &s)
 
 } // namespace
 
-bool tl_cuda_conv_few_serves(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
+bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
 {
     if (batch == 0 || channels == 0 || rows == 0 || rows > 4 || s.rank > 2 || s.taps > TAPS_MOST ||
         (s.rank == 2 && s.in[0] > EXTENT_MOST))
@@ -167,10 +168,8 @@ bool tl_cuda_conv_few_serves(tl_context *ctx, const tl_conv_shape &s, int64_t ba
     const int64_t stride = common_stride(s), first = s.rank == 2 ? s.kernel[0] : 1;
     if (stride != 1 && stride != 2)
         return false;
-    /* a thread per 8 (stride 1) or 16 large positions, half of a device's worth at least */
-    return first <= (stride == 1 ? 7 : 8) &&
-           batch * s.in_size / (stride == 1 ? 8 : 16) >= (int64_t)tl_cuda_sms(ctx) * THREADS &&
-           batch * s.in_size < INT64_C(1) << 31;
+    /* as the order of additions is another than that of conv_product.cu, the batch has no say */
+    return first <= (stride == 1 ? 7 : 8) && s.in_size >= POSITIONS_LEAST && batch * s.in_size < INT64_C(1) << 31;
 }
 
 int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,

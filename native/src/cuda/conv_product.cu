@@ -408,15 +408,21 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     }
     if (partial && !status) {
         const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
-        add_kernel<<<tl_grid(job.target_elements, 256), 256, 0, tl_cuda_stream(ctx)>>>(
-            job.partial, blocks, job.target_elements, job.bias, tl_fastdiv(size), tl_fastdiv(job.rows), job.target);
-        status = tl_cuda_launched(ctx, "add");
+        status = tl_cuda_conv_add(ctx, job.partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
     }
     tl_pool_free(ctx, partial);
     return status;
 }
 
 } // namespace
+
+int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias, int64_t size,
+                         int64_t rows, float *target)
+{
+    add_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(partial, blocks, n, bias, tl_fastdiv(size),
+                                                                 tl_fastdiv(rows), target);
+    return tl_cuda_launched(ctx, "add");
+}
 
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                              int64_t rows, const float *source, const float *w, const float *bias, float *target)

@@ -89,10 +89,11 @@ __device__ __forceinline__ Stages<T> open_stages(char *dynamic, uint64_t (*barri
 }
 
 /* The block's nth tile; past all tiles there is none. Blocks take turns forwards and backwards, so that tiles in order
- * of falling length make nearly the same work for all. */
-__device__ __forceinline__ uint32_t tile_of(uint32_t n)
+ * of falling length make nearly the same work for all. A block gets `run` neighbouring ones at a time. */
+__device__ __forceinline__ uint32_t tile_of(uint32_t n, uint32_t run)
 {
-    return n * gridDim.x + (n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const uint32_t turn = n / run, first = turn % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    return (turn * gridDim.x + first) * run + (n - turn * run);
 }
 
 /* A producing group's loop. Of the steps of the block's tiles, one after the other, group 0 serves the even ones and
@@ -101,15 +102,15 @@ __device__ __forceinline__ uint32_t tile_of(uint32_t n)
  *     open(tile, n)             the block's nth tile
  *     fill(step, to, empty, parity, full, guard)   waits for `empty` before it writes to `to` */
 template <class T, class Loader>
-__device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader, uint32_t tiles, int group)
+__device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader, uint32_t tiles, uint32_t run, int group)
 {
     const int thread = (int)threadIdx.x % GROUP;
-    uint32_t tile = tile_of(0), n = 0, parity = 1; /* the stages are empty at first */
+    uint32_t tile = tile_of(0, run), n = 0, parity = 1; /* the stages are empty at first */
     int stage = group, s = group, steps = loader.steps(tile);
     bool open = true;
     while (true) {
         while (s >= steps) {
-            tile = tile_of(++n);
+            tile = tile_of(++n, run);
             if (tile >= tiles)
                 return;
             s -= steps;
@@ -140,8 +141,8 @@ __device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader,
 /* A multiplying group's loop: finish(tile, n, redo, sum) gets the group's sums of the block's nth tile, arranged as
  * tl_wgmma's, and whether any thread of the group found that they do not count. */
 template <class T, bool PACKED, class Steps, class Finish>
-__device__ __forceinline__ void consume(const Stages<T> &stages, uint32_t tiles, int group, const Steps &steps_of,
-                                        const Finish &finish)
+__device__ __forceinline__ void consume(const Stages<T> &stages, uint32_t tiles, uint32_t run, int group,
+                                        const Steps &steps_of, const Finish &finish)
 {
     constexpr int N = T::BN / 2;
     const int lane = threadIdx.x % 32, swizzle = 16 * (lane / 4), thread = threadIdx.x % GROUP;
@@ -155,7 +156,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, uint32_t tiles,
     /* The second group starts when the first has done its first stage, so that from then on one adds up its part while
      * the other keeps the tensor cores busy. */
     bool starting = true;
-    for (uint32_t tile; (tile = tile_of(n)) < tiles; n++) {
+    for (uint32_t tile; (tile = tile_of(n, run)) < tiles; n++) {
         const int steps = steps_of(tile);
         bool redo = false;
 #pragma unroll

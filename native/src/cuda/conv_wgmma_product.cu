@@ -11,41 +11,26 @@
  *   product_kernel  a thread of a producing group gathers one position of every 128 columns of a stage, so that a warp
  *                   reads 32 neighbouring positions; the packed weights of 64 rows of a stage are one bulk copy
  *
- * Order of additions: the steps' parts in order, the bias last. The batch has no part in it, only in whether these
- * kernels or those of conv_product.cu serve, which depends on how well the tiles fill the device. */
+ *   add             (conv_product.cu) adds the segments of K where different thread blocks have computed them
+ *
+ * Order of additions: the steps' parts in order within a segment of K, the segments' sums in order, the bias last.
+ * Segments, and whether these kernels or those of conv_product.cu serve, follow from the shape of one image. Who adds
+ * the segments (the thread block of a tile, in the target, or the kernel above where the tiles alone leave
+ * multiprocessors idle) changes nothing in it, nor does the tile. The batch has no part in the order; but where a tile
+ * is computed again (conv_wgmma.cuh), all images that share it get the bits of fused multiply-adds. */
 #include <algorithm>
 
-#include "conv_wgmma.cuh"
+#include "conv_wgmma_place.cuh"
 
 using namespace tl_conv_wgmma;
 
 namespace {
 
-constexpr int PHASES = 8; /* 2 x 2 x 2 strides */
 /* Columns of K that cover the error of a part's cut-off sums, as for products of matrices (linalg_wgmma.cu). */
 constexpr int64_t TENSOR_LEAST = 64;
-
-/* One phase on the device: position q of its image is (j0, j1, j2), reads axis d of the source at j·step + base +
- * tap·tap_step, and is the target's element Σ (j·to_step + to_base)·to_stride. */
-struct Phase {
-    tl_fastdiv positions, count1, count2, taps, taps1, taps2;
-    int32_t base[AXES], tap_step;
-    uint32_t to_base, to_step[AXES]; /* to_stride is part of both */
-    uint32_t first, columns;         /* first tile; positions of the batch */
-    uint32_t steps;
-    uint32_t kernel_base, kernel_step[AXES]; /* the kernel's element of a tap, with its strides */
-    float *packed;                           /* (64 rows, step, q, thread, element of a fragment) */
-};
-
-struct Job {
-    const float *source, *w, *bias;
-    float *target;
-    uint32_t channels, rows, source_size, target_size, channel_blocks, row_tiles, row_groups, tiles, phases;
-    uint32_t w_row, w_channel; /* strides of w */
-    int32_t step[AXES], extent[AXES];
-    uint32_t stride[AXES]; /* of the source */
-    Phase phase[PHASES];
-};
+/* Positions and multiply-adds of an image from which on these kernels serve, and steps that a segment has at least. */
+constexpr int64_t POSITIONS_LEAST = 16, WORK_LEAST = INT64_C(1) << 23, SEGMENT_LEAST = 9;
+constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
 
 /* blockIdx: block of channels, 64 rows, phase; 512 threads are (q, thread of the group). */
 __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job job)
@@ -76,70 +61,9 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job j
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Tiles whose targets are kept: the producers fill at most STAGES stages of a later tile while one is being stored, and
- * a tile has at least two. */
+/* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored, and
+ * a piece has at least two. */
 constexpr int TARGETS = 4;
-
-/* Where a tile lies. */
-struct Place {
-    uint32_t phase, row_tile, column0;
-
-    __device__ __forceinline__ Place(const Job &job, uint32_t tile, uint32_t columns)
-    {
-        phase = 0;
-        while (phase + 1 < job.phases && tile >= job.phase[phase + 1].first)
-            phase++;
-        const uint32_t local = tile - job.phase[phase].first, column = local / job.row_tiles;
-        row_tile = local - column * job.row_tiles;
-        column0 = column * columns;
-    }
-};
-
-/* A position: coordinates with tap 0, what they and the image add to the source index (modulo 2^32), and the target
- * index in row 0. One past the columns is outside with every tap. */
-struct Position {
-    int32_t c[AXES];
-    uint32_t source, target;
-
-    __device__ __forceinline__ void find(const Job &job, const Phase &phase, uint32_t q)
-    {
-        uint32_t at, j[AXES];
-        const uint32_t image = phase.positions.divmod(q, &at);
-        j[0] = phase.count1.divmod(phase.count2.divmod(at, &j[2]), &j[1]);
-        source = image * job.channels * job.source_size;
-        target = image * job.rows * job.target_size + phase.to_base;
-#pragma unroll
-        for (int d = 0; d < AXES; d++) {
-            c[d] = (int32_t)j[d] * job.step[d] + phase.base[d];
-            source += (uint32_t)c[d] * job.stride[d];
-            target += j[d] * phase.to_step[d];
-        }
-        if (q >= phase.columns)
-            c[0] = INT32_MIN / 2;
-    }
-};
-
-/* A tap: what it adds to coordinates and to a source index. */
-struct Tap {
-    int32_t d[AXES];
-    uint32_t source;
-
-    __device__ __forceinline__ Tap(const Job &job, const Phase &phase, uint32_t t)
-    {
-        uint32_t t0, t1, t2;
-        t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
-        d[0] = (int32_t)t0 * phase.tap_step;
-        d[1] = (int32_t)t1 * phase.tap_step;
-        d[2] = (int32_t)t2 * phase.tap_step;
-        source = (uint32_t)d[0] * job.stride[0] + (uint32_t)d[1] * job.stride[1] + (uint32_t)d[2] * job.stride[2];
-    }
-    __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
-    {
-        return (uint32_t)(p.c[0] + d[0]) < (uint32_t)job.extent[0] &&
-               (uint32_t)(p.c[1] + d[1]) < (uint32_t)job.extent[1] &&
-               (uint32_t)(p.c[2] + d[2]) < (uint32_t)job.extent[2];
-    }
-};
 
 template <class T> struct ProductLoader {
     static constexpr int COPIES = T::COLUMNS / GROUP;
@@ -151,20 +75,19 @@ template <class T> struct ProductLoader {
     Position at[COPIES];
     const Phase *phase;
     const float *weights;
-    uint32_t *kept; /* where this tile's targets go */
+    uint32_t first; /* step */
+    uint32_t *kept; /* where this piece's targets go */
 
     __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
         : job(job), targets(targets), thread((int)threadIdx.x % GROUP)
     {
     }
-    __device__ __forceinline__ int steps(uint32_t tile) const
+    __device__ __forceinline__ int steps(uint32_t piece) const { return Place(job, piece, T::COLUMNS).steps(job); }
+    __device__ __forceinline__ void open(uint32_t piece, uint32_t n)
     {
-        return (int)job.phase[Place(job, tile, T::COLUMNS).phase].steps;
-    }
-    __device__ __forceinline__ void open(uint32_t tile, uint32_t n)
-    {
-        const Place place(job, tile, T::COLUMNS);
+        const Place place(job, piece, T::COLUMNS);
         phase = &job.phase[place.phase];
+        first = place.first<0>(job);
         weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->steps) * (T::A_GROUP / 4);
         kept = targets[n % TARGETS];
 #pragma unroll
@@ -181,7 +104,7 @@ template <class T> struct ProductLoader {
             held[k] = inside && (WHOLE || k < left) ? __ldg(reinterpret_cast<const float *>(p)) : 0.0f;
         }
     }
-    /* The stage is empty: its weights may come, and a tile's first step brings the targets. */
+    /* The stage is empty: its weights may come, and a piece's first step brings the targets. */
     __device__ __forceinline__ void prepare(int s, char *to, uint32_t full) const
     {
         if (thread == 0) {
@@ -189,7 +112,7 @@ template <class T> struct ProductLoader {
 #pragma unroll
             for (int h = 0; h < T::WM; h++)
                 bulk_copy(shared_address(to) + h * T::A_GROUP,
-                          weights + (uint64_t)(h * phase->steps + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP, full);
+                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP, full);
         }
         if (s == 0)
 #pragma unroll
@@ -198,8 +121,9 @@ template <class T> struct ProductLoader {
     }
     __device__ __forceinline__ void fill(int s, char *to, uint32_t empty, uint32_t parity, uint32_t full, Guard &guard)
     {
-        const uint32_t block = phase->taps.div((uint32_t)s);
-        const Tap tap(job, *phase, (uint32_t)s - block * phase->taps.divisor);
+        uint32_t t;
+        const uint32_t block = phase->taps.divmod(first + (uint32_t)s, &t);
+        const Tap tap(job, *phase, t);
         const int left = (int)(job.channels - block * STEP);
         const uint32_t offset = tap.source + block * STEP * job.source_size;
 #pragma unroll
@@ -231,12 +155,42 @@ template <class T> struct ProductLoader {
     }
 };
 
+/* Two neighbouring columns of a row that begins at `base`, of which `left` exist. */
+struct Pair {
+    float *p, *q;
+    bool first, second, both; /* exist; lie side by side, aligned */
+
+    __device__ __forceinline__ Pair(const Sink &sink, const uint32_t *targets, uint32_t base, int column, int left)
+        : first(column < left), second(column + 1 < left)
+    {
+        const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
+        p = sink.to + (base + at.x);
+        q = sink.to + (base + at.y);
+        both = second && q == p + 1 && ((uintptr_t)p & 7) == 0;
+    }
+    __device__ __forceinline__ float2 read() const
+    {
+        return make_float2(first ? *p : 0.0f, second ? *q : 0.0f);
+    }
+    __device__ __forceinline__ void write(float x, float y) const
+    {
+        if (both) {
+            *reinterpret_cast<float2 *>(p) = make_float2(x, y);
+        } else {
+            *p = x;
+            if (second)
+                *q = y;
+        }
+    }
+};
+
 /* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours.
  */
 template <int BN>
-__device__ __forceinline__ void store_rows(const Job &job, const uint32_t *targets, int left, uint32_t row0,
-                                           const float (&sum)[BN / 2])
+__device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, const uint32_t *targets, int left,
+                                           uint32_t row0, const float (&sum)[BN / 2])
 {
+    constexpr int READS = 4; /* pairs that registers hold beside the sums */
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -244,24 +198,27 @@ __device__ __forceinline__ void store_rows(const Job &job, const uint32_t *targe
         if (row >= job.rows)
             continue;
         const uint32_t base = row * job.target_size;
-        const float bias = job.bias ? job.bias[row] : 0.0f;
+        const float bias = sink.bias ? sink.bias[row] : 0.0f;
 #pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
-            const int column = 8 * j + 2 * (lane % 4);
-            if (column >= left)
-                continue;
-            const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
-            float x = sum[4 * j + 2 * h], y = sum[4 * j + 2 * h + 1];
-            if (job.bias)
-                x += bias, y += bias;
-            float *p = job.target + (base + at.x);
-            const bool second = column + 1 < left;
-            if (second && at.y == at.x + 1 && ((uintptr_t)p & 7) == 0) {
-                *reinterpret_cast<float2 *>(p) = make_float2(x, y);
-            } else {
-                *p = x;
-                if (second)
-                    job.target[base + at.y] = y;
+        for (int j0 = 0; j0 < BN / 8; j0 += READS) {
+            float2 old[READS];
+            if (sink.add) /* all READS loads before one is waited for */
+#pragma unroll
+                for (int j = 0; j < READS; j++) {
+                    const Pair pair(sink, targets, base, 8 * (j0 + j) + 2 * (lane % 4), left);
+                    old[j] = pair.read();
+                }
+#pragma unroll
+            for (int j = 0; j < READS; j++) {
+                const Pair pair(sink, targets, base, 8 * (j0 + j) + 2 * (lane % 4), left);
+                if (!pair.first)
+                    continue;
+                float x = sum[4 * (j0 + j) + 2 * h], y = sum[4 * (j0 + j) + 2 * h + 1];
+                if (sink.add)
+                    x = old[j].x + x, y = old[j].y + y;
+                if (sink.bias)
+                    x += bias, y += bias;
+                pair.write(x, y);
             }
         }
     }
@@ -269,47 +226,53 @@ __device__ __forceinline__ void store_rows(const Job &job, const uint32_t *targe
 
 /* The same without tensor cores: thread (ty, tx) owns rows ty + 8r and columns tx + 16c, one column after the other. */
 template <int BN>
-__device__ __forceinline__ void plain_rows(const Job &job, const Phase &phase, uint32_t row0, uint32_t column0)
+__device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, const Place &place, uint32_t row0,
+                                           uint32_t column0)
 {
+    const Phase &phase = job.phase[place.phase];
     const uint32_t tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
+    const uint32_t begin = place.first<0>(job), end = place.first<1>(job);
 #pragma unroll 1
     for (uint32_t q = column0 + tx; q < column0 + BN && q < phase.columns; q += 16) {
         Position at;
         at.find(job, phase, q);
         float sum[8] = {};
 #pragma unroll 1
-        for (uint32_t block = 0; block < job.channels; block += STEP)
+        for (uint32_t step = begin; step < end; step++) {
+            uint32_t t, t0, t1, t2;
+            const uint32_t block = phase.taps.divmod(step, &t) * STEP, last = min(block + STEP, job.channels);
+            const Tap tap(job, phase, t);
+            const bool has = tap.inside(job, at);
+            t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
+            const uint32_t kernel = phase.kernel_base + t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] +
+                                    t2 * phase.kernel_step[2];
 #pragma unroll 1
-            for (uint32_t t = 0; t < phase.taps.divisor; t++) {
-                const Tap tap(job, phase, t);
-                const bool has = tap.inside(job, at);
-                uint32_t t0, t1, t2;
-                t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
-                const uint32_t kernel = phase.kernel_base + t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] +
-                                        t2 * phase.kernel_step[2];
-                const uint32_t last = min(block + STEP, job.channels);
-#pragma unroll 1
-                for (uint32_t channel = block; channel < last; channel++) {
-                    const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
+            for (uint32_t channel = block; channel < last; channel++) {
+                const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
 #pragma unroll
-                    for (int r = 0; r < 8; r++) {
-                        const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
-                        sum[r] = fmaf(job.w[row * job.w_row + channel * job.w_channel + kernel], v, sum[r]);
-                    }
+                for (int r = 0; r < 8; r++) {
+                    const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
+                    sum[r] = fmaf(job.w[row * job.w_row + channel * job.w_channel + kernel], v, sum[r]);
                 }
             }
+        }
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             const uint32_t row = row0 + ty + 8 * r;
-            if (row < job.rows)
-                job.target[row * job.target_size + at.target] = job.bias ? sum[r] + job.bias[row] : sum[r];
+            if (row >= job.rows)
+                continue;
+            float *const p = sink.to + (row * job.target_size + at.target);
+            float x = sink.add ? *p + sum[r] : sum[r];
+            if (sink.bias)
+                x += sink.bias[row];
+            *p = x;
         }
     }
 }
 
 #endif
 
-/* T::BYTES of dynamic shared memory, at most one block per tile. */
+/* T::BYTES of dynamic shared memory, at most one block per run of pieces. */
 template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(const __grid_constant__ Job job)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -317,30 +280,29 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
     __shared__ uint64_t barriers[2][T::STAGES];
     __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
     __shared__ alignas(8) uint32_t targets[TARGETS][T::COLUMNS];
-    static_assert(T::STAGES <= 2 * (TARGETS - 1), "a tile's targets are stored before they are replaced");
+    static_assert(T::STAGES <= 2 * (TARGETS - 1), "a piece's targets are stored before they are replaced");
     const Stages<T> stages = open_stages<T, 1>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         ProductLoader<T> loader(job, targets);
-        produce(stages, loader, job.tiles, group - GROUPS);
+        produce(stages, loader, job.pieces, job.run, group - GROUPS);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         const int column = T::WM == 2 ? 0 : group * T::BN;
         consume<T, true>(
-            stages, job.tiles, group,
-            [&](uint32_t tile) { return (int)job.phase[Place(job, tile, T::COLUMNS).phase].steps; },
-            [&](uint32_t tile, uint32_t n, bool redo, const float(&sum)[T::BN / 2]) {
-                const Place place(job, tile, T::COLUMNS);
-                const Phase &phase = job.phase[place.phase];
+            stages, job.pieces, job.run, group,
+            [&](uint32_t piece) { return Place(job, piece, T::COLUMNS).steps(job); },
+            [&](uint32_t piece, uint32_t n, bool redo, const float(&sum)[T::BN / 2]) {
+                const Place place(job, piece, T::COLUMNS);
+                const Sink sink(job, place.segment);
                 const uint32_t row0 = (place.row_tile * T::WM + (T::WM == 2 ? group : 0)) * 64;
-                const uint32_t column0 = place.column0 + column;
+                const uint32_t column0 = place.column0 + column, columns = job.phase[place.phase].columns;
                 if (redo)
-                    plain_rows<T::BN>(job, phase, row0, column0);
+                    plain_rows<T::BN>(job, sink, place, row0, column0);
                 else
-                    store_rows<T::BN>(job, targets[n % TARGETS] + column,
-                                      phase.columns > column0 ? (int)min(phase.columns - column0, (uint32_t)T::BN) : 0,
-                                      row0, sum);
+                    store_rows<T::BN>(job, sink, targets[n % TARGETS] + column,
+                                      columns > column0 ? (int)min(columns - column0, (uint32_t)T::BN) : 0, row0, sum);
             });
     }
 #endif
@@ -381,18 +343,54 @@ int64_t tiles_of(const tl_conv_gather *gathers, int phases, int64_t batch, int64
     return tiles;
 }
 
-template <class T> int32_t launch(tl_context *ctx, Job &job, const tl_conv_gather *gathers, int64_t batch)
+/* Into how many segments K is cut: as many as fill a device with the tiles of one image. */
+int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_blocks, int64_t rows)
 {
-    job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
-    uint32_t tiles = 0;
-    for (uint32_t p = 0; p < job.phases; p++) {
-        job.phase[p].first = tiles;
-        tiles += (uint32_t)(tl_ceil_div(batch * gathers[p].positions, T::COLUMNS) * job.row_tiles);
-    }
-    job.tiles = tiles;
-    product_kernel<T><<<tl_grid(tiles, 1, tl_cuda_sms(ctx)), THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_wgmma_product");
+    int64_t most = WAVE / tiles_of<Low>(gathers, phases, 1, rows);
+    for (int p = 0; p < phases; p++)
+        most = std::min(most, channel_blocks * gathers[p].taps_size / SEGMENT_LEAST);
+    return std::max(most, INT64_C(1));
 }
+
+/* A launch with tiles T, and its time in fifths of a large segment's; a low one takes seven (measured on an H200). */
+template <class T> struct Plan {
+    int64_t tiles, cost;
+    bool apart; /* the segments of a tile: separately, and added afterwards, which takes as long as two fifths */
+
+    Plan(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows, int64_t segments, bool fits, int64_t sms)
+        : tiles(tiles_of<T>(gathers, phases, batch, rows))
+    {
+        const int64_t fifths = T::WM == 2 ? 5 : 7;
+        const int64_t alone = fifths * tl_ceil_div(tiles * segments, sms) + 2;
+        cost = fifths * tl_ceil_div(tiles, sms) * segments;
+        apart = segments > 1 && fits && tiles <= sms && alone < cost;
+        if (apart)
+            cost = alone;
+    }
+    int32_t launch(tl_context *ctx, Job &job, const tl_conv_gather *gathers, int64_t batch) const
+    {
+        job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
+        uint32_t first = 0;
+        for (uint32_t p = 0; p < job.phases; p++) {
+            job.phase[p].first = first;
+            first += (uint32_t)(tl_ceil_div(batch * gathers[p].positions, T::COLUMNS) * job.row_tiles);
+        }
+        job.pieces = (uint32_t)tiles * job.segments.divisor;
+        job.run = apart ? 1 : job.segments.divisor;
+        void *partial = nullptr;
+        if (apart)
+            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.segments.divisor * job.target_elements), &partial));
+        job.partial = (float *)partial;
+        const dim3 grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
+        product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
+        int32_t status = tl_cuda_launched(ctx, "conv_wgmma_product");
+        if (apart && !status)
+            status = tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
+                                      job.target_size, job.rows, job.target);
+        tl_pool_free(ctx, partial);
+        return status;
+    }
+};
 
 void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, Phase *phase)
 {
@@ -425,7 +423,7 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
 
 } // namespace
 
-/* The tiles must be at least three quarters full and fill half of the device. */
+/* Rows and channels must be at least three quarters of what tiles and steps have room for, and an image large enough. */
 bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                                   int64_t rows)
 {
@@ -437,12 +435,16 @@ bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool 
     const int64_t blocks = tl_ceil_div(channels, STEP), groups = tl_ceil_div(rows, 64);
     if (phases == 0 || 4 * channels < 3 * blocks * STEP || 4 * rows < 3 * groups * 64)
         return false;
-    for (int p = 0; p < phases; p++)
+    int64_t positions = 0, work = 0;
+    for (int p = 0; p < phases; p++) {
         if (channels * gathers[p].taps_size < TENSOR_LEAST || blocks * gathers[p].taps_size >= INT32_MAX / 512 ||
             groups * blocks * gathers[p].taps_size >= INT32_MAX || batch * gathers[p].positions > INT32_MAX)
             return false;
-    const int64_t tiles = tiles_of<Low>(gathers, phases, batch, rows);
-    return 2 * tiles >= tl_cuda_sms(ctx) && tiles < INT32_MAX && runs(ctx);
+        positions += gathers[p].positions;
+        work += gathers[p].positions * rows * channels * gathers[p].taps_size;
+    }
+    return positions >= POSITIONS_LEAST && work >= WORK_LEAST &&
+           tiles_of<Low>(gathers, phases, batch, rows) < INT32_MAX / WAVE && runs(ctx);
 }
 
 int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
@@ -482,11 +484,14 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
     pack_kernel<<<dim3(job.channel_blocks, job.row_groups, job.phases), 512, 0, tl_cuda_stream(ctx)>>>(job);
     int32_t status = tl_cuda_launched(ctx, "conv_pack");
     if (!status) {
-        /* Time of a launch in fifths of a large tile's; a low one takes seven (measured on an H200). */
-        const int64_t sms = tl_cuda_sms(ctx), phases = job.phases;
-        const int64_t large = tl_ceil_div(tiles_of<Large>(gathers, (int)phases, batch, rows), sms);
-        const int64_t low = tl_ceil_div(tiles_of<Low>(gathers, (int)phases, batch, rows), sms);
-        status = 5 * large <= 7 * low ? launch<Large>(ctx, job, gathers, batch) : launch<Low>(ctx, job, gathers, batch);
+        const int n = (int)job.phases;
+        const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
+        job.segments = tl_fastdiv((uint64_t)segments);
+        job.target_elements = (uint64_t)(batch * rows) * job.target_size;
+        const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
+        const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
+        const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
+        status = large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
     }
     tl_pool_free(ctx, packed);
     return status;

@@ -266,11 +266,11 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(
     if (threadIdx.x >= GROUPS * GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         WeightsLoader<T> loader(job);
-        produce(stages, loader, job.tiles, group - GROUPS);
+        produce(stages, loader, job.tiles, 1, group - GROUPS);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         consume<T, false>(
-            stages, job.tiles, group, [&](uint32_t tile) { return Place(job, tile).steps(); },
+            stages, job.tiles, 1, group, [&](uint32_t tile) { return Place(job, tile).steps(); },
             [&](uint32_t tile, uint32_t, bool redo, const float(&sum)[T::BN / 2]) {
                 const Place place(job, tile);
                 const uint32_t row0 = place.row_tile * T::ROWS + (T::WM == 2 ? 64 * group : 0);
