@@ -18,10 +18,11 @@ from bench.trust import EVIDENCE, ROOT, header, line
 from tlrt.campaign import evidence
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-#: evidence file, what it ran on, the peers its ratios are against, and the file of its examples
-RUNS = (
-    ("h200.json", "H200", ("torch",), "examples-h200.json"),
-    ("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json"),
+#: evidence file, what it ran on, the peers its ratios are against, the file of its examples, and files of later runs, whose rows
+#: stand for those of the same operation and size
+RUNS: tuple[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], ...] = (
+    ("h200.json", "H200", ("torch",), "examples-h200.json", ("h200-conv.json",)),
+    ("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json", ()),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
 
@@ -35,6 +36,20 @@ def load(name: str) -> dict[str, Any] | None:
     if "bench" in data:
         return data
     return {"bench": data, **{k: data.get(k) for k in ("growth", "training_steps", "date", "commit")}}
+
+
+def renew(run: dict[str, Any], later: tuple[str, ...]) -> list[str]:
+    """Puts the rows of later runs in place; a line about each of these."""
+    told = []
+    for name in later:
+        newer = load(name)
+        if newer is None:
+            continue
+        rows = {(row["op"], row["size"]): row for row in newer["bench"]["rows"]}
+        run["bench"]["rows"] = [rows.get((row["op"], row["size"]), row) for row in run["bench"]["rows"]]
+        names = ", ".join(dict.fromkeys(row["op"] for row in rows.values()))
+        told.append(f"Measured anew: {names}. {headline(name, newer)}")
+    return told
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
@@ -140,12 +155,15 @@ def documents() -> dict[str, str]:
         "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
     ]
     short: list[str] = []
-    for name, title, peers, trained in RUNS:
+    for name, title, peers, trained, later in RUNS:
         run = load(name)
         if run is None:
             continue
         page += ["", f"## {title}", "", headline(name, run), ""]
         short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(docs/evidence/')}"]
+        for text in renew(run, later):
+            page += [text, ""]
+            short += ["", text.replace("(evidence/", "(docs/evidence/")]
         if text := verified(run):
             page += [text, ""]
             short += ["", text]

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(warp_groups::THREADS, 1) wgmma_attention_kerne
     char *const own = (char *)shared + (1024 - shared_address(shared) % 1024) % 1024, *const stages = own + C::OPERANDS;
     if (threadIdx.x == 0) {
         for (int s = 0; s < C::STAGES; s++) {
-            barrier_init(shared_address(&barriers[0][s]), WARPS);
-            barrier_init(shared_address(&barriers[1][s]), GROUPS * WARPS);
+            barrier_init(shared_address(&barriers[0][s]), WARPS * ARRIVALS);
+            barrier_init(shared_address(&barriers[1][s]), GROUPS * WARPS * ARRIVALS);
         }
         for (int s = 0; s < C::HEADERS; s++) {
             barrier_init(shared_address(&header_barriers[0][s]), GROUP);

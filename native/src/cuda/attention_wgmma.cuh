@@ -80,6 +80,7 @@ template <bool OF_KEYS> struct Header {
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
+using tl_wgmma_detail::ARRIVALS;
 using tl_wgmma_detail::barrier_arrive;
 using tl_wgmma_detail::barrier_init;
 using tl_wgmma_detail::barrier_wait;
@@ -88,6 +89,7 @@ using tl_wgmma_detail::group_any;
 using tl_wgmma_detail::proxy_fence;
 using tl_wgmma_detail::shared_address;
 using tl_wgmma_detail::tl_wgmma;
+using tl_wgmma_detail::warp_arrive;
 
 /* The 128 threads of a warp group; identifiers 2 to 4. */
 __device__ __forceinline__ void group_sync(int group)
@@ -153,10 +155,10 @@ template <int LENGTH, bool EACH = false> struct Ring {
     }
     __device__ __forceinline__ void arrive(uint32_t barrier)
     {
-        if (!EACH)
-            __syncwarp();
-        if (EACH || threadIdx.x % 32 == 0)
+        if (EACH)
             barrier_arrive(barrier + 8 * stage);
+        else
+            warp_arrive(barrier + 8 * stage, threadIdx.x % 32);
         advance();
     }
     __device__ __forceinline__ void publish() { arrive(full); }

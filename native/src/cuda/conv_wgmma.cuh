@@ -71,7 +71,7 @@ template <class T> struct Stages {
     __device__ __forceinline__ uint32_t empty_of(int stage) const { return empty + 8 * stage; }
 };
 
-/* `full` takes the four producing warps' arrivals and MORE. */
+/* `full` takes the arrivals of the four producing warps and MORE. */
 template <class T, int MORE>
 __device__ __forceinline__ Stages<T> open_stages(char *dynamic, uint64_t (*barriers)[T::STAGES],
                                                  uint8_t (*unsafe)[WARPS])
@@ -81,8 +81,8 @@ __device__ __forceinline__ Stages<T> open_stages(char *dynamic, uint64_t (*barri
                               shared_address(barriers[1]), unsafe};
     if (threadIdx.x == 0)
         for (int s = 0; s < T::STAGES; s++) {
-            barrier_init(stages.full_of(s), WARPS + MORE);
-            barrier_init(stages.empty_of(s), GROUPS * WARPS);
+            barrier_init(stages.full_of(s), WARPS * ARRIVALS + MORE);
+            barrier_init(stages.empty_of(s), GROUPS * WARPS * ARRIVALS);
         }
     __syncthreads();
     return stages;
@@ -126,9 +126,7 @@ __device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader,
         if (thread % 32 == 0)
             stages.unsafe[stage][thread / 32] = any;
         proxy_fence();
-        __syncwarp();
-        if (thread % 32 == 0)
-            barrier_arrive(stages.full_of(stage));
+        warp_arrive(stages.full_of(stage), thread % 32);
         s += GROUPS;
         stage += GROUPS;
         if (stage >= T::STAGES) {
@@ -177,9 +175,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, uint32_t tiles,
                 asm volatile("barrier.cta.arrive 1, 256;" ::: "memory");
             starting = false;
             redo |= *reinterpret_cast<const volatile uint32_t *>(stages.unsafe[stage]) != 0;
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(stages.empty_of(stage));
+            warp_arrive(stages.empty_of(stage), lane);
 #pragma unroll
             for (int r = 0; r < N; r++)
                 sum[r] += part[r];

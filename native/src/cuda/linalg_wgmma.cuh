@@ -197,9 +197,7 @@ __device__ __forceinline__ void produce(const tl_wgmma_args &x, char *stages, ui
         if (thread % 32 == 0)
             unsafe[stage][thread / 32] = any;
         proxy_fence();
-        __syncwarp();
-        if (thread % 32 == 0)
-            barrier_arrive(full + 8 * stage);
+        warp_arrive(full + 8 * stage, thread % 32);
         a.advance();
         b.advance();
         s += GROUPS;
@@ -318,9 +316,7 @@ __device__ __forceinline__ void consume(const tl_wgmma_args &x, const char *stag
                 asm volatile("barrier.cta.arrive 1, 256;" ::: "memory");
             starting = false;
             redo |= *reinterpret_cast<const volatile uint32_t *>(unsafe[stage]) != 0;
-            __syncwarp();
-            if (threadIdx.x % 32 == 0)
-                barrier_arrive(empty + 8 * stage);
+            warp_arrive(empty + 8 * stage, threadIdx.x % 32);
 #pragma unroll
             for (int r = 0; r < BN / 2; r++)
                 sum[r] += part[r];
@@ -362,8 +358,8 @@ __global__ void __launch_bounds__(tl_wgmma_detail::THREADS, 1) tl_wgmma_kernel(c
     const uint32_t full = shared_address(barriers[0]), empty = shared_address(barriers[1]);
     if (threadIdx.x == 0)
         for (int s = 0; s < L::STAGES; s++) {
-            barrier_init(full + 8 * s, WARPS);
-            barrier_init(empty + 8 * s, GROUPS * WARPS);
+            barrier_init(full + 8 * s, WARPS * ARRIVALS);
+            barrier_init(empty + 8 * s, GROUPS * WARPS * ARRIVALS);
         }
     __syncthreads();
     if (threadIdx.x >= GROUPS * GROUP) {

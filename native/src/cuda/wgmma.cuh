@@ -22,6 +22,13 @@ constexpr int STEP = TL_DRAIN, ROW = 4 * STEP;
 constexpr int GROUP = 128, WARPS = GROUP / 32, GROUPS = 2, THREADS = 2 * GROUPS * GROUP;
 /* 65536 registers: 128 per thread to begin with, then these. */
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 168;
+/* Lanes of a warp that arrive at a barrier: one, after all have met. compute-sanitizer's racecheck knows an order from
+ * threads that arrive themselves only, so in the build for it (RACECHECK=1 of native/Makefile) every lane does. */
+#ifdef TL_RACECHECK
+constexpr int ARRIVALS = 32;
+#else
+constexpr int ARRIVALS = 1;
+#endif
 static_assert(ROW == 128, "one row is the width of the swizzle");
 static_assert(GROUPS * GROUP * (PRODUCER_REGISTERS + CONSUMER_REGISTERS) <= 65536, "register file");
 
@@ -42,6 +49,13 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* A warp's arrival: ARRIVALS of the barrier's. */
+__device__ __forceinline__ void warp_arrive(uint32_t barrier, int lane)
+{
+    __syncwarp();
+    if (ARRIVALS == 32 || lane == 0)
+        barrier_arrive(barrier);
 }
 /* One arrival, after which `bytes` of bulk copies are to come before the phase is complete. */
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
