@@ -8,7 +8,8 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,12 @@ def _figures(ev: Evidence) -> str:
 # ---- the summary -----------------------------------------------------------------------------------------------------
 
 
+def _once(ev: Evidence, part: str, amount: Callable[[dict[str, Any]], int]) -> int:
+    """Over all entry points and kinds of device, the amount of the run with the most of it: runs of the same cases are not
+    added up."""
+    return sum(max(amount(row) for _, row in rows) for (p, _, _), rows in ev.index.items() if p == part)
+
+
 def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
     """(part, figure, what it counts, what came of it)."""
     tiles = []
@@ -147,7 +154,7 @@ def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
         entries = len({(r["entry"], evidence.kind(r["device"])) for r in rows})
         tile(
             "verify",
-            count(sum(r["cases"] for r in rows)),
+            count(_once(ev, "verify", lambda r: int(r["cases"]))),
             f"drawn cases, {count(entries)} entry points and devices",
             text,
         )
@@ -158,14 +165,20 @@ def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
         text = f"worst {off} ulp from the correctly rounded result; {plural(failed['exhaustive'], 'failure')}"
         tile("exhaustive", count(len(names)), f"functions of one argument, on {each}", text)
     if rows := [r for *_, r in ev.all("probe")]:
-        sums = len({(r["op"], r["what"], r["device"]) for r in rows})
+        trees: dict[tuple[str, str, str], Counter[str]] = {}
+        for source, _, r in ev.all("probe"):
+            trees.setdefault((r["op"], r["what"], evidence.kind(r["device"])), Counter())[source.name] += 1
         text = f"{plural(failed['probe'], 'tree')} higher than declared; up to {count(max(r['leaves'] for r in rows))} summands"
-        tile("probe", count(len(rows)), f"summation trees found from outside, of {count(sums)} sums", text)
-    if rows := [r for *_, r in ev.all("determinism")]:
-        made = sum(calls(r) for r in rows)
+        tile(
+            "probe",
+            count(sum(max(n.values()) for n in trees.values())),
+            f"summation trees found from outside, of {count(len(trees))} sums",
+            text,
+        )
+    if ev.all("determinism"):
         tile(
             "determinism",
-            count(made),
+            count(_once(ev, "determinism", calls)),
             "repeated calls that must not change a bit",
             f"{plural(failed['determinism'], 'difference')}",
         )
@@ -194,10 +207,9 @@ def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
             plural(failed["faults"], "failure"),
         )
     if documents := ev.documents("soak"):
-        steps = sum(d["steps"] for _, d in documents)
-        tile(
-            "soak", count(steps), "training steps in one process", f"{plural(failed['soak'], 'change')} in live memory"
-        )
+        steps = max(d["steps"] for _, d in documents)
+        text = f"{plural(failed['soak'], 'change')} in live memory, in {plural(len(documents), 'run')}"
+        tile("soak", count(steps), "training steps in one process", text)
     if documents := ev.documents("mutation"):
         d = documents[-1][1]
         text = f"of {count(d['listed'])} listed, {count(d['run'])} run; {plural(len(d['survivors']), 'survivor')}"
