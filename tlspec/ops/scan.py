@@ -16,17 +16,24 @@ from tlspec.registry import op
 CHUNK = COLUMN_CHUNK
 #: magnitudes from here on are infinite in float32
 HUGE = 2.0**128
+#: magnitudes below this are subnormal in float32
+SUBNORMAL = 2.0**-126
 
 
 # ---- the recurrence and its error ---------------------------------------------------------------------------------------
 
 
+def _gradual(x):
+    """Subnormal values as float32 has them, multiples of TINY: what rounds to 0 is 0, so that an infinity times it is NaN."""
+    small = np.abs(x) < SUBNORMAL
+    return np.where(small, np.rint(np.where(small, x, 0.0) / TINY) * TINY, x)
+
+
 def _scan(a, b, h):
-    """All h_k = a_k·h_(k-1) + b_k from h. What rounds to 0 in float32 is 0, so that an infinity times it is NaN."""
+    """All h_k = a_k·h_(k-1) + b_k from h."""
     out = np.empty(b.shape)
     for k in range(len(b)):
-        h = a[k] * h + b[k]
-        h = out[k] = np.where(np.abs(h) <= TINY / 2, 0.0, h)
+        h = out[k] = _gradual(a[k] * h + b[k])
     return out
 
 
@@ -193,7 +200,7 @@ def selective_scan_diag(A, B, x, h0):
 
     Errors: none beyond lengths.
     """
-    return _scan(_constant(A, x), B * x, h0)
+    return _scan(_constant(A, x), _gradual(B * x), h0)
 
 
 @selective_scan_diag.vjp(
@@ -268,7 +275,7 @@ def selective_scan_diag_var(A, B, x, h0):
 
     Errors: none beyond lengths.
     """
-    return _scan(A, B * x, h0)
+    return _scan(A, _gradual(B * x), h0)
 
 
 @selective_scan_diag_var.vjp(
