@@ -63,6 +63,11 @@ class Runner:
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
         return text
 
+    def build(self, name: str, *variables: str) -> None:
+        """Compiles the CUDA library, with these variables of native/Makefile."""
+        make = ["make", "-C", "native", f"-j{os.cpu_count() or 2}", "cuda", *variables, f"PYTHON={sys.executable}"]
+        self.run(name, make, 500)
+
 
 def driver() -> str:
     command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -103,16 +108,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
         if check == "racecheck":
-            make = [
-                "make",
-                "-C",
-                "native",
-                f"-j{os.cpu_count() or 2}",
-                "cuda",
-                "RACECHECK=1",
-                f"PYTHON={sys.executable}",
-            ]
-            runner.run("build-racecheck", make, 500)
+            runner.build("build-racecheck", "RACECHECK=1")
             runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(RACECHECK_LIBRARY)
         for what, arguments in runs.items():
             name = check + what
@@ -139,7 +135,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     runner, python = Runner(args.out), sys.executable
-    cores = str(os.cpu_count() or 2)
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
@@ -148,9 +143,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if "build" in steps:
         archs = args.archs if args.archs != "native" else native_archs(parser)
-        make = ["make", "-C", "native", f"-j{cores}", "cuda", f"PYTHON={python}"]
         runner.environment["CUDA_ARCHS"] = archs  # for what the tests build, too
-        runner.run("build", make, 500)
+        runner.build("build")
     if "verify" in steps:
         cases = ["--cases", str(args.cases)] if args.cases else []
         report_file = ["--json", str(args.out / "verify.json")]
@@ -168,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     if "tests" in steps:
         # the tests are many processes: few threads each
         runner.environment |= {"OPS": args.ops or "", "OPENBLAS_NUM_THREADS": "1", "TORCHLEAN_CPU_THREADS": "2"}
-        spread = ["-n", str(min(int(cores), 16)), "--dist", "worksteal"]
+        spread = ["-n", str(min(os.cpu_count() or 2, 16)), "--dist", "worksteal"]
         runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
     document = {

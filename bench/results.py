@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import training, trust
 from bench.training import figure
@@ -18,11 +18,22 @@ from bench.trust import EVIDENCE, ROOT, header, line
 from tlrt.campaign import evidence
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-#: evidence file, what it ran on, the peers its ratios are against, the file of its examples, and files of later runs, whose rows
-#: stand for those of the same operation and size
-RUNS: tuple[tuple[str, str, tuple[str, ...], str, tuple[str, ...]], ...] = (
-    ("h200.json", "H200", ("torch",), "examples-h200.json", ("h200-conv.json",)),
-    ("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json", ()),
+
+
+class Run(NamedTuple):
+    """A run by its evidence file: what it ran on, the peers its ratios are against, the file of its examples, and files of later
+    runs, whose rows stand for those of the same operation and size."""
+
+    file: str
+    title: str
+    peers: tuple[str, ...]
+    examples: str
+    later: tuple[str, ...] = ()
+
+
+RUNS = (
+    Run("h200.json", "H200", ("torch",), "examples-h200.json", ("h200-conv.json",)),
+    Run("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json"),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
 

@@ -102,10 +102,6 @@ class Determinism:
                     break
         return cases
 
-    def _paths(self, op: Op, which: str) -> list[Case]:
-        """The shapes that reach kernels for large problems."""
-        return [draw_case(op, seed, data_classes(op, which)[0], PATH, which) for seed in range(len(op.paths))]
-
     def _entry(self, op: Op, which: str, device: str) -> dict[str, Any]:
         runtime = self.runtimes[device]
         row: dict[str, Any] = {"entry": op.entry(which), "device": device, "failures": []}
@@ -118,12 +114,13 @@ class Determinism:
                 for kind, again in self._again(runtime, case, times):
                     row[kind] += 1
                     self._compare(row, kind, case, first, again)
-            for case in self._paths(op, which):
+            paths = [draw_case(op, k, data_classes(op, which)[0], PATH, which) for k in range(len(op.paths))]
+            for case in paths:
                 first = runtime.run(case)
                 for kind in ("repeats", "reused"):
                     row[kind] += 1
                     self._compare(row, kind, case, first, runtime.run(case, poison=kind == "reused"))
-            row |= self._batch(op, which, runtime, row)
+            row |= self._batch(op, which, runtime, row, paths)
         except Exception as error:  # a call that raises is a finding, not the end of the run
             row["failures"].append(f"{type(error).__name__}: {error}")
         row["verdict"] = "fail" if row["failures"] else "pass"
@@ -159,8 +156,11 @@ class Determinism:
                     row["failures"].append(f"{kind}: {c.explain(a.name)}; {case.line} --device {row['device']}")
         return same
 
-    def _batch(self, op: Op, which: str, runtime: Runtime, row: dict[str, Any]) -> dict[str, Any]:
-        """Entries of a batch alone, in part, in reverse order and twice over against the whole batch."""
+    def _batch(
+        self, op: Op, which: str, runtime: Runtime, row: dict[str, Any], paths: Sequence[Case]
+    ) -> dict[str, Any]:
+        """Entries of a batch alone, in part, in reverse order and twice over against the whole batch, on drawn cases and on
+        these."""
         if (op.name not in BATCH and not op.signature.elementwise) or not op.outputs_on_device:
             return {"batches": None, "batch": "no batch"}
         promised = op.cuda == "own" or not runtime.device.is_cuda
@@ -174,7 +174,7 @@ class Determinism:
                 if count >= 4 and all(np.prod(case.shape(a)) > 0 for a in case.signature.outputs):
                     cases.append(case)
                     break
-        for case in (*cases, *self._paths(op, which)):
+        for case in (*cases, *paths):
             whole = runtime.run(case)
             for chosen, part in parts(case):
                 outs = runtime.run(part)

@@ -164,11 +164,12 @@ def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
         each = "every one of the 2³² inputs" if strides == [1] else f"every {strides[-1]}th of the 2³² inputs"
         text = f"worst {off} ulp from the correctly rounded result; {plural(failed['exhaustive'], 'failure')}"
         tile("exhaustive", count(len(names)), f"functions of one argument, on {each}", text)
-    if rows := [r for *_, r in ev.all("probe")]:
+    if found := ev.all("probe"):
         trees: dict[tuple[str, str, str], Counter[str]] = {}
-        for source, _, r in ev.all("probe"):
+        for source, _, r in found:
             trees.setdefault((r["op"], r["what"], evidence.kind(r["device"])), Counter())[source.name] += 1
-        text = f"{plural(failed['probe'], 'tree')} higher than declared; up to {count(max(r['leaves'] for r in rows))} summands"
+        most = count(max(r["leaves"] for *_, r in found))
+        text = f"{plural(failed['probe'], 'tree')} higher than declared; up to {most} summands"
         tile(
             "probe",
             count(sum(max(n.values()) for n in trees.values())),

@@ -146,10 +146,7 @@ template <class T> struct ProductLoader {
                 const float4 x = make_float4(held[4 * c], held[4 * c + 1], held[4 * c + 2], held[4 * c + 3]);
                 char *hi = row + (swizzle ^ 16 * c);
                 store_split(hi, hi + (T::B_LO - T::B_HI), x);
-                guard.see(x.x);
-                guard.see(x.y);
-                guard.see(x.z);
-                guard.see(x.w);
+                guard.see(x);
             }
         }
     }

@@ -141,10 +141,7 @@ template <class T> struct WeightsLoader {
 #pragma unroll
         for (int u = 0; u < COPIES; u++) {
             *reinterpret_cast<float4 *>(to + u * APART * ROW) = held[u];
-            guard.see(held[u].x);
-            guard.see(held[u].y);
-            guard.see(held[u].z);
-            guard.see(held[u].w);
+            guard.see(held[u]);
         }
     }
     __device__ __forceinline__ void read_unit(float (&held)[UNIT], const Unit &unit, const Position &at,

@@ -121,10 +121,7 @@ template <int WIDTH, bool TURNED> struct Source {
     }
     static __device__ __forceinline__ void look(const float4 &x, Guard &guard)
     {
-        guard.see(x.x);
-        guard.see(x.y);
-        guard.see(x.z);
-        guard.see(x.w);
+        guard.see(x);
     }
     __device__ __forceinline__ void write(char *to, Guard &guard) const
     {
