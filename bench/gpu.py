@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,29 +93,39 @@ def native_archs(parser: argparse.ArgumentParser) -> str:
     return f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
 
 
+def _summary(log: str) -> str:
+    """compute-sanitizer's last word."""
+    found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", log)
+    return found[-1].strip("= ") if found else "no summary"
+
+
 def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
-    """memcheck and racecheck over one case of every operation and data class, and over every path; their summary lines.
-    Racecheck has a build of its own."""
+    """memcheck and racecheck over one case of every operation and data class, and over the paths of each operation that
+    has some, all at once; their summary lines. Racecheck has a build of its own."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if tool is None:
         runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
         return {"missing": "compute-sanitizer is not installed"}
     verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda"]
     runs = {"": ["--cases", "1", "--size", "medium", *ops]}
-    if rows := [r for r in registry.ops(ops[1] if ops else None) if r.paths]:
-        most = str(max(len(r.paths) for r in rows))
-        names = ",".join(r.name for r in rows)
-        runs["-paths"] = ["--cases", most, "--size", "path", "--data", "normal", "--ops", names]
+    for row in registry.ops(ops[1] if ops else None):
+        if row.paths:
+            count = str(len(row.paths))
+            runs["-" + row.name] = ["--cases", count, "--size", "path", "--data", "normal", "--ops", row.name]
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
         if check == "racecheck":
             runner.build("build-racecheck", "RACECHECK=1")
             runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(RACECHECK_LIBRARY)
-        for what, arguments in runs.items():
-            name = check + what
-            text = runner.run(name, [tool, "--tool", check, "--error-exitcode", "9", *verify, *arguments], 300)
-            found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", text)
-            summaries[name] = found[-1].strip("= ") if found else "no summary"
+        command = [tool, "--tool", check, "--error-exitcode", "9", *verify]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            logs = [pool.submit(runner.run, check + k, [*command, *arguments], 600) for k, arguments in runs.items()]
+        drawn, *paths = (_summary(log.result()) for log in logs)
+        summaries[check] = drawn
+        if paths:
+            named = zip(list(runs)[1:], paths, strict=True)
+            same = len(set(paths)) == 1
+            summaries[check + "-paths"] = paths[0] if same else "; ".join(f"{k[1:]}: {text}" for k, text in named)
     runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(LIBRARY)
     return summaries
 

@@ -20,10 +20,21 @@ from tlspec.registry import op
 
 SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
 BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64, "n": 64, "p": 64}]
+#: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
+#: warp group products, split products, float64
+PATHS = [
+    {"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
+    {"m": 1205, "n": 1207, "p": 1209},
+]  # fmt: skip
+#: the same with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones
+BATCH_PATHS = [
+    {"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
+    {"batch": 5, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
+]  # fmt: skip
 
 
 @op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
-    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES,
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES, paths=PATHS,
     flops=lambda m, n, p: 2 * m * n * p, torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g), numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
     """Matrix product.
@@ -45,7 +56,7 @@ def matmul_vjp(A, B, g):
 
 @op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
-    bench=BATCHES, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
+    bench=BATCHES, paths=BATCH_PATHS, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
     source="torch.bmm")  # fmt: skip
 def bmm(A, B):
     """Batched matrix product.
@@ -68,6 +79,7 @@ def bmm_vjp(A, B, g):
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
     same_bits=False, cuda="own kernel, cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
+    paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
     flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
     torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)), numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
     source="torch.nn.functional.linear")  # fmt: skip
