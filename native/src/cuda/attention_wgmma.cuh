@@ -86,16 +86,11 @@ using tl_wgmma_detail::barrier_init;
 using tl_wgmma_detail::barrier_wait;
 using tl_wgmma_detail::descriptor;
 using tl_wgmma_detail::group_any;
+using tl_wgmma_detail::group_sync;
 using tl_wgmma_detail::proxy_fence;
 using tl_wgmma_detail::shared_address;
 using tl_wgmma_detail::tl_wgmma;
 using tl_wgmma_detail::warp_arrive;
-
-/* The 128 threads of a warp group; identifiers 2 to 4. */
-__device__ __forceinline__ void group_sync(int group)
-{
-    asm volatile("barrier.cta.sync %0, 128;" ::"r"(2 + group) : "memory");
-}
 
 /* Starts part = a·b over a panel, b its descriptor. TURNED exchanges the two small products, so that S and its
  * transpose are summed in the same order. */

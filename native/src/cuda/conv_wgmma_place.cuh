@@ -22,7 +22,9 @@ struct Phase {
 
 struct Job {
     const float *source, *w, *bias;
-    float *target, *partial;  /* partial: (segment, the target's elements), or NULL */
+    float *target;
+    float *partial; /* (segment, the target's elements), or NULL */
+    float *total;   /* (thread block, warp group, float4 of a thread, thread of the group, 4), or NULL */
     uint64_t target_elements;
     tl_fastdiv segments;
     uint32_t pieces, run; /* segments of all tiles; neighbouring ones that a thread block gets at a time */
@@ -57,20 +59,15 @@ struct Place {
     __device__ __forceinline__ int steps(const Job &job) const { return (int)(first<1>(job) - first<0>(job)); }
 };
 
-/* Where a piece's sums go, and what else. */
+/* Where a tile's sums go, or a piece's that are kept separately, and what is added to them. */
 struct Sink {
     float *to;
     const float *bias;
-    bool add; /* to what is there */
 
     __device__ __forceinline__ Sink(const Job &job, uint32_t segment)
-        : to(job.target), bias(segment + 1 == job.segments.divisor ? job.bias : nullptr), add(segment > 0)
+        : to(job.partial ? job.partial + segment * job.target_elements : job.target),
+          bias(job.partial ? nullptr : job.bias)
     {
-        if (job.partial) {
-            to = job.partial + segment * job.target_elements;
-            bias = nullptr;
-            add = false;
-        }
     }
 };
 

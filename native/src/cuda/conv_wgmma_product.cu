@@ -15,7 +15,7 @@
  *
  * Order of additions: the steps' parts in order within a segment of K, the segments' sums in order, the bias last.
  * Segments, and whether these kernels or those of conv_product.cu serve, follow from the shape of one image. Who adds
- * the segments (the thread block of a tile, in the target, or the kernel above where the tiles alone leave
+ * the segments (the thread block of a tile, in scratch of its own, or the kernel above where the tiles alone leave
  * multiprocessors idle) changes nothing in it, nor does the tile. The batch has no part in the order; but where a tile
  * is computed again (conv_wgmma.cuh), all images that share it get the bits of fused multiply-adds. */
 #include <algorithm>
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job j
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored, and
- * a piece has at least two. */
+/* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored,
+ * and a piece has at least two. */
 constexpr int TARGETS = 4;
 
 template <class T> struct ProductLoader {
@@ -112,7 +112,8 @@ template <class T> struct ProductLoader {
 #pragma unroll
             for (int h = 0; h < T::WM; h++)
                 bulk_copy(shared_address(to) + h * T::A_GROUP,
-                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP, full);
+                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP,
+                          full);
         }
         if (s == 0)
 #pragma unroll
@@ -152,42 +153,12 @@ template <class T> struct ProductLoader {
     }
 };
 
-/* Two neighbouring columns of a row that begins at `base`, of which `left` exist. */
-struct Pair {
-    float *p, *q;
-    bool first, second, both; /* exist; lie side by side, aligned */
-
-    __device__ __forceinline__ Pair(const Sink &sink, const uint32_t *targets, uint32_t base, int column, int left)
-        : first(column < left), second(column + 1 < left)
-    {
-        const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
-        p = sink.to + (base + at.x);
-        q = sink.to + (base + at.y);
-        both = second && q == p + 1 && ((uintptr_t)p & 7) == 0;
-    }
-    __device__ __forceinline__ float2 read() const
-    {
-        return make_float2(first ? *p : 0.0f, second ? *q : 0.0f);
-    }
-    __device__ __forceinline__ void write(float x, float y) const
-    {
-        if (both) {
-            *reinterpret_cast<float2 *>(p) = make_float2(x, y);
-        } else {
-            *p = x;
-            if (second)
-                *q = y;
-        }
-    }
-};
-
 /* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours.
  */
 template <int BN>
 __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, const uint32_t *targets, int left,
                                            uint32_t row0, const float (&sum)[BN / 2])
 {
-    constexpr int READS = 4; /* pairs that registers hold beside the sums */
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -197,34 +168,78 @@ __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, con
         const uint32_t base = row * job.target_size;
         const float bias = sink.bias ? sink.bias[row] : 0.0f;
 #pragma unroll
-        for (int j0 = 0; j0 < BN / 8; j0 += READS) {
-            float2 old[READS];
-            if (sink.add) /* all READS loads before one is waited for */
-#pragma unroll
-                for (int j = 0; j < READS; j++) {
-                    const Pair pair(sink, targets, base, 8 * (j0 + j) + 2 * (lane % 4), left);
-                    old[j] = pair.read();
-                }
-#pragma unroll
-            for (int j = 0; j < READS; j++) {
-                const Pair pair(sink, targets, base, 8 * (j0 + j) + 2 * (lane % 4), left);
-                if (!pair.first)
-                    continue;
-                float x = sum[4 * (j0 + j) + 2 * h], y = sum[4 * (j0 + j) + 2 * h + 1];
-                if (sink.add)
-                    x = old[j].x + x, y = old[j].y + y;
-                if (sink.bias)
-                    x += bias, y += bias;
-                pair.write(x, y);
+        for (int j = 0; j < BN / 8; j++) {
+            const int column = 8 * j + 2 * (lane % 4);
+            if (column >= left)
+                continue;
+            const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
+            float x = sum[4 * j + 2 * h], y = sum[4 * j + 2 * h + 1];
+            if (sink.bias)
+                x += bias, y += bias;
+            float *p = sink.to + (base + at.x);
+            const bool second = column + 1 < left;
+            if (second && at.y == at.x + 1 && ((uintptr_t)p & 7) == 0) {
+                *reinterpret_cast<float2 *>(p) = make_float2(x, y);
+            } else {
+                *p = x;
+                if (second)
+                    sink.to[base + at.y] = y;
             }
         }
     }
 }
 
-/* The same without tensor cores: thread (ty, tx) owns rows ty + 8r and columns tx + 16c, one column after the other. */
+/* A warp group's running total of a tile whose segments one thread block adds: float4 number j of thread t of the
+ * group, at [j·GROUP + t], is sum[4j .. 4j + 3], so that a warp's reads and writes are whole lines, and all reads of a
+ * thread are on their way before one is waited for. A thread reads and writes its own places; only plain_rows writes
+ * those of others, between two of the group's barriers. Rows and columns that do not exist hold anything. */
+template <int BN> struct Total {
+    float *group; /* NULL: pieces are tiles, or kept separately */
+
+    __device__ __forceinline__ Total(const Job &job, int index)
+        : group(job.total ? job.total + (blockIdx.x * GROUPS + (uint32_t)index) * (64u * BN) : nullptr)
+    {
+    }
+    __device__ __forceinline__ float4 *own() const { return reinterpret_cast<float4 *>(group) + threadIdx.x % GROUP; }
+
+    __device__ __forceinline__ void read(float (&sum)[BN / 2]) const
+    {
+        const float4 *from = own();
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            const float4 x = from[j * GROUP];
+            sum[4 * j] = x.x, sum[4 * j + 1] = x.y, sum[4 * j + 2] = x.z, sum[4 * j + 3] = x.w;
+        }
+    }
+    __device__ __forceinline__ void write(const float (&sum)[BN / 2]) const
+    {
+        float4 *to = own();
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+            to[j * GROUP] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+    }
+    /* sum = total + sum */
+    __device__ __forceinline__ void add_to(float (&sum)[BN / 2]) const
+    {
+        float old[BN / 2];
+        read(old);
+#pragma unroll
+        for (int r = 0; r < BN / 2; r++)
+            sum[r] = old[r] + sum[r];
+    }
+    /* The place of row ty + 8r and a column: with lane 4·ty + column % 8 / 2 of warp r / 2 (tl_wgmma). */
+    __device__ __forceinline__ float *place(uint32_t ty, uint32_t r, uint32_t column) const
+    {
+        const uint32_t thread = 32 * (r / 2) + 4 * ty + column % 8 / 2;
+        return group + 4 * (column / 8 * GROUP + thread) + 2 * (r % 2) + column % 2;
+    }
+};
+
+/* The same without tensor cores, into the target or, where there is one, the total: thread (ty, tx) owns rows ty + 8r
+ * and columns tx + 16c, one column after the other. */
 template <int BN>
-__device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, const Place &place, uint32_t row0,
-                                           uint32_t column0)
+__device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, const Total<BN> &total, const Place &place,
+                                           uint32_t row0, uint32_t column0)
 {
     const Phase &phase = job.phase[place.phase];
     const uint32_t tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
@@ -258,11 +273,12 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
             const uint32_t row = row0 + ty + 8 * r;
             if (row >= job.rows)
                 continue;
-            float *const p = sink.to + (row * job.target_size + at.target);
-            float x = sink.add ? *p + sum[r] : sum[r];
-            if (sink.bias)
-                x += sink.bias[row];
-            *p = x;
+            if (total.group) {
+                float *const p = total.place(ty, (uint32_t)r, q - column0);
+                *p = place.segment > 0 ? *p + sum[r] : sum[r];
+            } else {
+                sink.to[row * job.target_size + at.target] = sink.bias ? sum[r] + sink.bias[row] : sum[r];
+            }
         }
     }
 }
@@ -290,16 +306,32 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
         consume<T, true>(
             stages, job.pieces, job.run, group,
             [&](uint32_t piece) { return Place(job, piece, T::COLUMNS).steps(job); },
-            [&](uint32_t piece, uint32_t n, bool redo, const float(&sum)[T::BN / 2]) {
+            [&](uint32_t piece, uint32_t n, bool any, float(&sum)[T::BN / 2]) {
+                /* The vote tells the compiler that a warp stays together; else it keeps what is the same for all
+                 * threads, stages and their addresses, in registers that the main loop does not have. */
+                const bool redo = __any_sync(0xffffffffu, any);
                 const Place place(job, piece, T::COLUMNS);
                 const Sink sink(job, place.segment);
+                const Total<T::BN> total(job, group);
+                const bool last = place.segment + 1 == job.segments.divisor;
                 const uint32_t row0 = (place.row_tile * T::WM + (T::WM == 2 ? group : 0)) * 64;
                 const uint32_t column0 = place.column0 + column, columns = job.phase[place.phase].columns;
-                if (redo)
-                    plain_rows<T::BN>(job, sink, place, row0, column0);
-                else
-                    store_rows<T::BN>(job, sink, targets[n % TARGETS] + column,
-                                      columns > column0 ? (int)min(columns - column0, (uint32_t)T::BN) : 0, row0, sum);
+                if (redo) {
+                    plain_rows<T::BN>(job, sink, total, place, row0, column0);
+                    if (!total.group || !last)
+                        return;
+                    group_sync(group);
+                    total.read(sum);
+                } else if (total.group) {
+                    if (place.segment > 0)
+                        total.add_to(sum);
+                    if (!last) {
+                        total.write(sum);
+                        return;
+                    }
+                }
+                store_rows<T::BN>(job, sink, targets[n % TARGETS] + column,
+                                  columns > column0 ? (int)min(columns - column0, (uint32_t)T::BN) : 0, row0, sum);
             });
     }
 #endif
@@ -354,7 +386,8 @@ template <class T> struct Plan {
     int64_t tiles, cost;
     bool apart; /* the segments of a tile: separately, and added afterwards, which takes as long as two fifths */
 
-    Plan(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows, int64_t segments, bool fits, int64_t sms)
+    Plan(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows, int64_t segments, bool fits,
+         int64_t sms)
         : tiles(tiles_of<T>(gathers, phases, batch, rows))
     {
         const int64_t fifths = T::WM == 2 ? 5 : 7;
@@ -374,17 +407,20 @@ template <class T> struct Plan {
         }
         job.pieces = (uint32_t)tiles * job.segments.divisor;
         job.run = apart ? 1 : job.segments.divisor;
-        void *partial = nullptr;
-        if (apart)
-            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.segments.divisor * job.target_elements), &partial));
-        job.partial = (float *)partial;
-        const dim3 grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
+        const unsigned grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
+        void *scratch = nullptr;
+        if (job.segments.divisor > 1) {
+            const uint64_t floats = apart ? job.segments.divisor * job.target_elements
+                                          : (uint64_t)grid * (T::ROWS * T::COLUMNS);
+            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)floats, &scratch));
+            (apart ? job.partial : job.total) = (float *)scratch;
+        }
         product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
         int32_t status = tl_cuda_launched(ctx, "conv_wgmma_product");
         if (apart && !status)
             status = tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
                                       job.target_size, job.rows, job.target);
-        tl_pool_free(ctx, partial);
+        tl_pool_free(ctx, scratch);
         return status;
     }
 };
@@ -420,7 +456,7 @@ void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, 
 
 } // namespace
 
-/* Rows and channels must be at least three quarters of what tiles and steps have room for, and an image large enough. */
+/* Rows and channels must be at least three quarters of what tiles and steps have room for, an image large enough. */
 bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                                   int64_t rows)
 {

@@ -82,7 +82,13 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
                      : "memory");
     } while (!done);
 }
-/* Any of the 128 threads of a warp group. */
+/* Waits for the 128 threads of a warp group, and for what they have written. Each group has a barrier of its own, from
+ * number 2 on. */
+__device__ __forceinline__ void group_sync(int group)
+{
+    asm volatile("barrier.cta.sync %0, 128;" ::"r"(2 + group) : "memory");
+}
+/* Any of them. */
 __device__ __forceinline__ bool group_any(int group, bool mine)
 {
     uint32_t any;
