@@ -21,18 +21,18 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 class Run(NamedTuple):
-    """A run by its evidence file: what it ran on, the peers its ratios are against, the file of its examples, and files of later
-    runs, whose rows stand for those of the same operation and size."""
+    """A run by its evidence file: what it ran on, the peers its ratios are against, the file of its examples, and that of the run
+    which measured growth and training steps where this one did not."""
 
     file: str
     title: str
     peers: tuple[str, ...]
     examples: str
-    later: tuple[str, ...] = ()
+    steps: str = ""
 
 
 RUNS = (
-    Run("h200.json", "H200", ("torch",), "examples-h200.json", ("h200-conv.json",)),
+    Run("h200.json", "H200", ("torch",), "examples-h200.json", "h200-steps.json"),
     Run("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json"),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
@@ -49,18 +49,18 @@ def load(name: str) -> dict[str, Any] | None:
     return {"bench": data, **{k: data.get(k) for k in ("growth", "training_steps", "date", "commit")}}
 
 
-def renew(run: dict[str, Any], later: tuple[str, ...]) -> list[str]:
-    """Puts the rows of later runs in place; a line about each of these."""
-    told = []
-    for name in later:
-        newer = load(name)
-        if newer is None:
-            continue
-        rows = {(row["op"], row["size"]): row for row in newer["bench"]["rows"]}
-        run["bench"]["rows"] = [rows.get((row["op"], row["size"]), row) for row in run["bench"]["rows"]]
-        names = ", ".join(dict.fromkeys(row["op"] for row in rows.values()))
-        told.append(f"Measured anew: {names}. {headline(name, newer)}")
-    return told
+def origin(name: str, where: str, date: str, commit: str | None) -> str:
+    """Where and when an evidence file was made, and its link from docs/."""
+    return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](evidence/{name}))"
+
+
+def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """A part of a run, or of the one that measured it instead, and then a line that says so."""
+    if run.get(name) or not otherwise:
+        return run.get(name), []
+    other = json.loads((EVIDENCE / otherwise).read_text())
+    found: dict[str, Any] = other[name]
+    return found, [origin(otherwise, found["device"], found["date"], other["commit"]), ""]
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
@@ -107,9 +107,14 @@ def verified(run: dict[str, Any]) -> str:
     cases = sum(r["cases"] for r in results)
     bad = sum(r["verdict"] != "pass" for r in results)
     same = sum(r["identical"] is True for r in results)
+    checks: dict[str, list[str]] = {}
+    for name, text in run.get("sanitizer", {}).items():
+        checks.setdefault(text, []).append(name)
     return (
         f"{len(results)} entry points and devices verified in {cases} cases, {bad} failed; {same} of them bit-identical to the "
-        f"CPU path. compute-sanitizer: " + "; ".join(f"{k}: {v}" for k, v in run.get("sanitizer", {}).items()) + "."
+        f"CPU path. compute-sanitizer: "
+        + "; ".join(f"{', '.join(names)}: {text}" for text, names in checks.items())
+        + "."
     )
 
 
@@ -134,8 +139,7 @@ def growth_table(report: dict[str, Any]) -> list[str]:
 def headline(name: str, run: dict[str, Any]) -> str:
     bench = run["bench"]
     versions = f"NumPy {bench['numpy']}" + (f", PyTorch {bench['torch']}" if bench["torch"] else "")
-    commit = f", commit {run['commit'][:7]}" if run.get("commit") else ""
-    return f"{bench['device']}; {versions}; {run['date'][:10]}{commit} ([{name}](evidence/{name}))"
+    return origin(name, f"{bench['device']}; {versions}", run["date"], run.get("commit"))
 
 
 GROWTH = (
@@ -149,12 +153,6 @@ STEPS = (
 )
 
 
-def made(name: str, document: dict[str, Any]) -> str:
-    """Where and when a file of the examples was made."""
-    where = "; ".join(document["devices"].values())
-    return f"{where}; {document['started'][:10]}, commit {document['commit'][:7]} ([{name}](evidence/{name}))"
-
-
 def documents() -> dict[str, str]:
     page = [
         "# Results",
@@ -166,32 +164,34 @@ def documents() -> dict[str, str]:
         "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
     ]
     short: list[str] = []
-    for name, title, peers, trained, later in RUNS:
+    for name, title, peers, trained, otherwise in RUNS:
         run = load(name)
         if run is None:
             continue
         page += ["", f"## {title}", "", headline(name, run), ""]
         short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(docs/evidence/')}"]
-        for text in renew(run, later):
-            page += [text, ""]
-            short += ["", text.replace("(evidence/", "(docs/evidence/")]
         if text := verified(run):
             page += [text, ""]
             short += ["", text]
         page += full_table(run, peers)
-        if run.get("growth"):
-            held = [e["ok"] for e in run["growth"]["entries"] if e["limit"] is not None]
+        grown, where = part("growth", run, otherwise)
+        link = f" ([{otherwise}](docs/evidence/{otherwise}))" if where else ""
+        if grown:
+            held = [e["ok"] for e in grown["entries"] if e["limit"] is not None]
             short += [
                 "",
-                f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits.",
+                f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits{link}.",
             ]
-            page += ["", f"### Cost growth and accuracy: {title}", "", *GROWTH, "", *growth_table(run["growth"])]
-        if run.get("training_steps"):
-            page += ["", f"### Training steps: {title}", "", *STEPS, "", *training.steps(run["training_steps"])]
-            short += ["", training.short(run["training_steps"])]
+            page += ["", f"### Cost growth and accuracy: {title}", "", *where, *GROWTH, "", *growth_table(grown)]
+        trains, where = part("training_steps", run, otherwise)
+        if trains:
+            page += ["", f"### Training steps: {title}", "", *where, *STEPS, "", *training.steps(trains)]
+            link = f" ([{otherwise}](docs/evidence/{otherwise}))" if where else ""
+            short += ["", training.short(trains).rstrip(".") + f"{link}."]
         if (EVIDENCE / trained).exists():
             examples = json.loads((EVIDENCE / trained).read_text())
-            page += ["", f"### Examples: {title}", "", made(trained, examples), "", *training.examples(examples)]
+            made = origin(trained, "; ".join(examples["devices"].values()), examples["started"], examples["commit"])
+            page += ["", f"### Examples: {title}", "", made, "", *training.examples(examples)]
         for peer in peers:
             if any(peer in row["peers"] for row in run["bench"]["rows"]):
                 short += ["", *summary(run, peer)]

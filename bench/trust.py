@@ -341,7 +341,7 @@ def _mutation(d: Any) -> tuple[str, str]:
 
 
 def _sanitizer(d: Any) -> tuple[str, str]:
-    return ", ".join(d), "; ".join(d.values())
+    return ", ".join(d), "; ".join(dict.fromkeys(d.values()))
 
 
 _TOTALS = {
