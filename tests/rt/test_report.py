@@ -181,6 +181,22 @@ def test_a_part_that_failed_without_saying_where() -> None:
     assert "not where" in read(html.page([source])).sections["summary"]
 
 
+@pytest.mark.parametrize(("part", "said"), [("alarms", "9correct results"), ("verify", "1drawn cases")])
+def test_runs_of_the_same_cases_are_not_added_up(part: str, said: str) -> None:
+    same = [evidence.read(f"{n}.json", {part: failing()[part]}) for n in ("one", "two")]
+    page = read(html.page(same))
+    assert said in page.sections["summary"]
+    assert part != "alarms" or "8 comparisons" in page.sections["shares"]
+
+
+def test_a_step_called_build_is_not_what_the_library_was_built_of() -> None:
+    steps = {"build": {"status": 0, "seconds": 1.0, "command": "make"}}
+    assert evidence.read("x.json", {"bench": {}, "steps": steps}).build == {}
+    assert evidence.read("x.json", {"bench": {}, "steps": steps, "build": {"archs": "sm_90a"}}).build == {
+        "archs": "sm_90a"
+    }
+
+
 def test_an_empty_page() -> None:
     assert "Nothing was tried" in read(html.page([])).sections["summary"]
 

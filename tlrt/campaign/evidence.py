@@ -112,7 +112,8 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
     parts = _parts(document)
     if not parts and not {"rows", "bench", "examples"} & document.keys():
         raise EvidenceError(f"{name}: not an evidence file: none of {', '.join(PARTS)} in it")
-    heads = [document, *(d for part in parts.values() for d in part if isinstance(d, Mapping))]
+    told = [d for name, part in parts.items() if name != "steps" for d in part]  # steps have names of their own choice
+    heads = [document, *(d for d in told if isinstance(d, Mapping))]
 
     def first(*keys: str) -> Any:
         return next((h[k] for h in heads for k in keys if h.get(k)), "")
