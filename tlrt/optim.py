@@ -173,7 +173,7 @@ class Optimizer:
         """Raises unless the hyperparameters are sound; looks at them again only if one is another object."""
         values = [getattr(self, h) for h in self.hyper]
         if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
-            self._check()
+            self._check(self._settings())
             self._checked = values
 
     def _packs(self, chosen: list[Parameter]) -> Mapping[str, Any]:
@@ -193,11 +193,14 @@ class Optimizer:
             kind = type(self).__name__
             raise ReleasedError(f"{op}: {kind}: got a closed optimizer, expected an open one", op=op)
 
-    def _check(self) -> None:
+    def _settings(self) -> dict[str, Any]:
+        return {h: getattr(self, h) for h in self.hyper}
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
         """Raises ArgumentTypeError for a hyperparameter that is no number, ArgumentError for one out of range."""
         kind = type(self).__name__
         for h in self.hyper:
-            value = getattr(self, h)
+            value = settings[h]
             if type(value) is not float and not is_number(value):
                 raise ArgumentTypeError(f"{kind}: {h}: got {type(value).__name__}, expected a number")
             if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
@@ -213,7 +216,7 @@ class Optimizer:
     def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """What a resumed run needs: the settings, and the states as arrays named "slot/parameter"."""
         self._require_open("state")
-        settings = {"type": type(self).__name__, "steps": self.steps, **{h: getattr(self, h) for h in self.hyper}}
+        settings = {"type": type(self).__name__, "steps": self.steps, **self._settings()}
         settings["parameters"] = [p.name for p in self.parameters]
         arrays = {
             f"{slot}/{p.name}": buffer.numpy(p.shape)
@@ -237,6 +240,7 @@ class Optimizer:
             got, flag = settings.get(h), isinstance(getattr(self, h), bool)
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
                 raise ArgumentError(f"load_state: {h}: got {got!r:.99}, expected {'a Boolean' if flag else 'a number'}")
+        self._check(settings)
         wanted = np.dtype("float64" if self.session.device.name == "spec" else "float32")
         for slot in self.slots:
             for p in self.parameters:
@@ -271,7 +275,7 @@ class Optimizer:
         self._packed, self._mirrors, self._closed = {}, [], True
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{h}={getattr(self, h)}" for h in self.hyper)
+        shown = ", ".join(f"{h}={value}" for h, value in self._settings().items())
         return f"{type(self).__name__}({len(self.parameters)} parameters, {shown}, steps={self.steps})"
 
 
@@ -296,14 +300,15 @@ class SGD(Optimizer):
         self.slots = ("velocity",) if momentum else ()  # a wrong momentum is refused below
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
-        self._check()
+        self._check(self._settings())
 
-    def _check(self) -> None:
-        super()._check()
-        if (self.momentum or self.nesterov) and not self.slots:
-            got = f"momentum {self.momentum}, nesterov {self.nesterov}"
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        super()._check(settings)
+        momentum, nesterov = settings["momentum"], settings["nesterov"]
+        if (momentum or nesterov) and not self.slots:
+            got = f"momentum {momentum}, nesterov {nesterov}"
             raise ArgumentError(f"SGD: momentum: got {got} of an optimizer made without, expected SGD(…, momentum=…)")
-        if self.nesterov and not self.momentum:
+        if nesterov and not momentum:
             raise ArgumentError("SGD: nesterov: got True with momentum 0, expected momentum above 0")
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
@@ -340,7 +345,7 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(parameters)
         self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
-        self._check()
+        self._check(self._settings())
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p, m, v = packed["p"], packed["m"], packed["v"]

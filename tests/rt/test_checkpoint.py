@@ -149,6 +149,26 @@ def test_checkpoints_of_another_program(tmp_path):
     refused(run, path, r"layer.weight: got float32 of shape \(4, 4\), expected float32 of shape \(4, 3\)")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "was", "now", "said"),
+    [
+        ("adamw", '"beta2": 0.999', '"beta2": 1.999', "AdamW: beta2: got 1.999, expected 0 <= beta2 < 1, finite"),
+        ("adamw", '"lr": 0.01', '"lr":-0.01', "AdamW: lr: got -0.01, expected 0 <= lr, finite"),
+        ("sgd", '"momentum": 0.0', '"momentum": 0.9', "momentum 0.9, nesterov False of an optimizer made without"),
+    ],
+)
+def test_settings_that_no_step_would_take(tmp_path, optimizer, was, now, said):
+    """A step would refuse them; so does the load, before anything changes."""
+    run, path = Run("cpu", optimizer), tmp_path / "a.safetensors"
+    run.save(path)
+    content = path.read_bytes()
+    was, now = (json.dumps(text)[1:-1].encode() for text in (was, now))  # text within a text
+    assert content.count(was) == 1
+    path.write_bytes(content.replace(was, now))
+    refused(run, path, said)
+    run.steps(1)
+
+
 @given(st.data())
 def test_damaged_files_are_refused_or_load_something_whole(data):
     """Any byte of a checkpoint may flip, and any tail be lost: an error, or a load that only changed numbers."""
