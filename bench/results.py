@@ -54,13 +54,13 @@ def origin(name: str, where: str, date: str, commit: str | None) -> str:
     return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](evidence/{name}))"
 
 
-def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, list[str]]:
-    """A part of a run, or of the one that measured it instead, and then a line that says so."""
+def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, str]:
+    """A part of a run, or of the one that measured it instead, and then where that was."""
     if run.get(name) or not otherwise:
-        return run.get(name), []
+        return run.get(name), ""
     other = json.loads((EVIDENCE / otherwise).read_text())
     found: dict[str, Any] = other[name]
-    return found, [origin(otherwise, found["device"], found["date"], other["commit"]), ""]
+    return found, origin(otherwise, found["device"], found["date"], other["commit"])
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
@@ -107,14 +107,10 @@ def verified(run: dict[str, Any]) -> str:
     cases = sum(r["cases"] for r in results)
     bad = sum(r["verdict"] != "pass" for r in results)
     same = sum(r["identical"] is True for r in results)
-    checks: dict[str, list[str]] = {}
-    for name, text in run.get("sanitizer", {}).items():
-        checks.setdefault(text, []).append(name)
+    checks = "; ".join(map(": ".join, trust.sanitizer(run.get("sanitizer", {}))))
     return (
         f"{len(results)} entry points and devices verified in {cases} cases, {bad} failed; {same} of them bit-identical to the "
-        f"CPU path. compute-sanitizer: "
-        + "; ".join(f"{', '.join(names)}: {text}" for text, names in checks.items())
-        + "."
+        f"CPU path. compute-sanitizer: {checks}."
     )
 
 
@@ -153,6 +149,18 @@ STEPS = (
 )
 
 
+def grown(report: dict[str, Any]) -> tuple[str, list[str], str]:
+    """The heading and the lines about growth, and a sentence."""
+    held = [e["ok"] for e in report["entries"] if e["limit"] is not None]
+    said = f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits"
+    return "Cost growth and accuracy", [*GROWTH, "", *growth_table(report)], said
+
+
+def trained(report: dict[str, Any]) -> tuple[str, list[str], str]:
+    """The same about training steps."""
+    return "Training steps", [*STEPS, "", *training.steps(report)], training.short(report)
+
+
 def documents() -> dict[str, str]:
     page = [
         "# Results",
@@ -164,7 +172,7 @@ def documents() -> dict[str, str]:
         "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
     ]
     short: list[str] = []
-    for name, title, peers, trained, otherwise in RUNS:
+    for name, title, peers, made, otherwise in RUNS:
         run = load(name)
         if run is None:
             continue
@@ -174,24 +182,17 @@ def documents() -> dict[str, str]:
             page += [text, ""]
             short += ["", text]
         page += full_table(run, peers)
-        grown, where = part("growth", run, otherwise)
-        link = f" ([{otherwise}](docs/evidence/{otherwise}))" if where else ""
-        if grown:
-            held = [e["ok"] for e in grown["entries"] if e["limit"] is not None]
-            short += [
-                "",
-                f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits{link}.",
-            ]
-            page += ["", f"### Cost growth and accuracy: {title}", "", *where, *GROWTH, "", *growth_table(grown)]
-        trains, where = part("training_steps", run, otherwise)
-        if trains:
-            page += ["", f"### Training steps: {title}", "", *where, *STEPS, "", *training.steps(trains)]
-            link = f" ([{otherwise}](docs/evidence/{otherwise}))" if where else ""
-            short += ["", training.short(trains).rstrip(".") + f"{link}."]
-        if (EVIDENCE / trained).exists():
-            examples = json.loads((EVIDENCE / trained).read_text())
-            made = origin(trained, "; ".join(examples["devices"].values()), examples["started"], examples["commit"])
-            page += ["", f"### Examples: {title}", "", made, "", *training.examples(examples)]
+        for key, write in (("growth", grown), ("training_steps", trained)):
+            found, where = part(key, run, otherwise)
+            if found:
+                heading, lines, said = write(found)
+                page += ["", f"### {heading}: {title}", "", *([where, ""] if where else []), *lines]
+                source = f" ({where.replace('(evidence/', '(docs/evidence/')})" if where else ""
+                short += ["", f"{said}{source}."]
+        if (EVIDENCE / made).exists():
+            examples = json.loads((EVIDENCE / made).read_text())
+            where = origin(made, "; ".join(examples["devices"].values()), examples["started"], examples["commit"])
+            page += ["", f"### Examples: {title}", "", where, "", *training.examples(examples)]
         for peer in peers:
             if any(peer in row["peers"] for row in run["bench"]["rows"]):
                 short += ["", *summary(run, peer)]

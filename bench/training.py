@@ -50,7 +50,7 @@ def short(report: Mapping[str, Any]) -> str:
     """The whole steps in one sentence."""
     whole = [r for r in report["rows"] if r.get("losses") and r.get("ratio") is not None]
     said = ", ".join(f"{r['step']} ({r['size']}) {figure(r['ratio'])}" for r in whole)
-    return f"Training steps, times faster than PyTorch eager: {said}."
+    return f"Training steps, times faster than PyTorch eager: {said}"
 
 
 def examples(document: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ worst of all runs. An entry point whose bound has changed since a file was writt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -340,8 +340,24 @@ def _mutation(d: Any) -> tuple[str, str]:
     return tried, f"{d['score']} caught; {d['equivalent']} change no behaviour; {len(d['survivors'])} survived"
 
 
+def sanitizer(d: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(what a tool ran over, what it said of it) for every tool of compute-sanitizer and everything it said."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for run, text in d.items():
+        tool, _, op = run.partition(" ")
+        said.setdefault((tool, text), []).append(op)
+    out = []
+    for (tool, text), ops in said.items():
+        over = ["drawn cases"] if "" in ops else []
+        if large := ", ".join(op for op in ops if op):
+            over.append(f"large shapes of {large}")
+        out.append((f"{tool} over {' and '.join(over)}", text))
+    return out
+
+
 def _sanitizer(d: Any) -> tuple[str, str]:
-    return ", ".join(d), "; ".join(dict.fromkeys(d.values()))
+    tried, said = zip(*sanitizer(d), strict=True)
+    return "; ".join(tried), "; ".join(said)
 
 
 _TOTALS = {

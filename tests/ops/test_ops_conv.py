@@ -100,6 +100,23 @@ def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
         np.testing.assert_array_equal(runtime.run(one)[0], gx[n : n + 1])
 
 
+@pytest.mark.parametrize("channels", [(0,), (40,), (95,), (0, 95), (0, 40, 95)])
+def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, channels: tuple[int, ...]) -> None:
+    """The last path of conv2d is one that Hopper's kernels cut into three segments of 32 channels each, added in a row; too
+    small a value makes them compute a segment without tensor cores."""
+    row = registry.get("conv2d")
+    values = row.paths[-1]
+    whole = build_case(row, values, {}, generator("segments"))
+    x = np.array(whole.inputs["x"])
+    x[:, list(channels)] = 2.0**-110
+    case = build_case(row, values, {**whole.inputs, "x": x}, generator("segments"))
+    e = case.expected
+    (got,) = runtime.run(case)
+    assert got is not None
+    result = compare(got, e.outputs[0], e.tolerances[0], signed_zeros=e.signed_zeros)
+    assert result.ok, result.explain()
+
+
 def test_convolutions_are_found() -> None:
     assert [r.name for r in registry.ops("conv") if not convolves(r)] == []
     for row in registry.ops("conv"):  # each edge is some row's

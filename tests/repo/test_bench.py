@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import time
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 import tlrt
-from bench import growth, results
+from bench import gpu, growth, results, trust
 from bench.measure import Subject, draw_inputs, operand_bytes
 from tlrt.campaign.report import Meter
 from tlspec import registry
@@ -74,6 +77,30 @@ def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op) -> None
     assert call is not None and in_place() == []
     call()
     assert len(in_place()) == 1
+
+
+def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    runner = gpu.Runner(tmp_path)
+    pid = int(runner.run("slow", [sys.executable, "-c", parent], 3.0))
+    assert runner.steps["slow"]["status"] == 124
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(100):  # until whoever inherited it has buried it
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} lives")
+
+
+def test_sanitizer_runs_in_words() -> None:
+    clean, bad = "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 2 errors"
+    said = trust.sanitizer({"memcheck": clean, "memcheck conv": clean, "memcheck bmm": bad, "racecheck conv": clean})
+    assert said == [
+        ("memcheck over drawn cases and large shapes of conv", clean),
+        ("memcheck over large shapes of bmm", bad),
+        ("racecheck over large shapes of conv", clean),
+    ]
 
 
 def test_growth_entries_are_reported() -> None:

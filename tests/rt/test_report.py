@@ -189,6 +189,28 @@ def test_runs_of_the_same_cases_are_not_added_up(part: str, said: str) -> None:
     assert part != "alarms" or "8 comparisons" in page.sections["shares"]
 
 
+@pytest.mark.parametrize(
+    ("said", "bad"),
+    [
+        ("ERROR SUMMARY: 0 errors", 0),
+        ("ERROR SUMMARY: 7 errors", 1),
+        ("ERROR SUMMARY: 10 errors", 1),
+        ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
+        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warnings)", 1),
+        ("no summary", 1),
+    ],
+)
+def test_what_compute_sanitizer_says(said: str, bad: int) -> None:
+    checks = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck conv2d": said}
+    assert len(Evidence([evidence.read("x.json", {"sanitizer": checks})]).findings) == bad
+
+
+def test_a_benchmark_names_its_device() -> None:
+    found = evidence.read("x.json", {"bench": None, "growth": {"device": "NVIDIA H200, capability 9.0"}})
+    assert found.devices == {"cuda:0": "NVIDIA H200, capability 9.0"}
+    assert evidence.read("x.json", {"rows": [], "device": "CPU, some"}).devices == {"cpu": "CPU, some"}
+
+
 def test_a_step_called_build_is_not_what_the_library_was_built_of() -> None:
     steps = {"build": {"status": 0, "seconds": 1.0, "command": "make"}}
     assert evidence.read("x.json", {"bench": {}, "steps": steps}).build == {}

@@ -122,6 +122,9 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
     for head in heads:
         found = head.get("devices")
         devices |= found if isinstance(found, dict) else {}
+    for benchmark in (document, *(document.get(part) for part in ("bench", "growth", "training_steps"))):
+        if isinstance(benchmark, Mapping) and isinstance(text := benchmark.get("device"), str) and ", " in text:
+            devices.setdefault("cpu" if text.startswith("CPU") else "cuda:0", text)
     build: dict[str, str] = next((h["build"] for h in heads if isinstance(h.get("build"), dict)), {})
     date, commit = str(first("started", "date")), str(first("commit"))
     return Source(name, date, commit, str(first("command")), devices, build, str(first("library")), parts)
@@ -339,10 +342,14 @@ def _mutation(d: Mapping[str, Any]) -> Found:
         yield "", "", f"survived: {name}", again
 
 
+#: what compute-sanitizer says last where it has nothing to say
+CLEAN = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
+
+
 def _sanitizer(d: Mapping[str, Any]) -> Found:
-    for tool, text in d.items():
-        if tool != "missing" and " 0 errors" not in text and "(0 errors" not in text:
-            yield "", "cuda", f"{tool}: {text}", ""
+    for run, text in d.items():
+        if run != "missing" and text not in CLEAN:
+            yield "", "cuda", f"{run}: {text}", ""
 
 
 def _steps(d: Mapping[str, Any]) -> Found:

@@ -225,7 +225,7 @@ def _tiles(ev: Evidence) -> list[tuple[str, str, str, str]]:
         text = f"of {count(d['listed'])} listed, {count(d['run'])} run; {plural(len(d['survivors']), 'survivor')}"
         tile("mutation", d["score"], "planted defects caught", text)
     if documents := ev.documents("sanitizer"):
-        tools = ", ".join(dict.fromkeys(k.partition("-")[0] for _, d in documents for k in d if k != "missing"))
+        tools = ", ".join(dict.fromkeys(k.partition(" ")[0] for _, d in documents for k in d if k != "missing"))
         tile(
             "sanitizer",
             str(failed["sanitizer"]),

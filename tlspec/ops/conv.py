@@ -13,7 +13,8 @@ The heights below count one rounding per term, which is what a chain of K fused 
 - float32 additions join the ⌈K/32⌉ chains, the blocks of K (at least 192 terms each) and the bias.
 
 That is 34 + ⌈K/32⌉ + ⌈K/192⌉ + 1, at most 38 for the 65 that K = 64 declares, and grows more slowly. Values that a split
-cannot hold (not finite, from 2^114 on, below 2^-100) put their tile's sums on chains of 32 fused multiply-adds.
+cannot hold (not finite, below 2^-100, from 2^114 or in Hopper's kernels 2^127 on) put their tile's sums on chains of fused
+multiply-adds, one for each 32 terms or, in Hopper's, for each block of K.
 """
 
 from __future__ import annotations

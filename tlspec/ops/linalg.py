@@ -21,15 +21,15 @@ from tlspec.registry import op
 SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
 BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64, "n": 64, "p": 64}]
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
-#: warp group products, split products, float64
+#: warp group products, split products, float64 in two blocks of the inner dimension
 PATHS = [
     {"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
-    {"m": 1205, "n": 1207, "p": 1209},
+    {"m": 801, "n": 4101, "p": 1004},
 ]  # fmt: skip
 #: the same with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones
 BATCH_PATHS = [
     {"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
-    {"batch": 5, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
+    {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
 ]  # fmt: skip
 
 

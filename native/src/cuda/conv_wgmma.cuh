@@ -102,7 +102,8 @@ __device__ __forceinline__ uint32_t tile_of(uint32_t n, uint32_t run)
  *     open(tile, n)             the block's nth tile
  *     fill(step, to, empty, parity, full, guard)   waits for `empty` before it writes to `to` */
 template <class T, class Loader>
-__device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader, uint32_t tiles, uint32_t run, int group)
+__device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader, uint32_t tiles, uint32_t run,
+                                        int group)
 {
     const int thread = (int)threadIdx.x % GROUP;
     uint32_t tile = tile_of(0, run), n = 0, parity = 1; /* the stages are empty at first */

@@ -191,8 +191,9 @@ __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, con
 
 /* A warp group's running total of a tile whose segments one thread block adds: float4 number j of thread t of the
  * group, at [j·GROUP + t], is sum[4j .. 4j + 3], so that a warp's reads and writes are whole lines, and all reads of a
- * thread are on their way before one is waited for. A thread reads and writes its own places; only plain_rows writes
- * those of others, between two of the group's barriers. Rows and columns that do not exist hold anything. */
+ * thread are on their way before one is waited for. A thread reads and writes its own places; only plain_rows reads
+ * and writes those of others, after group_any of the same piece (consume in conv_wgmma.cuh) and before group_sync or
+ * that of the next. Rows and columns that do not exist hold anything. */
 template <int BN> struct Total {
     float *group; /* NULL: pieces are tiles, or kept separately */
 

@@ -332,8 +332,8 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
             return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
-    /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the correctly
-     * rounded product has dgemm. */
+    /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
+     * correctly rounded product has dgemm. */
     if (tl_wgmma_serves(ctx, x))
         return tl_wgmma_multiply(ctx, x);
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);

@@ -259,8 +259,8 @@ template <class Kernel> static bool tl_wgmma_prepare(Kernel kernel, int bytes)
            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess;
 }
 
-/* Whether the context's device runs the kernels that `ready` prepares. Asked once per device: each lambda has answers of its
- * own. */
+/* Whether the context's device runs the kernels that `ready` prepares. Asked once per device: each lambda has answers
+ * of its own. */
 template <class Ready> static bool tl_wgmma_runs(tl_context *ctx, Ready ready)
 {
     constexpr int DEVICES = 64;
