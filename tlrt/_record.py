@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tlrt import kernels
+from tlrt._capture_checks import refused
 from tlrt._library import failure, load
 from tlrt.buffer import Buffer, new, own
 from tlrt.errors import AliasError, CaptureError
@@ -181,6 +182,8 @@ class Recorder:
         self._thread = threading.get_ident()
         self._by_handle: dict[int, Storage] = {}
         self._paused = False
+        #: whether what happens now is Python's own work, which replays do again
+        self.is_aside = False
         #: handles of what a replay does not make: by Python's own work, or by other threads
         self._unmade: dict[int, str] = {}
         self._key: tuple[int, Callable[[], int]] | None = None
@@ -210,11 +213,11 @@ class Recorder:
     @contextmanager
     def aside(self) -> Iterator[list[Call | Host]]:
         """Within, what is recorded goes to the list that this gives."""
-        items, self.items = self.items, []
+        items, self.items, self.is_aside = self.items, [], True
         try:
             yield self.items
         finally:
-            self.items = items
+            self.items, self.is_aside = items, False
 
     @property
     def listens(self) -> bool:
@@ -493,7 +496,7 @@ class Recorder:
                 raise failure(status, "capture")
             for call in calls:
                 if status := call.ready()():
-                    raise failure(status, call.name)
+                    raise refused(failure(status, call.name), call.name)
             if status := lib.torchlean_cuda_capture_end(context, slot):
                 raise failure(status, "capture")
             return own(slot[0], lib.torchlean_cuda_graph_release)

@@ -32,13 +32,15 @@ has then, so ``optimizer.lr = …`` between calls works. Everything else that th
 it ran: Python numbers, shapes, branches, arrays it makes, numbers passed straight to ``tlrt.kernels``.
 
 **What is refused**, with CaptureError: reading a value (``numpy``, ``item``, ``get_value``, ``Parameter.value``) or waiting
-within the function; making or setting parameters, making optimisers, capturing or replaying another step; operations on
-host arrays; at a replay arguments of other shapes or kinds, and parameters frozen or thawed since. A function that raises
-leaves nothing behind but what an eager step that raises does.
+within the function; making or setting parameters, making optimisers or assigning their hyperparameters, capturing or
+replaying another step; operations on host arrays; two parameters that share one buffer, at the capture's begin or end or at a
+replay; at a replay arguments of other shapes or kinds, parameters frozen or thawed since; replays of a session's steps by two
+threads at once. A function that raises leaves nothing behind but what an eager step that raises does.
 
 **Memory.** The step keeps the memory that it uses until it is closed (or the session is, or nobody has it any more);
 buffers whose uses do not overlap share it. A replay takes none from the driver, and none from the pool but scratch. Every
-parameter of the session has a mirror on the device after a capture.
+parameter of the session has a mirror on the device after a capture, and replays find its value in that place: what shares
+the mirror shows the parameter's value after a later ``set`` too (a copy keeps the old one).
 
 On the specification a captured step is the function, called each time between two resets; it refuses less, and arguments
 arrive as they are.
@@ -46,6 +48,9 @@ arrive as they are.
 
 from __future__ import annotations
 
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,6 +59,7 @@ import numpy.typing as npt
 
 from tlrt import _convert
 from tlrt._library import failure
+from tlrt._uncopied import Uncopied
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
@@ -74,6 +80,17 @@ __all__ = ["Captured", "Input", "capture"]
 
 _FIXED = (type(None), bool, str)
 
+#: by session, the thread that captures or replays one of its steps now, under the key 0
+_turns: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyDictionary()
+
+
+def _is_busy(thread: int) -> bool:
+    """Whether a thread captures or replays a step. An interrupt at its end, or a fork, may have left its name behind."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not Captured._alone.__code__:
+        frame = frame.f_back
+    return frame is not None
+
 
 class Input(_convert.Live):
     """An argument of a captured function, as the function sees it: with a shape, but without a content."""
@@ -83,8 +100,8 @@ class Input(_convert.Live):
     def __init__(self, session: Session, name: str, array: npt.NDArray[Any]) -> None:
         self.session = session
         self.name = name
-        self.shape: Shape = array.shape
-        self.dtype = array.dtype
+        self._shape: Shape = array.shape
+        self._dtype = array.dtype
         self._integers = array.dtype.kind in "iu"
         self._buffer: Any = None
         self._upload: Any = None
@@ -92,6 +109,16 @@ class Input(_convert.Live):
         #: where operations read indices: one place for all replays
         self._numbers: Any = None
         self._closed = False
+
+    @property
+    def shape(self) -> Shape:
+        """The shape at every replay."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the content when the step was captured."""
+        return self._dtype
 
     @property
     def ndim(self) -> int:
@@ -143,9 +170,9 @@ class Input(_convert.Live):
 
     # ---- at a replay
 
-    def accepts(self, value: Any) -> npt.NDArray[Any]:
+    def _accepts(self, value: Any) -> npt.NDArray[Any]:
         """The new content, checked."""
-        if type(value) is np.ndarray and value.dtype == self.dtype and value.shape == self.shape:
+        if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
             return value if self._numbers is None else _below_limit(self.name, value)
         array = _content(self.name, value)
         if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
@@ -156,7 +183,7 @@ class Input(_convert.Live):
             )
         return _below_limit(self.name, array) if self._numbers is not None else array
 
-    def take(self, array: npt.NDArray[Any]) -> None:
+    def _take(self, array: npt.NDArray[Any]) -> None:
         """Brings checked content to where the step reads it."""
         if self._numbers is not None:
             self._numbers[...] = array
@@ -166,7 +193,7 @@ class Input(_convert.Live):
             if status := self._upload(array):
                 raise failure(status, "replay")
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Gives the buffer back."""
         self._closed = True
         if self._buffer is not None:
@@ -193,6 +220,17 @@ class Input(_convert.Live):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        self._opaque()
+
+    # ---- another object would not be told of the content at a replay
+
+    def __copy__(self) -> Input:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Input:
+        return self
+
+    def __reduce__(self) -> Any:
         self._opaque()
 
     def __repr__(self) -> str:
@@ -232,7 +270,7 @@ def capture(session: Session, function: Callable[..., Any], example: tuple[Any, 
     return made
 
 
-class Captured:
+class Captured(Uncopied):
     """A captured step; :meth:`tlrt.Session.capture` makes one. Calling it does the step again and returns :attr:`outputs`."""
 
     def __init__(self, session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
@@ -252,11 +290,26 @@ class Captured:
         self._parameters: list[list[Any]] = []
         self._changed: list[Parameter] = []
         self._closed = False
+        self._turn = _turns.setdefault(session, {})
         if session.device.name == "spec":
             session._forget()
             self.outputs = self._run_eagerly(example)
         else:
-            self._capture(example)
+            self._alone("capture", self._capture, example)
+
+    def _alone(self, op: str, work: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
+        """Does the work unless another thread is at a step of the session."""
+        turn, thread = self._turn, threading.get_ident()
+        try:
+            owner = turn.setdefault(0, thread)  # atomic
+            if owner != thread and _is_busy(owner):
+                text = f"{op}: {self.name}: got a call of another thread meanwhile, expected one thread at a time"
+                raise CaptureError(text, op=op)
+            turn[0] = thread
+            return work(arguments)
+        finally:
+            if turn.get(0) == thread:
+                del turn[0]
 
     # ---- capturing
 
@@ -267,6 +320,7 @@ class Captured:
         arguments = self._inputs = [self._argument(i, value) for i, value in enumerate(example)]
         session._forget()
         before = [(p, p.mirror, p._version) for p in session.parameters.values()]
+        self._require_apart("capture")
         recorder = self._recorder = Recorder(session.device)
         try:
             with recorder.active():
@@ -317,6 +371,8 @@ class Captured:
 
     def _feed_back(self, recorder: Recorder, before: Iterable[tuple[Parameter, Any, int]]) -> None:
         """A parameter that was assigned another buffer goes back to where the next replay reads it."""
+        with recorder.paused():
+            self._require_apart("capture")
         self._changed = [p for p, _, version in before if p._version != version]
         moved = [(entry, entry[0]._mirror) for entry in self._parameters if entry[0]._mirror is not entry[2]]
         anew = {id(e) for e, m in moved if recorder.unmade(m)}  # assigned at each replay, brought back at the next
@@ -335,6 +391,18 @@ class Captured:
                 entry[2] = entry[0]._mirror = fresh
             mirror.release()
 
+    def _require_apart(self, op: str) -> None:
+        """Raises CaptureError where parameters share memory: a value set later goes to where calls read the old one."""
+        from tlrt._capture_checks import together
+
+        mirrored = [p for p in self.session.parameters.values() if p._mirror is not None]
+        for first, second, *_ in together(self.session.device, [p._mirror._handle for p in mirrored]):
+            raise CaptureError(
+                f"{op}: {mirrored[second].name}: got the buffer of {mirrored[first].name}, expected one of its own (assign "
+                "a copy, or use one parameter in both places)",
+                op=op,
+            )
+
     # ---- replaying
 
     def __call__(self, *arguments: Any) -> Any:
@@ -347,17 +415,24 @@ class Captured:
         if session.device.name == "spec":
             self.outputs = self._run_eagerly(arguments)
             return self.outputs
+        return self._alone("replay", self._replay, arguments)
+
+    def _replay(self, arguments: tuple[Any, ...]) -> Any:
         self._take(arguments)
+        if len(self.session.parameters) != len(self._parameters):
+            self._meet()
         for entry in self._parameters:
             if entry[0]._mirror is not entry[2] or entry[0]._requires_grad is not entry[3]:
-                self._bring_back(entry)
+                self._bring_back()
+                break
         # before the calls, so that an interrupt cannot leave a host value that looks current
         for p in self._changed:
             p._host = None
             p._version += 1
-        for call in self._calls:
+        calls, names = self._calls, self._names
+        for call in calls:
             if status := call():
-                raise failure(status, self._names[self._calls.index(call)])
+                raise failure(status, names[calls.index(call)])
         return self.outputs
 
     def _take(self, arguments: tuple[Any, ...]) -> None:
@@ -370,35 +445,62 @@ class Captured:
         checked = []
         for place, (known, value) in enumerate(zip(inputs, arguments, strict=True)):
             if isinstance(known, Input):
-                checked.append((known, known.accepts(value)))
+                checked.append((known, known._accepts(value)))
             elif type(value) is not type(known) or value != known:
                 text = f"replay: argument {place}: got {value!r:.99}, expected {known!r:.99}, as when it was captured"
                 raise CaptureError(text, op="replay")
         for known, array in checked:
-            known.take(array)
+            known._take(array)
 
-    def _bring_back(self, entry: list[Any]) -> None:
-        """A parameter whose value was replaced since the last run: its value goes to where the calls read it."""
-        p, storage, mirror, trained = entry
-        if p._requires_grad is not trained:
-            state = "trained" if trained else "frozen"
-            raise CaptureError(
-                f"replay: {p.name}: got requires_grad changed, expected it {state}, as when it was captured"
-            )
-        if p._mirror is mirror:
-            return
-        fresh = storage.buffer(self.session.device)
-        if p._mirror is None:
-            status = storage.upload(fresh, _convert.float32("replay", p.name, p._host))
-        else:
-            status = storage.copy(fresh, p._mirror)
-        if status:
-            raise failure(status, "replay")
-        # never without a value: an interrupt may come between
-        old, p._mirror = p._mirror, fresh
-        entry[2] = fresh
-        if old is not None:
-            old.release()
+    def _meet(self) -> None:
+        """Parameters made since the capture: the calls do not read them, so they have no place there."""
+        known = {entry[0] for entry in self._parameters}
+        self._parameters += [[p, None, None, None] for p in self.session.parameters.values() if p not in known]
+
+    def _bring_back(self) -> None:
+        """Parameters whose values were replaced since the last run: the values go to where the calls read them."""
+        for p, storage, _, trained in self._parameters:
+            if storage is not None and p._requires_grad is not trained:
+                state = "trained" if trained else "frozen"
+                raise CaptureError(
+                    f"replay: {p.name}: got requires_grad changed, expected it {state}, as when it was captured"
+                )
+        self._require_apart("replay")
+        moved = [entry for entry in self._parameters if entry[0]._mirror is not entry[2]]
+        self._step_aside(moved)
+        for entry in moved:
+            p, storage, _, _ = entry
+            if storage is None:
+                entry[2], entry[3] = p._mirror, p._requires_grad
+                continue
+            fresh = storage.buffer(self.session.device)
+            if p._mirror is None:
+                status = storage.upload(fresh, _convert.float32("replay", p.name, p._host))
+            else:
+                status = storage.copy(fresh, p._mirror)
+            if status:
+                raise failure(status, "replay")
+            # never without a value: an interrupt may come between
+            old, p._mirror = p._mirror, fresh
+            entry[2] = fresh
+            if old is not None:
+                old.release()
+
+    def _step_aside(self, moved: list[list[Any]]) -> None:
+        """Values that lie where others have to go, or where the calls leave results, are copied to memory of their own."""
+        from tlrt._capture_checks import together
+
+        lying = [entry for entry in moved if entry[0]._mirror is not None]
+        own = [entry for entry in moved if entry[1] is not None]
+        handles = [entry[0]._mirror._handle for entry in lying] + [entry[1].root.handle for entry in own]
+        handles += [result.buffer._handle for result in self._results]
+        for group in together(self.session.device, handles):
+            here = [own[i - len(lying)] if i < len(lying) + len(own) else None for i in group if i >= len(lying)]
+            for entry in (lying[i] for i in group if i < len(lying)):
+                if any(other is not entry for other in here):
+                    p = entry[0]
+                    old, p._mirror = p._mirror, p._mirror.copy()
+                    old.release()
 
     def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:
         """The function itself, on the specification. What it returned before goes with the next call, or with close."""
@@ -448,14 +550,13 @@ class Captured:
     def close(self) -> None:
         """Gives all memory of the step back; its results cannot be read any more. May be repeated."""
         self._closed = True
-        for entry in self._parameters:
-            self._handles.append(entry[1].handle)
+        self._handles += [entry[1].handle for entry in self._parameters if entry[1] is not None]
         if self._recorder is not None:
             self._recorder.release(self._handles, self._graphs)
         self._calls, self._graphs, self._handles, self._parameters, self._changed = [], [], [], [], []
         for known in self._inputs:
             if isinstance(known, Input):
-                known.close()
+                known._close()
         for result in self._results:
             result.release()
         self._results = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tlrt import _convert
+from tlrt._uncopied import Uncopied
 from tlrt.errors import ArgumentTypeError, ShapeError
 from tlrt.plan import Plan, Shape
 
@@ -100,6 +101,12 @@ class AnyBuffer:
         """Gives the handle back; may be repeated."""
         self.buffer.release()
 
+    def __copy__(self) -> AnyBuffer:
+        return self.share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AnyBuffer:
+        return self.copy()
+
     def __repr__(self) -> str:
         return f"AnyBuffer(shape={self.shape}, {self.buffer!r})"
 
@@ -131,7 +138,7 @@ def kernels_of(device: Any) -> Any:
     return kernels
 
 
-class Node:
+class Node(Uncopied):
     """One value on a tape: what computed it, from which parents, and how its cotangent goes back to them."""
 
     __slots__ = ("_hosts", "_plan", "_rule", "buffer", "cleanup", "name", "parents", "requires_grad", "shape")

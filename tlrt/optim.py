@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._library import failure
+from tlrt._uncopied import Uncopied
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.parameter import Parameter
 from tlrt.tensor import is_number
@@ -30,7 +31,7 @@ from tlrt.tensor import is_number
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 
-class Optimizer:
+class Optimizer(Uncopied):
     """What the optimisers share. Frozen parameters are left out."""
 
     #: names of the hyperparameters, attributes of the optimiser
@@ -68,6 +69,15 @@ class Optimizer:
         #: hyperparameters found sound
         self._checked: list[Any] = []
         self._closed = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses hyperparameters within a captured function: a replay takes those there are, and would not assign them."""
+        if name in self.hyper:
+            session = self.__dict__.get("session")
+            recorder = None if session is None else session._recorder
+            if recorder is not None and not recorder.is_aside:
+                recorder.refuse(f"{type(self).__name__}.{name}")
+        super().__setattr__(name, value)
 
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.

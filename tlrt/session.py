@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from tlrt import _convert
+from tlrt._uncopied import Uncopied
 from tlrt.context import Device
 from tlrt.context import device as open_device
 from tlrt.errors import (
@@ -73,7 +74,7 @@ class Options:
     matmul_precision: str = "fp32"
 
 
-class Gradients(Mapping[Parameter, AnyBuffer]):
+class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
     """Gradients by parameter, on the device. They belong to the session and go at its next backward or reset."""
 
     def __init__(self) -> None:

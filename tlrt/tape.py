@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt import _convert
+from tlrt._uncopied import Uncopied
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -43,7 +44,7 @@ __all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
 _PLANS = 4096
 
 
-class Tape(Operations[int]):
+class Tape(Uncopied, Operations[int]):
     """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node.
 
     Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then.

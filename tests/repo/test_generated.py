@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tlrt
+from tlrt._capture_checks import PLANS
 from tlspec import abi, bounds, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("path", sorted(abi.files()))
 def test_committed_file_is_current(path: str) -> None:
     assert (ROOT / path).read_text() == abi.files()[path], f"{path} is stale: run `make abi`"
+
+
+def test_plans_that_a_message_counts_are_those_of_the_library() -> None:
+    text = (ROOT / "native/src/cuda/spectral_plan.cu").read_text()
+    assert re.findall(r"constexpr int CACHED_PLANS = (\d+);", text) == [str(PLANS)]
 
 
 def declared() -> set[str]:

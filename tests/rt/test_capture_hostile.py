@@ -1,8 +1,11 @@
 """Captured steps under less usual use: results kept by tapes, states loaded between captures, optimisers that make buffers,
-threads and interrupts within the function."""
+threads and interrupts within the function, copied arguments, the end of the interpreter."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
 import sys
 import threading
 from pathlib import Path
@@ -172,3 +175,259 @@ def test_an_interrupt_on_the_way_in(dev: tlrt.Device) -> None:
             finally:
                 sys.settrace(before)
     assert cut > 4
+
+
+def test_an_argument_is_not_copied(dev: tlrt.Device) -> None:
+    """A copy within the function would not be told of the content at a replay."""
+    with Session(dev) as s:
+        rows = s.param(np.arange(6.0).reshape(3, 2), "rows")
+        for how in (copy.copy, copy.deepcopy):
+            step = s.capture(lambda x, i, how=how: (s.const(how(x)), s.gather_rows_nat(rows, how(i))), X, [0])
+            tensor, picked = step(2 * X, [2])
+            assert tensor.numpy().tolist() == (2 * X).tolist() and picked.numpy().tolist() == [[4, 5]]
+        with pytest.raises(CaptureError, match="argument 0"):
+            s.capture(lambda x: pickle.dumps(x), X)
+
+
+def test_an_argument_has_no_methods_of_arrays(dev: tlrt.Device) -> None:
+    """What an array does by a method is not done by one of the same name."""
+    own = {"shape", "dtype", "ndim", "size"}
+    with Session(dev) as s:
+
+        def step(x: Any) -> Any:
+            y = s.const(x)
+            for name in set(dir(np.ndarray)) - own:
+                if not name.startswith("_"):
+                    with pytest.raises(CaptureError, match="argument 0"):
+                        getattr(x, name)
+            assert {name: getattr(x, name) for name in own} == {name: getattr(X, name) for name in own}
+            for name in own:
+                with pytest.raises(AttributeError):
+                    setattr(x, name, getattr(X, name))
+            return y
+
+        assert s.capture(step, X)(X).numpy().tolist() == X.tolist()
+
+
+class Waiting(optim.Optimizer):
+    """An optimiser that lets somebody do something in the middle of a step."""
+
+    hyper = ("lr",)
+    lr = 0.5
+    meanwhile: Any = staticmethod(lambda: None)
+
+    def _update(self, packed: Any, gradients: Any) -> None:
+        self.meanwhile()
+        self.kernels.sgd_step(packed["p"], gradients, lr=self.lr, weight_decay=0.0, out=packed["p"])
+
+
+def test_one_thread_at_a_time(dev: tlrt.Device) -> None:
+    """Another thread's replay in the middle of one, or of a capture, would mix their arguments and results."""
+    with Session(dev) as s:
+        w = s.param([1.0, 2.0, 3.0], "w")
+        optimizer = Waiting([w])
+        caught: list[BaseException] = []
+
+        def step(x: Any) -> Any:
+            loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
+            s.backward(loss)
+            optimizer.step()
+            return loss
+
+        def elsewhere(work: Any) -> None:
+            def run() -> None:
+                try:
+                    work()
+                except BaseException as error:
+                    caught.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+        first, second = s.capture(step, X[0]), s.capture(step, X[0])
+        for work in (lambda: first(X[0]), lambda: second(X[0]), lambda: s.capture(step, X[0])):
+            optimizer.meanwhile = lambda work=work: elsewhere(work)
+            before = w.numpy()
+            first(X[0])
+            assert isinstance(caught.pop(), CaptureError) and not caught
+            assert np.array_equal(w.numpy(), before - before)  # 1 - lr·2 = 0, once
+            w.set([1.0, 2.0, 3.0])
+        optimizer.meanwhile = lambda: elsewhere(lambda: first(X[0]))
+        s.capture(step, X[0]).close()
+        assert "got a call of another thread meanwhile, expected one thread at a time" in str(caught.pop())
+        optimizer.meanwhile = lambda: None
+        found: list[float] = []
+        w.set([1.0, 2.0, 3.0])
+        elsewhere(lambda: found.append(second(X[0]).item()))  # one after the other is fine
+        assert found == [14.0] and not caught
+        optimizer.close()
+
+
+class Warming(optim.SGD):
+    def step(self) -> None:
+        self.lr = 0.1 * (self.steps + 1)
+        super().step()
+
+
+class Decaying(optim.Optimizer):
+    hyper = ("lr",)
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters)
+        self.lr = lr
+
+    def _update(self, packed: Any, gradients: Any) -> None:
+        self.lr *= 0.5
+        self.kernels.sgd_step(packed["p"], gradients, lr=self.lr, weight_decay=0.0, out=packed["p"])
+
+
+def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
+    """A replay would not assign them; in the work that an optimiser of one's own does at each replay it does."""
+    found = []
+    for captured in (False, True):
+        with Session(dev) as s:
+            w = s.param([1.0, 2.0, 3.0], "w")
+
+            def step(optimizer: Any, x: Any, s: Session = s, w: Any = w) -> Any:
+                s.backward(s.reduce_sum(s.square(s.mul(w, s.const(x)))))
+                optimizer.step()
+
+            def halved(optimizer: Any, x: Any, step: Any = step) -> Any:
+                optimizer.lr *= 0.5
+                step(optimizer, x)
+
+            for optimizer, function in ((Warming([w], 0.1), step), (optim.SGD([w], 0.1), halved)):
+                with pytest.raises(
+                    CaptureError, match=rf"^{type(optimizer).__name__}\.lr: got a call within a captured"
+                ):
+                    s.capture(functools.partial(function, optimizer), X[0])
+                assert optimizer.steps == 0 and optimizer.lr == 0.1
+                optimizer.lr = 0.25
+                optimizer.close()
+            own = Decaying([w], 0.4)
+            again = s.capture(functools.partial(step, own), X[0]) if captured else functools.partial(step, own)
+            for _ in range(3 - captured):
+                again(X[0])
+                s.reset()
+            found.append((own.lr, w.numpy().tolist()))
+            own.close()
+    assert found[0] == found[1]
+
+
+def test_an_error_in_the_middle_of_a_replay(dev: tlrt.Device) -> None:
+    with Session(dev) as s:
+        w = s.param([1.0, 2.0, 3.0], "w")
+        optimizer = Waiting([w])
+
+        def step(x: Any) -> Any:
+            loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
+            s.backward(loss)
+            optimizer.step()
+            return loss
+
+        captured = s.capture(step, X[0])
+        w.set([1.0, 2.0, 3.0])
+
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        optimizer.meanwhile = stop
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                captured(X[0])
+            assert w.numpy().tolist() == [1.0, 2.0, 3.0] and optimizer.steps == 1
+        optimizer.meanwhile = lambda: None
+        assert captured(X[0]).item() == 14.0 and w.numpy().tolist() == [0.0, 0.0, 0.0]
+        optimizer.close()
+
+
+def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what happened and what to do; without a GPU, a library that makes graphs is acted."""
+    if not dev.is_cuda:
+        monkeypatch.setattr(tlrt.Device, "is_cuda", True)
+        monkeypatch.setattr(_record, "lib", Acted(_record.lib))
+    with Session(dev) as s:
+
+        def transforms(first: int) -> Any:
+            def step(x: Any) -> Any:
+                rows = [s.slice_range0(s.const(x), 0, n) for n in range(first, first + 60, 2)]
+                return [s.rfft1d_packed(s.reshape(row, (1, row.shape[0]))) for row in rows]
+
+            return step
+
+        for first in (64, 192):
+            with pytest.raises(CaptureError) as caught:
+                s.capture(transforms(first), np.ones(256))
+            said = str(caught.value)
+            assert "rfft1d_packed: got a transform whose FFT plan is gone, expected it among the 24" in said
+            assert "as steps of their own" in said and "another thread" in said
+            assert s.device._recorder is None and s._recorder is None
+        del caught
+        monkeypatch.undo()
+        assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
+
+
+class Acted:
+    """The library, but graphs can be made, of everything but transforms."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def torchlean_cuda_capture_begin(self, context: Any) -> int:
+        self.ready = _record.Call.ready
+        refusal = self._lib.torchlean_cuda_capture_begin
+
+        def ready(call: Any) -> Any:
+            return (lambda: refusal(context)) if "rfft" in call.name else self.ready(call)
+
+        _record.Call.ready = ready  # type: ignore[method-assign]
+        return 0
+
+    def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
+        _record.Call.ready = self.ready  # type: ignore[method-assign]
+        return 0
+
+    def torchlean_cuda_graph_release(self, graph: Any) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit", "s.device.close()", "os._exit(0) if os.fork() == 0 else os.wait()"]
+)
+def test_the_end_of_the_interpreter(python: Any, end: str) -> None:
+    """With live captures, one of them in a cycle whose finaliser replays it."""
+    code = f"""
+import os
+import numpy as np, tlrt
+from tlrt import optim
+s = tlrt.Session("cpu")
+w = s.param([1.0, 2.0], "w")
+optimizer = optim.Adam([w], lr=0.1)
+
+def step(x):
+    loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
+    s.backward(loss)
+    optimizer.step()
+    return loss
+
+first, second = s.capture(step, np.ones(2)), s.capture(step, np.ones(2))
+
+class Last:
+    def __del__(self, step=first, Error=tlrt.errors.ReleasedError):
+        try:
+            step([1.0, 1.0])
+        except Error:
+            pass
+
+last = Last()
+last.cycle = last
+second([1.0, 1.0])
+print("end", flush=True)
+{end}
+"""
+    done = python(code)
+    assert done.returncode == 0 and done.stdout.startswith("end") and done.stderr == ""

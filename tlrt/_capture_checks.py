@@ -1,0 +1,69 @@
+"""What captured steps must know before they rely on it: which handles are to the same memory, and why a graph was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tlrt._library import failure, load
+from tlrt.buffer import Buffer
+from tlrt.errors import CaptureError, TorchleanError, UnavailableError
+
+if TYPE_CHECKING:
+    from tlrt.context import Device
+
+__all__ = ["refused", "together"]
+
+_library = load()
+ffi, lib = _library.ffi, _library.lib
+
+#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral_plan.cu
+PLANS = 24
+
+
+def together(device: Device, handles: Sequence[Any]) -> list[list[int]]:
+    """The places of those handles that are to the same memory as others, one list for each memory; linear in the number of
+    handles as long as few are. Raises ReleasedError for a handle that was given back."""
+    count: dict[int, int] = {}
+    for handle in handles:
+        known = int(ffi.cast("uintptr_t", handle))
+        count[known] = count.get(known, 0) + 1
+    single = [count[int(ffi.cast("uintptr_t", h))] == 1 for h in handles]
+    open_ = [i for i, h in enumerate(handles) if not single[i] or _references(h) > 1]
+    open_ = [i for i, n in zip(open_, _grown(device, handles, open_, open_), strict=True) if n > 1]
+    groups = []
+    while open_:
+        grown = _grown(device, handles, open_[:1], open_)
+        groups.append([i for i, n in zip(open_, grown, strict=True) if n])
+        open_ = [i for i, n in zip(open_, grown, strict=True) if not n]
+    return groups
+
+
+def _grown(device: Device, handles: Sequence[Any], shared: Sequence[int], watched: Sequence[int]) -> list[int]:
+    """By how much the references of the watched handles' memory grow with one more handle to each of the shared ones."""
+    while True:
+        before = [_references(handles[i]) for i in watched]
+        extra = [Buffer._made("capture", device, lib.torchlean_cuda_buffer_share, handles[i]) for i in shared]
+        grown = [_references(handles[i]) - n for i, n in zip(watched, before, strict=True)]
+        extra.clear()  # released, as buffers are that nobody has
+        if before == [_references(handles[i]) for i in watched]:  # else a finaliser gave a handle back meanwhile
+            return grown
+
+
+def _references(handle: Any) -> int:
+    n = ffi.new("uint32_t *")
+    if status := lib.torchlean_cuda_buffer_references(handle, n):
+        raise failure(status, "capture")
+    return int(n[0])
+
+
+def refused(error: TorchleanError, name: str) -> TorchleanError:
+    """The error of a call that was not taken into a graph, with what to do about it where the call alone cannot know."""
+    if not (isinstance(error, UnavailableError) and "rfft" in name):
+        return error
+    return CaptureError(
+        f"capture: {name}: got a transform whose FFT plan is gone, expected it among the {PLANS} that a device keeps: the "
+        "step transforms more shapes than that, or another thread made plans on the device meanwhile (capture parts with at "
+        f"most {PLANS} shapes of transforms as steps of their own; let other threads use devices of their own) [{error}]",
+        op="capture",
+    )
