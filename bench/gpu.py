@@ -110,16 +110,16 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
     runs = {"": ["--cases", "1", "--size", "medium", *ops]}
     for row in registry.ops(ops[1] if ops else None):
         if row.paths:
-            runs[f" {row.name}"] = ["--cases", str(len(row.paths)), "--size", "path", "--ops", row.name]
+            runs[row.name] = ["--cases", str(len(row.paths)), "--size", "path", "--ops", row.name]
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
         if check == "racecheck":
             runner.build("build-racecheck", "RACECHECK=1")
             runner.environment["TORCHLEAN_CUDA_LIBRARY"] = str(RACECHECK_LIBRARY)
-        for what, arguments in runs.items():
-            name = check + what
+        for op, arguments in runs.items():
+            name = f"{check} {op}".rstrip()
             # special values reach the kernels for those; racecheck, slower, sees what all threads of a block do
-            data = ["--data", "normal,special" if check == "memcheck" else "normal"] if what else []
+            data = ["--data", "normal,special" if check == "memcheck" else "normal"] if op else []
             command = [tool, "--tool", check, "--error-exitcode", "9", *verify, *arguments, *data]
             found = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY:.*", runner.run(name.replace(" ", "-"), command, 600))
             summaries[name] = found[-1].strip("= ") if found else "no summary"

@@ -56,9 +56,9 @@ def origin(name: str, where: str, date: str, commit: str | None) -> str:
 
 def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, str]:
     """A part of a run, or of the one that measured it instead, and then where that was."""
-    if run.get(name) or not otherwise:
+    other = load(otherwise) if otherwise and not run.get(name) else None
+    if other is None:
         return run.get(name), ""
-    other = json.loads((EVIDENCE / otherwise).read_text())
     found: dict[str, Any] = other[name]
     return found, origin(otherwise, found["device"], found["date"], other["commit"])
 

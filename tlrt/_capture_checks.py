@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlrt._library import failure, load
-from tlrt.buffer import Buffer
+from tlrt._library import load
+from tlrt.buffer import Buffer, count_references
 from tlrt.errors import CaptureError, TorchleanError, UnavailableError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["refused", "together"]
 
 _library = load()
 ffi, lib = _library.ffi, _library.lib
+_references = partial(count_references, op="capture")
 
 #: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral_plan.cu
 PLANS = 24
@@ -48,13 +50,6 @@ def _grown(device: Device, handles: Sequence[Any], shared: Sequence[int], watche
         extra.clear()  # released, as buffers are that nobody has
         if before == [_references(handles[i]) for i in watched]:  # else a finaliser gave a handle back meanwhile
             return grown
-
-
-def _references(handle: Any) -> int:
-    n = ffi.new("uint32_t *")
-    if status := lib.torchlean_cuda_buffer_references(handle, n):
-        raise failure(status, "capture")
-    return int(n[0])
 
 
 def refused(error: TorchleanError, name: str) -> TorchleanError:

@@ -219,12 +219,8 @@ class Buffer:
     @property
     def references(self) -> int:
         """Number of live handles to its storage, this one included."""
-        library = load()
-        n = library.ffi.new("uint32_t *")
-        if status := library.lib.torchlean_cuda_buffer_references(self._handle, n):
-            raise failure(status, "references")
         recorder = self._device._recorder
-        return int(n[0]) - (0 if recorder is None else recorder.held(self._handle))
+        return count_references(self._handle, "references") - (0 if recorder is None else recorder.held(self._handle))
 
     def __repr__(self) -> str:
         name = getattr(getattr(self, "_device", None), "name", "?")
@@ -256,6 +252,15 @@ class Buffer:
 
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("Buffer: got a buffer to pickle, expected an array: pickle buffer.numpy()")
+
+
+def count_references(handle: Any, op: str) -> int:
+    """Number of live handles to the storage of a handle, this one included."""
+    library = load()
+    n = library.ffi.new("uint32_t *")
+    if status := library.lib.torchlean_cuda_buffer_references(handle, n):
+        raise failure(status, op)
+    return int(n[0])
 
 
 def _device(device: Device | str, op: str) -> Device:

@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -79,9 +78,6 @@ if TYPE_CHECKING:
 __all__ = ["Captured", "Input", "capture"]
 
 _FIXED = (type(None), bool, str)
-
-#: by session, the thread that captures or replays one of its steps now, under the key 0
-_turns: weakref.WeakKeyDictionary[Session, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
 def _is_busy(thread: int) -> bool:
@@ -290,7 +286,6 @@ class Captured(Uncopied):
         self._parameters: list[list[Any]] = []
         self._changed: list[Parameter] = []
         self._closed = False
-        self._turn = _turns.setdefault(session, {})
         if session.device.name == "spec":
             session._forget()
             self.outputs = self._run_eagerly(example)
@@ -299,7 +294,7 @@ class Captured(Uncopied):
 
     def _alone(self, op: str, work: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
         """Does the work unless another thread is at a step of the session."""
-        turn, thread = self._turn, threading.get_ident()
+        turn, thread = self.session._turn, threading.get_ident()
         try:
             owner = turn.setdefault(0, thread)  # atomic
             if owner != thread and _is_busy(owner):

@@ -151,6 +151,8 @@ class Session(Environment, Operations[TensorRef]):
         self._nats: list[Any] = []
         #: while a step is captured, what records it
         self._recorder: Any = None
+        #: the thread that captures or replays a step now, under the key 0
+        self._turn: dict[int, int] = {}
         self._captures: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._closed = False
         if chosen.fast_kernels:

@@ -21,6 +21,15 @@ from tlrt.errors import CaptureError
 X = np.ones((2, 3), np.float32)
 
 
+def trained(optimizer: optim.Optimizer, x: Any) -> Any:
+    """A step of the optimiser's one parameter w towards the smallest (w·x)²."""
+    s, (w,) = optimizer.session, optimizer.parameters
+    loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
+    s.backward(loss)
+    optimizer.step()
+    return loss
+
+
 def test_a_result_is_a_constant_on_the_tape(dev: tlrt.Device) -> None:
     """Two batches through a captured teacher before one backward pass: each product keeps the value it was made with."""
     with Session(dev) as s:
@@ -42,11 +51,7 @@ def test_states_loaded_between_two_captures(dev: tlrt.Device) -> None:
             w = s.param([1.0, 2.0, 3.0], "w")
             optimizer = optim.Adam([w], lr=0.1)
 
-            def step(x: Any) -> Any:
-                loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
-                s.backward(loss)
-                optimizer.step()
-                return loss
+            step = functools.partial(trained, optimizer)
 
             def eager(x: Any) -> None:
                 s.reset()
@@ -209,30 +214,24 @@ def test_an_argument_has_no_methods_of_arrays(dev: tlrt.Device) -> None:
         assert s.capture(step, X)(X).numpy().tolist() == X.tolist()
 
 
-class Waiting(optim.Optimizer):
+class Waiting(optim.SGD):
     """An optimiser that lets somebody do something in the middle of a step."""
 
-    hyper = ("lr",)
-    lr = 0.5
     meanwhile: Any = staticmethod(lambda: None)
 
     def _update(self, packed: Any, gradients: Any) -> None:
         self.meanwhile()
-        self.kernels.sgd_step(packed["p"], gradients, lr=self.lr, weight_decay=0.0, out=packed["p"])
+        super()._update(packed, gradients)
 
 
 def test_one_thread_at_a_time(dev: tlrt.Device) -> None:
     """Another thread's replay in the middle of one, or of a capture, would mix their arguments and results."""
     with Session(dev) as s:
         w = s.param([1.0, 2.0, 3.0], "w")
-        optimizer = Waiting([w])
+        optimizer = Waiting([w], 0.5)
         caught: list[BaseException] = []
 
-        def step(x: Any) -> Any:
-            loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
-            s.backward(loss)
-            optimizer.step()
-            return loss
+        step = functools.partial(trained, optimizer)
 
         def elsewhere(work: Any) -> None:
             def run() -> None:
@@ -270,16 +269,15 @@ class Warming(optim.SGD):
         super().step()
 
 
-class Decaying(optim.Optimizer):
-    hyper = ("lr",)
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters)
-        self.lr = lr
-
+class Decaying(optim.SGD):
     def _update(self, packed: Any, gradients: Any) -> None:
         self.lr *= 0.5
-        self.kernels.sgd_step(packed["p"], gradients, lr=self.lr, weight_decay=0.0, out=packed["p"])
+        super()._update(packed, gradients)
+
+
+def halved(optimizer: optim.Optimizer, x: Any) -> Any:
+    optimizer.lr *= 0.5  # type: ignore[attr-defined]
+    return trained(optimizer, x)
 
 
 def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
@@ -289,15 +287,7 @@ def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
         with Session(dev) as s:
             w = s.param([1.0, 2.0, 3.0], "w")
 
-            def step(optimizer: Any, x: Any, s: Session = s, w: Any = w) -> Any:
-                s.backward(s.reduce_sum(s.square(s.mul(w, s.const(x)))))
-                optimizer.step()
-
-            def halved(optimizer: Any, x: Any, step: Any = step) -> Any:
-                optimizer.lr *= 0.5
-                step(optimizer, x)
-
-            for optimizer, function in ((Warming([w], 0.1), step), (optim.SGD([w], 0.1), halved)):
+            for optimizer, function in ((Warming([w], 0.1), trained), (optim.SGD([w], 0.1), halved)):
                 with pytest.raises(
                     CaptureError, match=rf"^{type(optimizer).__name__}\.lr: got a call within a captured"
                 ):
@@ -306,7 +296,7 @@ def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
                 optimizer.lr = 0.25
                 optimizer.close()
             own = Decaying([w], 0.4)
-            again = s.capture(functools.partial(step, own), X[0]) if captured else functools.partial(step, own)
+            again = s.capture(functools.partial(trained, own), X[0]) if captured else functools.partial(trained, own)
             for _ in range(3 - captured):
                 again(X[0])
                 s.reset()
@@ -318,13 +308,9 @@ def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
 def test_an_error_in_the_middle_of_a_replay(dev: tlrt.Device) -> None:
     with Session(dev) as s:
         w = s.param([1.0, 2.0, 3.0], "w")
-        optimizer = Waiting([w])
+        optimizer = Waiting([w], 0.5)
 
-        def step(x: Any) -> Any:
-            loss = s.reduce_sum(s.square(s.mul(w, s.const(x))))
-            s.backward(loss)
-            optimizer.step()
-            return loss
+        step = functools.partial(trained, optimizer)
 
         captured = s.capture(step, X[0])
         w.set([1.0, 2.0, 3.0])

@@ -95,7 +95,7 @@ def _figures(ev: Evidence) -> str:
     """Histograms per family and device: of all comparisons where the campaign counted them, else of the entry points."""
     out = []
     for device in ev.kinds():
-        groups: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[str, list[Row]] = {}
         for (entry, kind), row in _fullest(ev, "alarms", lambda r: int(r["comparisons"])).items():
             if kind == device and row["measured"]:
                 groups.setdefault(evidence.family(entry), []).append(row)
@@ -136,8 +136,8 @@ def _figures(ev: Evidence) -> str:
 
 def _fullest(ev: Evidence, part: str, amount: Callable[[Row], int]) -> dict[tuple[str, str], Row]:
     """Of every entry point and kind of device the row with the most: runs of the same cases are not added up."""
-    found = {(entry, kind): [r for _, r in rows] for (p, entry, kind), rows in ev.index.items() if p == part}
-    return {key: max(rows, key=amount) for key, rows in found.items()}
+    found = ((entry, kind, rows) for (p, entry, kind), rows in ev.index.items() if p == part)
+    return {(entry, kind): max((r for _, r in rows), key=amount) for entry, kind, rows in found}
 
 
 def _once(ev: Evidence, part: str, amount: Callable[[Row], int]) -> int:

@@ -119,16 +119,12 @@ template <int WIDTH, bool TURNED> struct Source {
                : u % 4 == 2 ? make_float4(x.z, y.z, z.z, w.z)
                             : make_float4(x.w, y.w, z.w, w.w);
     }
-    static __device__ __forceinline__ void look(const float4 &x, Guard &guard)
-    {
-        guard.see(x);
-    }
     __device__ __forceinline__ void write(char *to, Guard &guard) const
     {
 #pragma unroll
         for (int u = 0; u < COPIES; u++) {
             *reinterpret_cast<float4 *>(to + at(u)) = chunk(u);
-            look(held[u], guard);
+            guard.see(held[u]);
         }
     }
     __device__ __forceinline__ void write_split(char *hi, char *lo, Guard &guard) const
@@ -137,7 +133,7 @@ template <int WIDTH, bool TURNED> struct Source {
         for (int u = 0; u < COPIES; u++) {
             const float4 x = chunk(u);
             store_split(hi + at(u), lo + at(u), x);
-            look(x, guard);
+            guard.see(x);
         }
     }
 };
