@@ -25,9 +25,7 @@ BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64
 PATHS = [
     {"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
 ]  # fmt: skip
-#: by float64, in two blocks of the inner dimension; for one row, as the CPU path takes long for it
-FLOAT64 = {"m": 801, "n": 4101, "p": 1004}
-#: the same as PATHS with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones
+#: the same with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones
 BATCH_PATHS = [
     {"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
     {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
@@ -80,7 +78,7 @@ def bmm_vjp(A, B, g):
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
     same_bits=False, cuda="own kernel, cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
-    paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in (*PATHS, FLOAT64)],
+    paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
     flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
     torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)), numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
     source="torch.nn.functional.linear")  # fmt: skip
