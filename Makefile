@@ -68,7 +68,7 @@ check: $(ENV_DEV) $(ENV_TEST) lib
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m tlspec.abi --check
+	$(PY) -m codegen --check
 	$(MAKE) --no-print-directory -C native check
 
 # Worst distance from the correctly rounded result, misrounded inputs, special values; then equal bits across SIMD variants.
@@ -89,10 +89,10 @@ sanitize: $(ENV_TEST)
 	OPS='$(OPS)' LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 \
 	    TORCHLEAN_CUDA_LIBRARY=$(abspath native/build/asan/libtorchlean_cuda.so) \
-	    $(PY) -m pytest -n $(JOBS) tests/ops tests/rt $(PYTEST)
+	    $(PY) -m pytest -n $(JOBS) tests/kernels tests/runtime $(PYTEST)
 
 abi: $(ENV_TEST)
-	$(PY) -m tlspec.abi
+	$(PY) -m codegen
 
 fmt: $(ENV_DEV)
 	.venv/bin/ruff format .

@@ -32,7 +32,7 @@ from bench.measure import (
     time_host,
     time_marks,
 )
-from tlrt.verify_run import content
+from tlrt.verify.run import content
 from tlspec import registry
 
 #: float32 multiply-adds of an H200 outside the tensor cores, in operations per second (vendor's data sheet)

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import report
-from tlrt.verify_report import told
+from audit import report
+from tlrt.verify.report import told
 
 NAMES = ("digits", "autoencoder", "char_gpt", "mamba", "fno_burgers")
 #: what is kept of a curve: every so many steps

@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import report
-from tlrt.verify_report import told
+from audit import report
+from tlrt.verify.report import told
 from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import tlrt
+from audit.report import Meter
 from bench.measure import Subject, device_of, operand_bytes, time_host, time_marks
-from tlrt.campaign.report import Meter
 from tlspec import registry
 from tlspec.bounds import U
 from tlspec.data import generator

@@ -14,10 +14,10 @@ import numpy as np
 
 import tlrt
 from tlrt import kernels
-from tlrt.verify_run import Runtime, counterpart
+from tlrt.verify.run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
 from tlspec.cases import evaluate, shape_of
-from tlspec.pyface import face
+from tlspec.entries import arguments_of
 from tlspec.registry import Op, Signature
 
 #: elements above which the float64 reference is not computed for the error columns
@@ -202,7 +202,7 @@ class Subject:
             placed[a.name] = kernels.pack(runtime.upload_list(self.inputs[a.name], self.names["lengths"]))
         name = self.op.entry(self.which)
         known = {**self.names, **placed, "": device}
-        keywords = {a.name: known[a.of] for a in face(name) if a.of in known}
+        keywords = {a.name: known[a.of] for a in arguments_of(name) if a.of in known}
         function = getattr(runtime.kernels, name)
         if any(o.listed for o in self.signature.outputs):  # in place, as steps are made
             lists = tuple(placed[counterpart(o)] for o in self.signature.outputs)

@@ -1,5 +1,5 @@
 """``python -m bench.results``: writes docs/results.md, the README's results and the tables of TRUST_BOUNDARIES.md from the files
-under docs/evidence (and, for the last, from the registry).
+under evidence (and, for the last, from the registry).
 
 ``--check`` compares instead. Documents quote measured figures through this program alone, so none stands without its file.
 """
@@ -12,10 +12,10 @@ import statistics
 import sys
 from typing import Any, NamedTuple
 
+from audit import evidence
 from bench import training, trust
 from bench.training import figure
 from bench.trust import EVIDENCE, ROOT, header, line
-from tlrt.campaign import evidence
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -165,7 +165,7 @@ def documents() -> dict[str, str]:
     page = [
         "# Results",
         "",
-        "Written by `python -m bench.results` from the files under `docs/evidence`. A ratio compares two medians of one run.",
+        "Written by `python -m bench.results` from the files under `evidence`. A ratio compares two medians of one run.",
         "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
         "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device. What a",
         "model keeps between calls (tables of angles, what a forward pass saves for its gradient) PyTorch is not charged for.",
@@ -177,7 +177,7 @@ def documents() -> dict[str, str]:
         if run is None:
             continue
         page += ["", f"## {title}", "", headline(name, run), ""]
-        short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(docs/evidence/')}"]
+        short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(evidence/')}"]
         if text := verified(run):
             page += [text, ""]
             short += ["", text]
@@ -187,7 +187,7 @@ def documents() -> dict[str, str]:
             if found:
                 heading, lines, said = write(found)
                 page += ["", f"### {heading}: {title}", "", *([where, ""] if where else []), *lines]
-                source = f" ({where.replace('(evidence/', '(docs/evidence/')})" if where else ""
+                source = f" ({where.replace('(evidence/', '(evidence/')})" if where else ""
                 short += ["", f"{said}{source}."]
         if (EVIDENCE / made).exists():
             examples = json.loads((EVIDENCE / made).read_text())

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlrt.campaign import evidence, faults
-from tlrt.campaign.evidence import PARTS, Evidence
-from tlrt.campaign.html import calls, count, inputs, share
-from tlspec import abi, registry
-from tlspec.abi import Entry
+from audit import evidence, faults
+from audit.evidence import PARTS, Evidence
+from audit.html import calls, count, inputs, share
+from codegen import abi
+from tlspec import entries, registry
+from tlspec.entries import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
-EVIDENCE = ROOT / "docs/evidence"
+EVIDENCE = ROOT / "evidence"
 #: places of the document that are generated
 MARKS = ("totals", "promises", "evidence", "core")
 NONE = "–"
@@ -65,7 +66,7 @@ def promises() -> list[str]:
     out = header(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
     for family in registry.families():
         out.append(f"| **{family}** | | | | | | |")
-        for e in abi.all_entries(family):
+        for e in entries.all_entries(family):
             row, rule, forward = e.op, e.op.vjp_rule, which(e) == "forward"
             if not forward:
                 vjp = NONE
@@ -188,7 +189,7 @@ def operations(ev: Evidence) -> list[str]:
     out, of = header(head), Table(ev)
     for family in registry.families():
         out.append(f"| **{family}**" + " |" * len(head))
-        for e in abi.all_entries(family):
+        for e in entries.all_entries(family):
             cells = [f"`{e.symbol}`"]
             if e.only is not None:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
@@ -243,14 +244,14 @@ def totals(ev: Evidence) -> list[str]:
             tried, outcome = _TOTALS[part](document)
             bad = failed.get((part, source.name), 0)
             outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "") if bad else outcome
-            out.append(line([what, tried, outcome, f"[{source.name}](docs/evidence/{source.name})"]))
+            out.append(line([what, tried, outcome, f"[{source.name}](evidence/{source.name})"]))
     out += ["", "The files:", ""]
     for s in ev.sources:
         devices = "; ".join(s.devices.values()) or "devices not recorded"
         commit = (
             f"commit {s.commit[:7]}" if s.commit else f"library {s.library}" if s.library else "commit not recorded"
         )
-        out.append(f"- [{s.name}](docs/evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
+        out.append(f"- [{s.name}](evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
     return out
 
 

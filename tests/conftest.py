@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
-from tlrt.verify import whiches
-from tlrt.verify_run import Runtime
+from tlrt.verify.command import whiches
+from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.registry import Op
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 #: command: (module with main(argv) -> exit status, help)
 COMMANDS = {
-    "verify": ("tlrt.verify", "check every operation on every device against its specification"),
+    "verify": ("tlrt.verify.command", "check every operation on every device against its specification"),
     "compare": ("tlrt.differential", "run one program on several devices and compare it operation by operation"),
     "doctor": ("tlrt.doctor", "say what was built, which devices are seen, and what is missing"),
 }

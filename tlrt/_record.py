@@ -28,7 +28,7 @@ from tlrt._capture_checks import refused
 from tlrt._library import failure, load
 from tlrt.buffer import Buffer, new, own
 from tlrt.errors import AliasError, CaptureError
-from tlspec import abi
+from tlspec import entries
 
 if TYPE_CHECKING:
     from tlrt.context import Device
@@ -294,7 +294,7 @@ class Recorder:
         """The recorder's handles of a buffer's storage, which its users need not know of."""
         return int(address(handle) in self._by_handle)
 
-    def call(self, entry: abi.Entry, function: Any, arguments: tuple[Any, ...]) -> int:
+    def call(self, entry: entries.Entry, function: Any, arguments: tuple[Any, ...]) -> int:
         """Makes a call of an operation and records it if it succeeds."""
         if not self.listens:
             return int(function(*arguments))
@@ -529,15 +529,15 @@ def _roles(symbol: str) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _entries() -> dict[str, abi.Entry]:
-    return {e.symbol: e for e in abi.all_entries()}
+def _entries() -> dict[str, entries.Entry]:
+    return {e.symbol: e for e in entries.all_entries()}
 
 
 @functools.cache
 def _watched() -> dict[str, tuple[Any, Any]]:
     """By the name in ``tlrt.kernels``: the C function, and what stands for it while somebody records."""
 
-    def watch(entry: abi.Entry, function: Any) -> Any:
+    def watch(entry: entries.Entry, function: Any) -> Any:
         outputs = [place for place, (role, _) in enumerate(_roles(entry.symbol)) if role == "output"]
         lists = [place for place, (role, _) in enumerate(_roles(entry.symbol)) if role == "output list"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError
 from tlspec import registry
 from tlspec.cases import evaluate, refused_by, shape_of
-from tlspec.pyface import face, passed
+from tlspec.entries import arguments_of, composition_arguments
 
 __all__ = ["Plan", "Shape", "make"]
 
@@ -101,7 +101,9 @@ class Plan:
         pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
         pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
-            made = rule.via(_Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **passed(row, values))
+            made = rule.via(
+                _Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **composition_arguments(row, values)
+            )
             self._calls = list(made) if isinstance(made, tuple) else [made]
             self.shares = any(call.function is kernels.share for call in self._calls)
             return
@@ -149,7 +151,7 @@ class Plan:
 
 def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of ``tlrt.kernels`` after its buffers: positional ones and by keyword."""
-    after = [a for a in face(entry) if a.kind not in ("device", "buffer", "u32", "f64")]
+    after = [a for a in arguments_of(entry) if a.kind not in ("device", "buffer", "u32", "f64")]
     return tuple(values[a.of] for a in after if not a.keyword), {a.name: values[a.of] for a in after if a.keyword}
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tlrt import _convert, errors
 from tlrt.buffer import _length
 from tlrt.context import Memory
-from tlspec import abi, pyface, registry
+from tlspec import entries, registry
 from tlspec.bounds import call_reference
 from tlspec.cases import refused_by, shape_of
 
@@ -205,7 +205,7 @@ def _rounded(value: float) -> float:
 
 
 def _by_status() -> dict[str, type[errors.TorchleanError]]:
-    return {status: getattr(errors, name) for status, name in pyface.EXCEPTIONS.items()}
+    return {status: getattr(errors, name) for status, name in entries.EXCEPTIONS.items()}
 
 
 def _listed(array: Any) -> bool:
@@ -216,13 +216,13 @@ def _listed(array: Any) -> bool:
 class _Function:
     """One operation on :class:`SpecBuffer`, called as its namesake in ``tlrt.kernels``."""
 
-    def __init__(self, entry: abi.Entry) -> None:
+    def __init__(self, entry: entries.Entry) -> None:
         self.entry = entry
         self.__name__ = entry.name
-        self.arguments = pyface.arguments(entry)
+        self.arguments = entries.arguments(entry)
         self.positional = [a for a in self.arguments if not a.keyword]
         self.names = {a.name for a in self.arguments}
-        self.known = pyface.inferred(entry)
+        self.known = entries.inferred(entry)
         row = entry.op
         self.reference = row.reference if entry.name == row.name else row.vjp_rule.reference  # type: ignore[union-attr]
 
@@ -289,7 +289,7 @@ class _Function:
             raise errors.DeviceMismatchError(f"{op}: {name}: got a buffer of another device, expected one", op=op)
         return buffer.device
 
-    def _scalar(self, a: pyface.Argument, value: Any) -> Any:
+    def _scalar(self, a: entries.Argument, value: Any) -> Any:
         op = self.__name__
         if value is None and a.default is not None:
             value = float(a.default) if a.kind == "float" else int(a.default)
@@ -392,8 +392,8 @@ class _Kernels:
 
 
 @lru_cache(maxsize=1)
-def _entries() -> dict[str, abi.Entry]:
-    return {e.name: e for e in abi.all_entries()}
+def _entries() -> dict[str, entries.Entry]:
+    return {e.name: e for e in entries.all_entries()}
 
 
 kernels = _Kernels()

@@ -1,6 +1,6 @@
 """Shape functions of the signature grammar and the checks.
 
-Each has a twin of the same name in ``native/src/abi/shapes.h`` (``tl_drop`` for :func:`drop`), which the generated entry
+Each has a twin of the same name in ``native/src/core/shapes.h`` (``tl_drop`` for :func:`drop`), which the generated entry
 points call. Lists are outermost-first.
 """
 

@@ -2,7 +2,7 @@
  *
  * It makes the inputs, decides what a correctly rounded result is (rounding.h) and compares results that the library under
  * test has computed, whichever device did. Every function works on one range of samples in the calling thread; callers
- * give ranges to threads. Build (tlrt/campaign/checker.py does it on demand):
+ * give ranges to threads. Build (audit/checker.py does it on demand):
  *   cc -std=gnu11 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -shared -fPIC checker.c -lquadmath -lm */
 #include "rounding.h"
 

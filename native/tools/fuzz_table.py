@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from tlspec import abi
-from tlspec.abi import Entry
+from codegen import abi
+from tlspec import entries
+from tlspec.entries import Entry
 from tlspec.cases import Case, data_classes, draw_case
 
 #: how an argument is read out of a value of the driver, by kind
@@ -116,7 +117,7 @@ def cases(e: Entry, count: int) -> list[list[int]]:
 
 
 def table(count: int) -> str:
-    entries = abi.all_entries()
+    entries = entries.all_entries()
     out = ["/* Written by tools/fuzz_table.py from the registry. */"]
     rows = []
     for e in entries:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import tlrt
+from audit.report import Meter
 from bench import gpu, growth, results, trust
 from bench.measure import Subject, draw_inputs, operand_bytes
-from tlrt.campaign.report import Meter
 from tlspec import registry
 from tlspec.cases import refused_by, shape_of
 from tlspec.registry import Op

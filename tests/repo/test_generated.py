@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import tlrt
+from codegen import abi
 from tlrt._capture_checks import PLANS
-from tlspec import abi, bounds, registry
+from tlspec import bounds, entries, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +85,7 @@ def test_promised_names_are_declared() -> None:
 def test_every_entry_has_a_python_function() -> None:
     from tlrt import kernels
 
-    assert [e.name for e in abi.all_entries() if not callable(getattr(kernels, e.name, None))] == []
+    assert [e.name for e in entries.all_entries() if not callable(getattr(kernels, e.name, None))] == []
 
 
 def test_versions_agree() -> None:
@@ -111,12 +112,12 @@ def test_summation_tree_constants_agree() -> None:
 def test_c_shape_functions_have_their_twins() -> None:
     from tlspec import shapes
 
-    text = (ROOT / "native/src/abi/shapes.h").read_text()
+    text = (ROOT / "native/src/core/shapes.h").read_text()
     assert set(re.findall(r"\btl_(\w+)\(const (?:tl_dims|uint32_t|void)", text)) == set(shapes.FUNCTIONS)
 
 
 def test_rows_are_unique_by_symbol() -> None:
-    symbols = [e.symbol for e in abi.all_entries()]
+    symbols = [e.symbol for e in entries.all_entries()]
     assert len(symbols) == len(set(symbols))
     assert all(registry.get(r.name) is r for r in registry.ops())
 

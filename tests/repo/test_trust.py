@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from audit import evidence
+from audit.evidence import Evidence, EvidenceError
+from audit.html import share
 from bench import trust
-from tlrt.campaign import evidence
-from tlrt.campaign.evidence import Evidence, EvidenceError
-from tlrt.campaign.html import share
-from tlrt.verify_report import told
-from tlspec import abi, registry
+from codegen import abi
+from tlrt.verify.report import told
+from tlspec import entries, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "TRUST_BOUNDARIES.md").read_text()
-ENTRIES = {e.symbol: e for e in abi.all_entries()}
+ENTRIES = {e.symbol: e for e in entries.all_entries()}
 
 
 def between(name: str, text: str = TEXT) -> list[list[str]]:
@@ -72,7 +73,7 @@ def test_no_line_claims_more_than_its_file(device: str) -> None:
     """Read back from the text, against the files as JSON and not through the generator."""
     held: dict[str, list[dict[str, Any]]] = {}
     compared: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted((ROOT / "docs/evidence").glob("*.json")):
+    for path in sorted((ROOT / "evidence").glob("*.json")):
         document = json.loads(path.read_text())
         for r in (document.get("verify") or document).get("results", []):
             if r["device"].startswith(device):

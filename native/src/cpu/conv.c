@@ -6,8 +6,8 @@
  *   gradient of w     g (rows) times gathered x           x (rows) times gathered g
  *
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
-#include "../abi/kernels.h"
-#include "../abi/shapes.h"
+#include "../../generated/kernels.h"
+#include "../core/shapes.h"
 #include "conv.h"
 #include "sum_tree.h"
 

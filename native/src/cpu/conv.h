@@ -2,7 +2,7 @@
 #ifndef TL_CPU_CONV_H
 #define TL_CPU_CONV_H
 
-#include "../abi/internal.h"
+#include "../core/internal.h"
 #include "../formula/conv_geometry.h"
 
 /* A gather with its arrays: source (batch, channels, *gather.source), target (batch, rows, *gather.target). */

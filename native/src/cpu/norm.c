@@ -9,7 +9,7 @@
  * Both add in the same order. */
 #include "row_phases.h"
 
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 
 typedef struct job {
     const float *x, *gamma, *beta, *g;

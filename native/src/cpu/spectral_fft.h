@@ -12,7 +12,7 @@
 #ifndef TL_CPU_SPECTRAL_FFT_H
 #define TL_CPU_SPECTRAL_FFT_H
 
-#include "../abi/internal.h"
+#include "../core/internal.h"
 #include "spectral_vec.h"
 
 /* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */

@@ -6,7 +6,7 @@
 #ifndef TL_CPU_SUM_TREE_H
 #define TL_CPU_SUM_TREE_H
 
-#include "../abi/internal.h"
+#include "../core/internal.h"
 #include "../formula/sum_tree.h"
 
 /* ---- the row tree ------------------------------------------------------------------------------------------------ */

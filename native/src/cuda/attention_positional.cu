@@ -3,7 +3,7 @@
  * A thread owns PAIRS pairs of one position and makes their cosines and sines once, then goes through a run of the
  * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
  * together. */
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "../formula/rotary.h"
 #include "common.cuh"
 

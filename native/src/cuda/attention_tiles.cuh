@@ -14,7 +14,7 @@
 #ifndef TL_ATTENTION_TILES_CUH
 #define TL_ATTENTION_TILES_CUH
 
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "../formula/attention.h"
 #include "common.cuh"
 

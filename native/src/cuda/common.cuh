@@ -9,7 +9,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
-#include "../abi/internal.h"
+#include "../core/internal.h"
 
 extern "C" {
 cudaStream_t tl_cuda_stream(tl_context *ctx);

@@ -7,8 +7,8 @@
  *   gradient of w     g (rows) times gathered x           x (rows) times gathered g
  *
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
-#include "../abi/kernels.h"
-#include "../abi/shapes.h"
+#include "../../generated/kernels.h"
+#include "../core/shapes.h"
 #include "conv.cuh"
 #include "conv_wgmma.cuh"
 #include "sum_tree.cuh"

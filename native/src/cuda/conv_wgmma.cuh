@@ -11,7 +11,7 @@
 #ifndef TL_CONV_WGMMA_CUH
 #define TL_CONV_WGMMA_CUH
 
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "conv.cuh"
 #include "wgmma.cuh"
 

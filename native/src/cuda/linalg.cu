@@ -10,7 +10,7 @@
  * the result to float32 once. On chips whose tensor cores do float64 at the rate of float32 (H100, H200) DGEMM is a
  * fifth faster than SGEMM and the result is almost correctly rounded. The conversions cost 12 bytes per element of the
  * three arrays, which limits the path to products whose three dimensions are all large. */
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "linalg.cuh"
 #include "sum_tree.cuh"
 

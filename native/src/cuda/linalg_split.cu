@@ -15,7 +15,7 @@
  * computes its tile again as chains of fused multiply-adds in increasing k. */
 #include <float.h>
 
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "linalg.cuh"
 #include "split_mma.cuh"
 

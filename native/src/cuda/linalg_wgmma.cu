@@ -1,5 +1,5 @@
 /* Matrix products by wgmma (linalg_wgmma.cuh): which products, which tiles, the launch. */
-#include "../abi/kernels.h"
+#include "../../generated/kernels.h"
 #include "linalg.cuh"
 #include "linalg_wgmma.cuh"
 

@@ -1,0 +1,14 @@
+"""Campaigns: what the verify command tries besides drawn cases, and at greater length.
+
+==================  =================================================================================================
+``exhaustive``      every function of one argument on all 2^32 inputs, those of two on structured and random pairs
+``probe``           the order in which every sum adds, found from outside, against the height its bound assumes
+``determinism``     the same bits over repetitions, threads, batch sizes, trims of the cache, reused outputs
+``alarms``          false alarms of the bounds over very many correct comparisons, and how close to them results come
+``hostile``         very many calls of the C ABI with wrong handles, sizes, pointers; damaged checkpoint files
+``faults``          every allocation of a training step fails in turn: a clean exception, nothing lost, the next step right
+``soak``            very many small training steps in flat memory
+==================  =================================================================================================
+
+Each gives one JSON dictionary and one table; :mod:`audit.command` is the command line.
+"""

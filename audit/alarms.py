@@ -1,0 +1,195 @@
+"""False alarms: very many correct comparisons through the derived bounds.
+
+A comparison is one output of one drawn case against the reference. The results are the library's own, so an alarm is a
+bound that is too tight (or a defect that verify would find as well). The worst error of a comparison as a share of its
+tolerance goes into a histogram; an entry point whose worst share stays below 1/50 has a bound that is looser than it need
+be. Bounds that allow nothing have no histogram, only alarms.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from audit import report
+from tlrt.verify.command import whiches
+from tlrt.verify.run import Runtime, cpu_settings
+from tlspec import registry
+from tlspec.cases import data_classes, draw_case
+from tlspec.compare import compare, reproduction
+
+__all__ = ["EDGES", "LOOSE", "alarms", "table"]
+
+#: upper edges of the histogram's bins; an alarm is above the last
+EDGES = (0.0, 1 / 1024, 1 / 256, 1 / 128, 1 / 64, 1 / 50, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+#: a bound that nothing comes this close to is too loose
+LOOSE = 1 / 50
+#: comparisons of one task of a worker process
+TASK = 100
+
+
+def _blank(entry: str, device: str, bound: str) -> dict[str, Any]:
+    return {
+        "entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0, "alarms": 0,
+        "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": [],
+    }  # fmt: skip
+
+
+def _work(
+    name: str, which: str, seed: int, count: int, devices: Sequence[str], kernels: Any = None
+) -> list[dict[str, Any]]:
+    """`count` comparisons of one entry point on every device, the cases beginning at `seed`."""
+    op = registry.get(name)
+    rows = {d: _blank(op.entry(which), d, op.bound_of(which).text) for d in devices}
+    runtimes = {d: Runtime(d, kernels) for d in devices}
+    classes = data_classes(op, which)
+    first = rows[devices[0]]
+    while first["comparisons"] < count:
+        case = draw_case(op, seed, classes[seed % len(classes)], "small", which)
+        seed += 1
+        expected = case.expected
+        for device, runtime in runtimes.items():
+            row = rows[device]
+            try:
+                outs = runtime.run(case)
+            except Exception as error:  # a call that raises is a finding, not the end of the run
+                row["comparisons"] += 1
+                row["alarms"] += 1
+                row["alarm_lines"] = [
+                    *row["alarm_lines"][:2],
+                    f"{type(error).__name__}: {error}; {reproduction(case, device)}",
+                ]
+                continue
+            for a, got, ref, tol, bits in zip(
+                case.signature.outputs, outs, expected.outputs, expected.tolerances, expected.bits, strict=True
+            ):
+                assert got is not None
+                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+                row["comparisons"] += 1
+                row["elements"] += c.count
+                if not c.ok:
+                    row["alarms"] += 1
+                    if len(row["alarm_lines"]) < 3:
+                        row["alarm_lines"].append(f"{c.explain(a.name)}; {reproduction(case, device)}")
+                elif ref.size and bool(np.any((tol > 0) & np.isfinite(tol))):
+                    row["measured"] += 1
+                    row["histogram"][int(np.searchsorted(EDGES, c.share))] += 1
+                    if c.share > row["worst"]:
+                        row["worst"], row["worst_line"] = c.share, reproduction(case, device)
+    return list(rows.values())
+
+
+def _task(arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
+    with cpu_settings(threads=1):  # cases are the parallel work
+        return _work(*arguments)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started within use one thread for NumPy's products: they are as many as there are processors."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {n: os.environ.get(n) for n in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for n, value in before.items():
+            if value is None:
+                del os.environ[n]
+            else:
+                os.environ[n] = value
+
+
+def alarms(
+    devices: Sequence[str],
+    count: int,
+    names: str | None = None,
+    *,
+    seed: int = 10_000,
+    workers: int | None = None,
+    kernels: Any = None,
+) -> dict[str, Any]:
+    """At least `count` comparisons per device, spread evenly over the entry points; one dictionary. Without `workers` every
+    processor has one; 0 stays in this process."""
+    work = [(op.name, which) for op in registry.ops(names) for which in whiches(op)]
+    each = -(-count // len(work))
+    # a case has a few outputs, so tasks of an entry point are far enough apart in seeds
+    tasks = [
+        (name, which, seed + first, min(TASK, each - first), list(devices))
+        for first in range(0, each, TASK)
+        for name, which in work
+    ]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    meter = report.Meter(float(len(tasks) * TASK), "comparisons")
+
+    def enter(results: list[dict[str, Any]]) -> None:
+        for r in results:
+            key = (r["entry"], r["device"])
+            if key not in rows:
+                rows[key] = r
+                continue
+            row = rows[key]
+            for f in ("comparisons", "measured", "elements", "alarms"):
+                row[f] += r[f]
+            row["histogram"] = [a + b for a, b in zip(row["histogram"], r["histogram"], strict=True)]
+            row["alarm_lines"] = (row["alarm_lines"] + r["alarm_lines"])[:3]
+            if r["worst"] > row["worst"]:
+                row["worst"], row["worst_line"] = r["worst"], r["worst_line"]
+        meter.step(float(TASK), results[0]["entry"])
+
+    count_workers = report.processors() if workers is None else workers
+    if count_workers == 0:
+        for t in tasks:
+            enter(_work(*t, kernels))
+    else:
+        # started anew, not forked: a CUDA context does not survive a fork
+        context = multiprocessing.get_context("spawn")
+        pool = concurrent.futures.ProcessPoolExecutor(count_workers, mp_context=context)
+        with _one_thread_each(), pool:
+            for done in concurrent.futures.as_completed([pool.submit(_task, t) for t in tasks]):
+                enter(done.result())
+    meter.close()
+    ordered = [rows[k] for k in sorted(rows, key=lambda k: (k[0], list(devices).index(k[1])))]
+    totals = {
+        d: {f: sum(r[f] for r in ordered if r["device"] == d) for f in ("comparisons", "elements", "alarms")}
+        for d in devices
+    }
+    loose = [
+        {"entry": r["entry"], "device": r["device"], "bound": r["bound"], "worst": r["worst"], "line": r["worst_line"]}
+        for r in ordered
+        if r["measured"] and r["worst"] < LOOSE
+    ]
+    return {"seed": seed, "edges": list(EDGES), "totals": totals, "loose": loose, "entries": ordered}
+
+
+def ok(document: Mapping[str, Any]) -> bool:
+    """Whether there was no alarm."""
+    return not any(t["alarms"] for t in document["totals"].values())
+
+
+def _share(x: float) -> str:
+    return f"{x:.3f}" if x else "0"
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """One line per entry point and device: alarms, the worst share and its histogram; then totals and loose bounds."""
+    edges = [f"<={e:.3g}" for e in document["edges"]]
+    rows = [
+        (r["entry"], r["device"], r["comparisons"], r["alarms"], _share(r["worst"]), *(n or "" for n in r["histogram"]))
+        for r in document["entries"]
+    ]
+    text = report.columns(("entry point", "device", "comparisons", "alarms", "worst share", *edges), rows)
+    for r in document["loose"]:
+        text += f"\nloose: {r['entry']} on {r['device']}: worst share {r['worst']:.4f} of {r['bound']}; {r['line']}"
+    for r in document["entries"]:
+        for line in r["alarm_lines"]:
+            text += f"\nFAIL {r['entry']} on {r['device']}: {line}"
+    for device, t in document["totals"].items():
+        text += f"\n{device}: {t['alarms']} alarms in {t['comparisons']} comparisons of {t['elements']} elements"
+    return text

@@ -1,0 +1,385 @@
+"""Every function of one argument on all 2^32 float32 inputs, on every device.
+
+The results come from the library as anyone calls it; the checker (``native/tools``) makes the inputs and decides what the
+correctly rounded result is: in double, and in quadruple precision where the double value lies within 2^-42 of a midpoint.
+Gradients are walked with g = 1; those that read the output take it as their argument, in the function's range. Inputs are
+numbered by bit pattern; sample s is pattern s·stride. A chunk is 2^24 samples, done by one thread on every device, so that
+an interrupted run continues with the chunks that are missing. The 64-bit hash of every block of 2^20 results lets runs
+on different machines be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audit import report
+from audit.checker import Checker, checker
+from tlrt.verify.run import Runtime, cpu_settings
+from tlspec import registry
+from tlspec.registry import Op
+
+__all__ = ["CHUNK", "Entry", "Exhaustive", "entries"]
+
+CHUNK, BLOCK = 2**24, 2**20
+#: seconds between two writings of the state
+INTERVAL = 20.0
+#: values of parameters, as ``native/tools/rounding.h`` has them
+PARAMETERS: Mapping[str, Mapping[str, float]] = {
+    "scale": {"c": 0.7},
+    "clamp": {"lo": -0.75, "hi": 1.5},
+    "safe_log": {"eps": 1e-6},
+}
+#: the range of an output that a gradient reads
+RANGES = {"sigmoid_bwd": (0.0, 1.0), "tanh_bwd": (-1.0, 1.0)}
+#: inputs of the special-value table, by bit pattern
+SPECIAL = {
+    "NaN": 0x7FC00000, "-NaN": 0xFFC00000, "signalling NaN": 0x7F800001, "inf": 0x7F800000, "-inf": 0xFF800000,
+    "0": 0x00000000, "-0": 0x80000000, "smallest subnormal": 0x00000001, "-smallest subnormal": 0x80000001,
+    "largest subnormal": 0x007FFFFF, "-largest subnormal": 0x807FFFFF, "smallest normal": 0x00800000,
+    "-smallest normal": 0x80800000, "1": 0x3F800000, "-1": 0xBF800000, "largest": 0x7F7FFFFF, "-largest": 0xFF7FFFFF,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point that is a function of one float32."""
+
+    name: str
+    op: Op
+    which: str
+    #: name of the argument walked, and whether a cotangent of ones goes with it
+    argument: str
+    cotangent: bool
+    values: Mapping[str, float]
+    #: distance from the correctly rounded result that the row's bound allows
+    limit: int
+
+
+def _limit(text: str) -> int | None:
+    if text == "exact":
+        return 0
+    found = re.match(r"(\d+) ulp", text)
+    return int(found[1]) if found else None
+
+
+def entries(names: str | None = None, gradients: bool = True) -> list[Entry]:
+    """The functions of one argument among the rows named: forward functions first, then gradients."""
+    forward: list[Entry] = []
+    backward: list[Entry] = []
+    for op in registry.ops(names):
+        sig = op.signature
+        if not sig.elementwise or len(sig.inputs) != 1 or any(p.kind != "float" for p in sig.params):
+            continue
+        values = PARAMETERS.get(op.name, {})
+        limit = _limit(op.bound.text)
+        if limit is not None:
+            forward.append(Entry(op.name, op, "forward", sig.inputs[0].name, False, values, limit))
+        rule = op.vjp_rule
+        if rule is None or rule.via is not None or not gradients:
+            continue
+        limit, others = _limit(rule.bound.text), [r for r in rule.reads if r != "g"]
+        if limit is not None and len(others) == 1:
+            backward.append(Entry(f"{op.name}_bwd", op, "vjp", others[0], True, values, limit))
+    return forward + backward
+
+
+class _Worker:
+    """What one thread computes with: a context per device, and arrays of a chunk."""
+
+    def __init__(self, owner: Exhaustive):
+        import tlrt
+
+        self.owner = owner
+        self.contexts = [tlrt.Device.new(d) for d in owner.devices]
+        self.runtimes = [self._runtime(context) for context in self.contexts]
+        self.inputs = np.empty(owner.chunk, np.float32)
+        self.results = [np.empty(owner.chunk, np.float32) for _ in owner.devices]
+        self.ones: dict[tuple[int, int], Any] = {}
+
+    def _runtime(self, context: Any) -> Runtime:
+        from tlrt import Buffer
+
+        return Runtime(context.name, self.owner.kernels, lambda array: Buffer.from_numpy(array, context))
+
+    def close(self) -> None:
+        for one in self.ones.values():
+            one.release()
+        for context in self.contexts:
+            context.close()
+
+    def evaluate(self, entry: Entry, inputs: np.ndarray) -> list[np.ndarray]:
+        """The results of all devices, in arrays of this worker."""
+        from tlrt._library import failure, load
+
+        library, outs = load(), []
+        for k, runtime in enumerate(self.runtimes):
+            x = runtime.upload(inputs)
+            arguments = {entry.argument: x}
+            if entry.cotangent:
+                if (k, inputs.size) not in self.ones:
+                    self.ones[k, inputs.size] = self.contexts[k].full(inputs.size, 1.0)
+                arguments["g"] = self.ones[k, inputs.size]
+            y = runtime.call(entry.name, arguments, entry.values)
+            got = self.results[k][: inputs.size]
+            data = library.ffi.from_buffer("float[]", got, require_writable=True)
+            # into an array that is there already: a fresh one costs more in page faults than the function itself
+            if status := library.lib.torchlean_cuda_buffer_download(y._handle, data, got.size):
+                raise failure(status, "numpy")
+            x.release()
+            y.release()
+            outs.append(got)
+        return outs
+
+    def chunk(self, entry: Entry, number: int) -> dict[str, Any]:
+        """Computes, compares and hashes one chunk: the record that the state keeps."""
+        owner, check = self.owner, self.owner.check
+        first = number * owner.chunk
+        n = min(owner.chunk, owner.samples - first)
+        inputs = self.inputs[:n]
+        check.inputs(first * owner.stride, owner.stride, inputs)
+        outs = self.evaluate(entry, inputs)
+        record: dict[str, Any] = {"tally": {}, "blocks": {}, "differ": 0}
+        for k, (device, got) in enumerate(zip(owner.devices, outs, strict=True)):
+            count, at = check.differ(outs[0], got) if k else (0, 0)
+            if k == 0 or count:
+                tally = check.unary(entry.name, first * owner.stride, owner.stride, got, entry.limit)
+                record["tally"][device] = {f: v for f, v in tally.items() if v}
+                record["blocks"][device] = "".join(f"{int(h):016x}" for h in check.hashes(got, owner.block))
+            if count:
+                record["differ"] += count
+                record.setdefault("differ_at", (first + at) * owner.stride)
+        return record
+
+
+class Exhaustive:
+    """The exhaustive campaign over some entry points and devices; :meth:`run` then :meth:`document`."""
+
+    def __init__(
+        self, devices: Sequence[str], chosen: Sequence[Entry], *, stride: int = 1, state: Path | None = None,
+        budget: float | None = None, workers: int | None = None, chunk: int = CHUNK, kernels: Any = None,
+    ):  # fmt: skip
+        self.devices, self.entries, self.stride, self.state, self.budget = list(devices), chosen, stride, state, budget
+        self.check: Checker = checker()
+        if missing := [e.name for e in chosen if e.name not in self.check.index]:
+            raise ValueError(f"no reference for {', '.join(missing)} in native/tools/checker.c")
+        self.kernels = kernels
+        self.chunk, self.block = chunk, min(BLOCK, chunk)
+        self.samples = -(-(2**32) // stride)
+        self.chunks = -(-self.samples // chunk)
+        self.workers = min(workers or report.processors(), max(self.chunks * len(chosen), 1))
+        self.head = report.head(devices)
+        self.records: dict[str, dict[str, Any]] = {e.name: {} for e in chosen}
+        self.specials: dict[str, list[dict[str, Any]]] = {}
+        self.seconds: dict[str, float] = {e.name: 0.0 for e in chosen}
+        if state is not None and state.exists():
+            self._resume(state)
+
+    # ---- the state
+
+    def _key(self) -> dict[str, Any]:
+        return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
+
+    def _resume(self, path: Path) -> None:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known.get("key") != self._key():
+            raise ValueError(f"{path} belongs to another run: it has {known.get('key')}, this run {self._key()}")
+        for name, records in known["records"].items():
+            self.records[name] = records
+            self.seconds[name] = known["seconds"].get(name, 0.0)
+
+    def save(self) -> None:
+        """Writes the state, if there is a file for it."""
+        if self.state is not None:
+            document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
+            report.write(self.state, document)
+
+    # ---- the run
+
+    def run(self) -> None:
+        """Does every chunk that is missing, until the budget is spent."""
+        todo = [(e, c) for e in self.entries for c in range(self.chunks) if str(c) not in self.records[e.name]]
+        done = sum(len(self.records[e.name]) for e in self.entries) * self.chunk
+        meter = report.Meter(float(len(todo) * self.chunk + done), "inputs", float(done))
+        lock, saved = threading.Lock(), [time.monotonic()]
+
+        @contextmanager
+        def hand() -> Iterator[Callable[[tuple[Entry, int]], None]]:
+            worker = _Worker(self)
+
+            def do(item: tuple[Entry, int]) -> None:
+                (entry, number), began = item, time.monotonic()
+                record = worker.chunk(entry, number)
+                with lock:
+                    self.records[entry.name][str(number)] = record
+                    self.seconds[entry.name] += (time.monotonic() - began) / self.workers
+                    if time.monotonic() - saved[0] > INTERVAL:
+                        self.save()
+                        saved[0] = time.monotonic()
+                meter.step(float(self.chunk), entry.name)
+
+            try:
+                yield do
+            finally:
+                worker.close()
+
+        try:
+            with cpu_settings(threads=1):  # chunks are the parallel work
+                report.share_out(todo, self.workers, hand, self.budget)
+        finally:
+            meter.close()
+            self.save()
+        worker = _Worker(self)
+        for entry in self.entries:
+            self.specials[entry.name] = self._special(worker, entry)
+        worker.close()
+
+    def _special(self, worker: _Worker, entry: Entry) -> list[dict[str, Any]]:
+        bits = np.array(list(SPECIAL.values()), np.uint32)
+        outs = [o.copy() for o in worker.evaluate(entry, bits.view(np.float32))]
+        rows = []
+        for i, label in enumerate(SPECIAL):
+            x = bits[i : i + 1].view(np.float32)[0]
+            want = self.check.want(entry.name, float(x))
+            low, high = RANGES.get(entry.name, (-np.inf, np.inf))
+            if x < low or x > high or (x == 0 and low == 0 and np.signbit(x)):
+                continue
+            row: dict[str, Any] = {"x": label, "expected": report.float_text(int(want.view(np.uint32))), "ok": True}
+            for device, out in zip(self.devices, outs, strict=True):
+                y = out[i]
+                row[device] = report.float_text(int(y.view(np.uint32)))
+                row["ok"] = row["ok"] and _acceptable(y, want, entry.limit)
+            rows.append(row)
+        return rows
+
+    # ---- the outcome
+
+    def _device(self, entry: Entry, device: str) -> dict[str, Any]:
+        total: dict[str, Any] = {}
+        hashes = []
+        for number in sorted(self.records[entry.name], key=int):
+            record = self.records[entry.name][number]
+            source = device if device in record["tally"] else self.devices[0]  # equal bits, equal tally
+            t = record["tally"][source]
+            hashes.append(hashlib.blake2b(record["blocks"][source].encode(), digest_size=8).hexdigest())
+            for f in ("seen", "misrounded", "mismatches", "over", "precise", "undecided"):
+                total[f] = total.get(f, 0) + t.get(f, 0)
+            if t.get("worst", 0) > total.get("worst", 0):
+                total |= {f: t.get(f, 0) for f in ("worst", "worst_at", "worst_got", "worst_want")}
+            if t.get("near_error", 0.0) > total.get("near_error", 0.0):
+                total |= {f: t[f] for f in ("near_error", "near_at")}
+            for kind, one in (("mismatches", "mismatch"), ("over", "over")):
+                if t.get(kind) and f"{one}_at" not in total:
+                    total |= {f"{one}_{part}": t.get(f"{one}_{part}", 0) for part in ("at", "got", "want")}
+        out = {
+            f: total.get(f, 0) for f in ("seen", "worst", "misrounded", "mismatches", "over", "precise", "undecided")
+        }
+        for one in ("worst", "mismatch", "over"):
+            if f"{one}_at" in total:
+                out[f"{one}_case"] = {p: report.float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}
+        if "near_error" in total:
+            out["near_zero"] = {"error": total["near_error"], "at": report.float_text(total["near_at"])}
+        out["hash"] = hashlib.blake2b("".join(hashes).encode(), digest_size=8).hexdigest()
+        out["chunk_hashes"] = hashes
+        return out
+
+    def document(self) -> dict[str, Any]:
+        """The campaign as one dictionary."""
+        functions = []
+        for entry in self.entries:
+            records = self.records[entry.name]
+            per = {d: self._device(entry, d) for d in self.devices}
+            differ = sum(r["differ"] for r in records.values())
+            special = self.specials.get(entry.name, [])
+            bad = differ or any(p["over"] or p["mismatches"] or p["undecided"] for p in per.values())
+            row: dict[str, Any] = {
+                "entry": entry.name, "which": entry.which, "argument": entry.argument, "values": dict(entry.values),
+                "range": RANGES.get(entry.name, "all"), "limit": entry.limit, "bound": entry.op.bound_of(entry.which).text,
+                "complete": len(records) == self.chunks, "seconds": round(self.seconds[entry.name], 1), "devices": per,
+                "special": special, "differ": differ if len(self.devices) > 1 else None,
+            }  # fmt: skip
+            if differ:
+                at = min(r["differ_at"] for r in records.values() if "differ_at" in r)
+                row["differ_at"] = report.float_text(at)
+            bad = bad or not all(r["ok"] for r in special)
+            row["verdict"] = "fail" if bad else "pass" if row["complete"] else "incomplete"
+            if self.devices[1:] and not differ:
+                for d in self.devices[1:]:
+                    del per[d]["chunk_hashes"]
+            functions.append(row)
+        return {**self.head, "stride": self.stride, "samples": self.samples, "functions": functions}
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; what is incomplete has not failed."""
+        return all(f["verdict"] != "fail" for f in self.document()["functions"])
+
+
+def _acceptable(y: np.float32, want: np.float32, limit: int) -> bool:
+    """The same NaN-ness, infinity and sign, and at most `limit` float32 away."""
+    if np.isnan(y) or np.isnan(want):
+        return bool(np.isnan(y) and np.isnan(want))
+    if np.signbit(y) != np.signbit(want) or np.isinf(y) != np.isinf(want):
+        return False
+    return abs(int(y.view(np.uint32)) - int(want.view(np.uint32))) <= limit
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """The table of an exhaustive document, and what is not complete in words."""
+    rows = []
+    for f in document["functions"]:
+        for device, p in f["devices"].items():
+            same = "-" if f["differ"] is None else "yes" if not f["differ"] else f"NO: {f['differ']}"
+            share = f"{100 * p['misrounded'] / p['seen']:.4f} %" if p["seen"] else "-"
+            at = p.get("worst_case", {}).get("at", "")
+            worst = (p["seen"], p["worst"], f["limit"], at, p["misrounded"], share, p["mismatches"])
+            rows.append((f["entry"], device, *worst, same, p["hash"], f["verdict"]))
+    counts = ("inputs", "worst ulp", "allowed", "at", "misrounded", "share", "mismatches")
+    text = report.columns(("function", "device", *counts, "devices equal", "hash", "verdict"), rows)
+    open_ = [f["entry"] for f in document["functions"] if not f["complete"]]
+    if open_:
+        whole = [f["entry"] for f in document["functions"] if f["complete"]]
+        text += f"\nINCOMPLETE: {', '.join(open_)}\ncomplete: {', '.join(whole) or 'none'}"
+    for f in document["functions"]:
+        for device, p in f["devices"].items():
+            for kind in ("mismatch", "over"):
+                if case := p.get(f"{kind}_case"):
+                    text += f"\nFAIL {f['entry']} on {device} ({kind}): at {case['at']} got {case['got']},"
+                    text += f" expected {case['want']}"
+            if p["undecided"]:
+                text += f"\nFAIL {f['entry']} on {device}: {p['undecided']} inputs undecided in quadruple precision"
+        if f.get("differ_at"):
+            text += f"\nFAIL {f['entry']}: devices differ in {f['differ']} results, first at {f['differ_at']}"
+        for s in f["special"]:
+            if not s["ok"]:
+                text += f"\nFAIL {f['entry']} at {s['x']}: {s}"
+    return text
+
+
+def against(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Compares the hashes with those of another machine's document: one line per function that differs or is not there."""
+    lines = []
+    if document["stride"] != other["stride"]:
+        return [f"strides differ: {document['stride']} and {other['stride']}"]
+    theirs = {f["entry"]: f for f in other["functions"]}
+    for f in document["functions"]:
+        g = theirs.get(f["entry"])
+        if g is None or not (f["complete"] and g["complete"]):
+            lines.append(f"{f['entry']}: not complete on both machines")
+            continue
+        mine, yours = next(iter(f["devices"].values())), next(iter(g["devices"].values()))
+        if mine["hash"] != yours["hash"]:
+            pairs = zip(mine.get("chunk_hashes", []), yours.get("chunk_hashes", []), strict=False)
+            chunk = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            lines.append(f"{f['entry']}: FAIL: hashes {mine['hash']} and {yours['hash']}, first in chunk {chunk}")
+    return lines

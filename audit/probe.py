@@ -1,0 +1,123 @@
+"""The probe: the order in which operations add, against the height that their bounds assume.
+
+A tree that is higher than declared fails, as do answers that fit no tree, and sums promised in index order that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from audit import report
+from audit.probes import Calls, Query, Target
+from audit.probes_layers import targets
+from audit.trees import NoTree, chain, depth, positive_depth, reveal
+from tlrt.verify.run import Runtime
+
+__all__ = ["FULL", "SHORT", "probe", "table"]
+
+#: numbers of summands: primes, powers of two and their neighbours
+FULL = (1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1021, 1025, 4099, 16411)
+SHORT = (1, 2, 5, 33, 129)
+#: up to this many leaves the whole tree is found, beyond it the depth of some leaves
+WHOLE, WHOLE_POSITIVE = 2100, 40
+#: leaves whose depth is found: the ends, the middle and some between
+SAMPLES = (0.0, 1.0, 0.5, 0.31, 0.77)
+#: beyond this many summands only the sums of :data:`LARGE` are asked, for the depth of two leaves
+MANY = 8192
+#: one sum of every kind of tree whose order changes with great length
+LARGE = {
+    ("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
+    ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1"),
+}  # fmt: skip
+
+
+def _sampled(n: int) -> list[int]:
+    return sorted({int(s * (n - 1)) for s in (SAMPLES if n <= MANY else (0.0, 0.5))})
+
+
+def _one(target: Target, query: Query) -> dict[str, Any]:
+    """The height of one query's tree, whole or as the greatest of some depths."""
+    n = query.leaves
+    if target.positive:
+        leaves = list(range(n)) if n <= WHOLE_POSITIVE else _sampled(n)
+        height = max((positive_depth(n, leaf, query.together) for leaf in leaves), default=0)
+        return {"height": height, "fan_in": None, "found": "whole" if n <= WHOLE_POSITIVE else f"{len(leaves)} leaves"}
+    if target.in_order:
+        chain(n, query.meet)
+        return {"height": max(n - 1, 0), "fan_in": 2, "found": "in index order"}
+    if n <= WHOLE:
+        tree = reveal(n, query.meet)
+        return {"height": tree.height, "fan_in": tree.fan_in, "found": "whole"}
+    leaves = _sampled(n)
+    return {
+        "height": max(depth(n, leaf, query.meet) for leaf in leaves),
+        "fan_in": None,
+        "found": f"{len(leaves)} leaves",
+    }
+
+
+def probe(
+    devices: Sequence[str], chosen: Sequence[str] | None = None, sizes: Sequence[int] = FULL, kernels: Any = None
+) -> dict[str, Any]:
+    """Probes every target on every device; one dictionary."""
+    rows: list[dict[str, Any]] = []
+    asked = targets(chosen)
+    meter = report.Meter(float(len(asked) * len(devices)), "sums")
+    for device in devices:
+        calls = Calls(Runtime(device, kernels))
+        for target in asked:
+            for n in target.sizes or sizes:
+                if target.sizes and n > max(sizes) * 8:
+                    continue
+                row = _row(target, calls, n)
+                if row is not None:
+                    rows.append({"op": target.op, "what": target.what, "device": device, **row})
+            meter.step(1.0, f"{target.op} {target.what} on {device}")
+    meter.close()
+    return {"sizes": list(sizes), "sums": rows}
+
+
+def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
+    if (n > MANY and (target.op, target.what) not in LARGE) or (n > WHOLE and target.positive):
+        return None
+    query = target.build(calls, n)
+    if query is None or (query.rows == 1 and n > 1025):  # one question a call
+        return None
+    row: dict[str, Any] = {
+        "leaves": query.leaves,
+        "values": query.values,
+        "declared": query.height,
+        "extra": query.extra,
+    }
+    try:
+        row |= _one(target, query)
+    except Exception as error:  # a sum that raises on legal numbers is a finding, not the end of the run
+        found = str(error) if isinstance(error, NoTree) else f"{type(error).__name__}: {error}"
+        return {**row, "height": None, "fan_in": None, "found": found, "verdict": "fail"}
+    # one summand is no sum: its product or quotient is all there is
+    fits = row["height"] == 0 or row["height"] + query.extra <= query.height
+    return {**row, "verdict": "pass" if fits else "fail"}
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """One line per operation, device and number of summands, the failures again at the end."""
+    rows = []
+    for r in document["sums"]:
+        height = "-" if r["height"] is None else r["height"]
+        fan = "" if r["fan_in"] is None else r["fan_in"]
+        whose = (r["op"], r["what"], r["device"], r["leaves"])
+        rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], r["verdict"]))
+    text = report.columns(
+        ("operation", "sum", "device", "summands", "height", "other roundings", "declared", "fan-in", "found", "verdict"), rows
+    )  # fmt: skip
+    for r in document["sums"]:
+        if r["verdict"] == "fail":
+            text += f"\nFAIL {r['op']} {r['what']} on {r['device']}, {r['leaves']} summands: height {r['height']} + {r['extra']},"
+            text += f" declared {r['declared']}; {r['found']}"
+    return text
+
+
+def ok(document: Mapping[str, Any]) -> bool:
+    """Whether nothing failed."""
+    return all(r["verdict"] == "pass" for r in document["sums"])

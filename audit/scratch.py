@@ -1,0 +1,65 @@
+"""A copy of the source tree that a planted defect may spoil, with the objects already compiled, so that little is rebuilt."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from audit import hostile
+
+__all__ = ["Scratch", "scratch"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: what the library, its tests and their tools need
+PARTS = ("native", "tlspec", "tlrt", "tests", "bench", "examples", "docs")
+SKIPPED = {"__pycache__", ".hypothesis", "_lib"}
+
+
+class Scratch:
+    """The copy under `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @property
+    def library(self) -> Path:
+        """The CPU library of the copy."""
+        return self.folder / "native" / "build" / "cpu" / "libtorchlean_cuda.so"
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Replaces a text, which the file must hold exactly once. Raises ValueError."""
+        path = self.folder / file
+        text = path.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise ValueError(f"{file} holds {old!r} {text.count(old)} times, expected once")
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+    def make(self, *goals: str, jobs: int = 2) -> None:
+        """Builds what changed. Raises HostileError."""
+        hostile.make(*goals, tree=self.folder, jobs=jobs)
+
+
+def _ignored(folder: str, names: list[str]) -> set[str]:
+    """Build directories other than the plain one and that of failing allocations stay behind."""
+    here = Path(folder)
+    extra = set(names) - {"cpu", "faults"} if here.name == "build" and here.parent.name == "native" else set()
+    return {n for n in names if n in SKIPPED} | extra
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Scratch]:
+    """A copy under `folder`, removed at the end. Times of files are kept, so that make rebuilds only what is edited."""
+    target = folder / "tree"
+    target.mkdir(parents=True)
+    try:
+        for part in PARTS:
+            if (ROOT / part).exists():
+                shutil.copytree(ROOT / part, target / part, ignore=_ignored)
+        for file in ROOT.iterdir():
+            if file.is_file():
+                shutil.copy2(file, target / file.name)
+        yield Scratch(target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)

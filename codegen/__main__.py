@@ -1,0 +1,3 @@
+from codegen.abi import main
+
+raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""The probe of reduction trees: known trees are found, the library's fit their bounds, a taller one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from audit import probe
+from audit.probes import TARGETS
+from audit.trees import HUGE, SMALL, NoTree, chain, depth, positive_depth, reveal
+from tlrt import kernels
+from tlspec.bounds import column_height, tree_height
+
+Sum = Callable[[np.ndarray], np.floating[Any]]
+
+
+def chained(x: np.ndarray) -> Any:
+    total = np.float32(0)
+    for v in x:
+        total = np.float32(total + v)
+    return total
+
+
+def halves(x: np.ndarray) -> Any:
+    if x.size <= 2:
+        return chained(x)
+    return np.float32(halves(x[: x.size // 2]) + halves(x[x.size // 2 :]))
+
+
+def strided(x: np.ndarray) -> Any:
+    return halves(np.array([chained(x[c::4]) for c in range(4)], np.float32))
+
+
+def fused(x: np.ndarray) -> Any:
+    """Blocks of four are added to the running sum at once, cut off at the largest term's 24 bits."""
+    total = 0.0
+    for k in range(0, x.size, 4):
+        terms = [total, *x[k : k + 4].astype(np.float64)]
+        unit = 2.0 ** (np.frexp(max(map(abs, terms)))[1] - 24)
+        total = sum(np.trunc(t / unit) * unit for t in terms)
+    return np.float32(total)
+
+
+def meet(function: Sum, n: int) -> Callable[[np.ndarray], np.ndarray]:
+    def sizes(pairs: np.ndarray) -> np.ndarray:
+        out = []
+        for i, j in pairs:
+            x = np.ones(n, np.float32)
+            x[i], x[j] = HUGE, -HUGE
+            out.append(n - round(float(function(x))))
+        return np.array(out)
+
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "height", "fan_in"),
+    [
+        (chained, 37, 36, 2),
+        (lambda x: chained(x[::-1]), 37, 36, 2),
+        (halves, 64, 6, 2),
+        (strided, 40, 9 + 2, 2),
+        (fused, 33, 9, 5),
+        (chained, 2, 1, 2),
+        (chained, 1, 0, 0),
+    ],
+)
+def test_known_trees_are_found(function: Sum, n: int, height: int, fan_in: int) -> None:
+    for seed in (1, 2, 3):
+        tree = reveal(n, meet(function, n), seed)
+        assert (tree.height, tree.fan_in) == (height, fan_in)
+    if fan_in == 2:
+        assert max(depth(n, leaf, meet(function, n)) for leaf in range(n)) == height
+
+
+def test_an_exact_sum_is_no_tree() -> None:
+    with pytest.raises(NoTree):
+        reveal(9, meet(lambda x: np.float32(np.sum(x.astype(np.float64) / HUGE) * HUGE + (x == 1).sum()), 9))
+
+
+def test_index_order() -> None:
+    chain(20, meet(chained, 20))
+    for wrong in (lambda x: chained(x[::-1]), halves):
+        with pytest.raises(NoTree, match="index order"):
+            chain(20, meet(wrong, 20))
+
+
+@pytest.mark.parametrize(("function", "depths"), [(chained, [6, 6, 5, 4, 3, 2, 1]), (halves, [2, 3, 3, 3, 3, 3, 3])])
+def test_depths_of_positive_summands(function: Sum, depths: list[int]) -> None:
+    def together(leaf: int, pairs: np.ndarray) -> np.ndarray:
+        out = []
+        for j, k in pairs:
+            x = np.zeros(7, np.float32)
+            x[leaf], x[j], x[k] = 1, SMALL, SMALL
+            out.append(function(x) > 1)
+        return np.array(out)
+
+    assert [positive_depth(7, leaf, together) for leaf in range(7)] == depths
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_every_sum_fits_its_bound(device: str) -> None:
+    if device not in {d.partition(":")[0] for d in tlrt.devices()}:
+        pytest.skip("no CUDA device on this machine")
+    document = probe.probe([tlrt.device(device).name], sizes=(1, 2, 5, 33, 129))
+    assert [r for r in document["sums"] if r["verdict"] != "pass"] == []
+    assert {(r["op"], r["what"]) for r in document["sums"]} >= {(t.op, t.what) for t in TARGETS if t.sizes is None}
+    own = {(r["op"], r["what"], r["leaves"]): r["height"] for r in document["sums"]}
+    assert own["reduce_sum", "out", 129] == tree_height(129)
+    assert own["reduce_sum_axis0", "out", 129] == column_height(129)
+    assert "FAIL" not in probe.table(document)
+
+
+class Replaced:
+    """The kernels with one sum in another order."""
+
+    def __init__(self, name: str, function: Callable[..., Any]):
+        self.name, self.function = name, function
+
+    def __getattr__(self, name: str) -> Any:
+        return self.function if name == self.name else getattr(kernels, name)
+
+
+def test_a_taller_tree_fails() -> None:
+    def wrong(x: Any, rows: int, cols: int) -> Any:
+        sums = [chained(row) for row in x.numpy().reshape(rows, cols)]
+        return tlrt.Buffer.from_numpy(np.array(sums, np.float32), x.device)
+
+    document = probe.probe(["cpu"], ["reduce_sum_axis1"], (33,), kernels=Replaced("reduce_sum_axis1", wrong))
+    (row,) = document["sums"]
+    assert row["verdict"] == "fail" and row["height"] == 32 and row["declared"] == 6
+    assert "FAIL reduce_sum_axis1" in probe.table(document)
+    assert not probe.ok(document)
+
+
+def test_a_taller_sum_of_exponentials_fails() -> None:
+    def wrong(x: Any, rows: int, cols: int) -> Any:
+        e = np.exp(x.numpy().reshape(rows, cols))
+        return tlrt.Buffer.from_numpy(e / np.array([[chained(row)] for row in e], np.float32), x.device)
+
+    document = probe.probe(["cpu"], ["softmax"], (17,), kernels=Replaced("softmax", wrong))
+    assert {r["what"]: r["verdict"] for r in document["sums"]} == {"denominator": "fail", "gx": "pass"}
+
+
+def test_a_sum_that_raises_is_a_finding() -> None:
+    def wrong(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("planted")
+
+    document = probe.probe(["cpu"], ["reduce_sum"], (5,), kernels=Replaced("reduce_sum", wrong))
+    assert [r["verdict"] for r in document["sums"]] == ["fail"]
+    assert "RuntimeError: planted" in probe.table(document)
+
+
+def test_another_order_of_a_scatter_fails() -> None:
+    def wrong(x: Any, values: Any, indices: np.ndarray, n: int) -> Any:
+        back = tlrt.Buffer.from_numpy(values.numpy()[::-1], x.device)
+        return kernels.scatter_add(x, back, np.ascontiguousarray(indices[::-1]), n)
+
+    document = probe.probe(["cpu"], ["scatter_add"], (9,), kernels=Replaced("scatter_add", wrong))
+    (row,) = document["sums"]
+    assert row["verdict"] == "fail" and "index order" in row["found"]

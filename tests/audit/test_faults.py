@@ -1,0 +1,120 @@
+"""Allocations that fail, and soak, at the size of a test run; and that both harnesses can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import tlrt
+from audit import faults, hostile, soak
+from audit.scratch import scratch
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
+    pytest.mark.skipif("asan" in os.environ.get("TORCHLEAN_CUDA_LIBRARY", ""), reason="builds of its own"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def present(device: str) -> None:
+    if device == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_eleventh_allocation_fails_cleanly(device):
+    present(device)
+    document = faults.campaign([device], every=11)
+    assert faults.ok(document), faults.table(document)
+    (row,) = document["devices"]
+    assert row["points"] > 100
+    assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
+    assert row["all"]["raised"] > 15
+    own = {"pool.c"} if device == "cuda" else {"pool.c", "spectral_plan.c"}  # cuFFT makes its plans itself
+    assert own <= {place.partition(":")[0] for place in row["places"]}
+
+
+#: defects of the handling of failures: file, text, what becomes of it, words of the report
+PLANTED = [
+    (
+        "native/src/core/call.c", "            tl_buffer_end(ctx, made);\n", "            (void)made;\n",
+        "live (buffers, bytes) afterwards",
+    ),
+    ("native/src/core/handles.c", "            if (base) {", "            if (1) {", "ended with status -"),
+    (
+        "native/src/core/pool.c", '? no_memory(ctx, bytes, ctx->cuda ? "out of device memory" : "out of memory")',
+        '? tl_fail(TORCHLEAN_INTERNAL, "no memory")', "InternalError",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "old", "new", "words"), PLANTED, ids=range(len(PLANTED)))
+def test_planted_defects_are_seen(tmp_path, file, old, new, words):
+    faults.build()
+    with scratch(tmp_path) as tree:
+        tree.edit(file, old, new)
+        environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
+        path = os.pathsep.join(p for p in (str(tree.folder), os.environ.get("PYTHONPATH")) if p)
+        done = subprocess.run(
+            [sys.executable, "-m", "audit.faults", "--every", "9", "--modes", "one", "--json", "out.json"],
+            cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": path}, check=False,
+        )  # fmt: skip
+        document = json.loads((tree.folder / "out.json").read_text())
+    assert done.returncode == 1
+    (row,) = document["devices"]
+    assert any(words in f for f in row["failures"]), row["failures"]
+
+
+def test_the_switch_is_in_no_library_that_ships():
+    """The names of the test build are exported by it alone."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+
+    def exported(library) -> set[str]:
+        text = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+        return {line.split()[-1] for line in text.splitlines()}
+
+    plain = exported(hostile.ROOT / "native/build/cpu/libtorchlean_cuda.so")
+    extra = exported(faults.build()) - plain
+    assert {n.rpartition("cuda_")[2] for n in extra} == {"faults", "faults_seen", "faults_failed", "faults_where"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_shortage(device):
+    """Under a cap, as tests beside this one use the same GPU; the campaign uses one up for real."""
+    present(device)
+    document = faults.out_of_memory(device, cap=1 << 30)
+    assert document["failures"] == []
+    assert "asked for" in document["message"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_thousand_steps_in_flat_memory(device):
+    present(device)
+    document = soak.soak(device, 2000)
+    assert soak.ok(document), soak.table(document)
+    assert {r["driver_allocations"] for r in document["samples"]} == {0}
+
+
+def test_a_leak_is_seen():
+    kept = []
+
+    def leak(session, step: int) -> None:
+        if step == 300:
+            kept.append(session.device.zeros(1000))
+
+    document = soak.soak("cpu", 400, after=leak)
+    kept.clear()
+    assert not soak.ok(document)
+    assert "step 250: live_bytes" in document["failures"][0] and "live_buffers" in document["failures"][0]
+
+
+def test_a_cache_that_is_emptied_is_seen():
+    document = soak.soak("cpu", 100, after=lambda session, step: session.collect())
+    assert "driver_allocations" in document["failures"][0]

@@ -1,0 +1,160 @@
+"""Hostile calls of the C ABI and damaged checkpoint files, at the size of a test run; and that the harness can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tlrt
+from audit import hostile
+from audit.scratch import scratch
+from codegen import abi
+from tlrt import checkpoint
+from tlrt._library import load
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
+    pytest.mark.skipif("asan" in os.environ.get("TORCHLEAN_CUDA_LIBRARY", ""), reason="builds of its own"),
+]
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return hostile.build()
+
+
+def test_no_call_crashes_leaks_or_lies(driver):
+    document = hostile.calls(60_000, driver=driver, workers=1, sanitize="")
+    assert hostile.ok(document), hostile.table(document)
+    assert document["calls"] > 55_000
+    # both sides of every function are tried
+    odd = {
+        n: r for n, r in document["entries"].items() if not 0.1 < r["accepted"] / r["calls"] < 0.9 or r["calls"] < 40
+    }
+    # captures and graphs are a CUDA context's
+    one_sided = {n for n in odd if n.startswith(("torchlean_cuda_capture_", "torchlean_cuda_graph_"))}
+    assert set(odd) - one_sided <= {"torchlean_cuda_status_name"}, odd
+    tried = {n for n, count in document["statuses"].items() if count}
+    assert {"NULL", "SHAPE", "OVERFLOW", "DEVICE", "INDEX", "ARGUMENT", "ALIAS", "RELEASED", "NO_MEMORY"} <= tried
+    assert not tried & {"CUDA", "CUBLAS", "CUFFT", "INTERNAL"}
+
+
+def test_a_driver_that_does_not_start_is_no_pass(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        hostile.calls(10, driver=tmp_path / "none", workers=2, sanitize="")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_calls_from_eight_threads(driver, shared):
+    document = hostile.calls(40_000, driver=driver, workers=1, threads=8, shared=shared, sanitize="")
+    assert hostile.ok(document), hostile.table(document)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shared", [False, True])
+def test_calls_on_a_gpu(driver, shared):
+    if len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    document = hostile.calls(
+        20_000, driver=driver, device=0, library=Path(load().path), workers=1, threads=8 if shared else 1, shared=shared
+    )
+    assert hostile.ok(document), hostile.table(document)
+
+
+def test_every_function_is_called(driver):
+    """The generated table and the hand-written one hold every exported name but those without an argument."""
+    headers = (hostile.ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
+    declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations("".join(h.read_text() for h in headers))))
+    done = subprocess.run([driver, "--calls", "1"], capture_output=True, text=True, check=True)
+    plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
+    assert declared - set(json.loads(done.stdout)["entries"]) == {f"torchlean_cuda_{n}" for n in plain}
+
+
+def test_a_call_is_its_seed_and_number(driver):
+    def calls(*words: str) -> list[str]:
+        done = subprocess.run([driver, "--print", "--seed", "5", *words], capture_output=True, text=True, check=True)
+        return [line for line in done.stderr.splitlines() if line.startswith("seed")]
+
+    many = calls("--from", "0", "--calls", "400")
+    one = next(line for line in many if "call 333:" in line or "call 334:" in line)
+    number = one.split()[3].rstrip(":")
+    again = calls("--from", number, "--calls", "1")[0]
+    plain = [w.split("=")[0] for w in one.split(", ")]
+    assert [w.split("=")[0] for w in again.split(", ")] == plain
+
+
+#: defects that the driver must see: file, text, what becomes of it, words of the report
+PLANTED = [
+    ("native/src/core/call.c", "    return got == n;\n", "    return call->status = 0, 1;\n", "accepted, expected a refusal"),
+    ("native/src/core/buffer.c", "    tl_pool_drop(ctx, buffer->block);\n", "", "cap is reached"),
+    (
+        "native/src/core/call.c", "if (!call->elementwise || in->index != out->index)", "if (in->index != out->index)",
+        "accepted, expected a refusal",
+    ),
+    (
+        "native/src/core/handles.h", "return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;",
+        "return state & 1 ? TL_LIVE : TL_WAS_RELEASED;", "accepted, expected a refusal",
+    ),
+    (
+        "native/src/core/call.c",
+        "    if (!call->status)\n        check_aliases(call);",
+        "    if (call->outputs && call->out[0].data)\n        *call->out[0].data = 3;\n    check_aliases(call);",
+        "the content has changed",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "old", "new", "words"), PLANTED, ids=range(len(PLANTED)))
+def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
+    with scratch(tmp_path) as tree:
+        tree.edit(file, old, new)
+        tree.make("cpu")
+        document = hostile.calls(20_000, driver=driver, library=tree.library, workers=1, sanitize="")
+    assert not hostile.ok(document)
+    assert words in document["failures"][0]["said"], document["failures"][0]["said"]
+
+
+def test_damaged_checkpoints_are_refused_and_change_nothing():
+    document = hostile.checkpoints(1500)
+    assert document["failures"] == []
+    assert document["refused"] > 1000 and document["loaded"] > 20
+
+
+def test_a_careless_load_is_seen(monkeypatch):
+    """A load that changes the session before it has checked everything, and one that lets another exception out."""
+    whole = checkpoint.load
+
+    def hasty(path, session, optimizers=()):
+        session.counter += 1
+        return whole(path, session, optimizers)
+
+    monkeypatch.setattr(checkpoint, "load", hasty)
+    assert "refused, but the session has changed" in hostile.checkpoints(50)["failures"][0]
+
+    def rude(path, session, optimizers=()):
+        try:
+            return whole(path, session, optimizers)
+        except checkpoint.CheckpointError as error:
+            raise KeyError("tlrt") from error
+
+    monkeypatch.setattr(checkpoint, "load", rude)
+    assert "KeyError" in hostile.checkpoints(50)["failures"][0]
+
+
+def test_damage_is_its_seed(tmp_path):
+    from tlrt import Session
+
+    with Session("cpu") as s:
+        s.param([1.0, 2.0], "w")
+        checkpoint.save(tmp_path / "a.safetensors", s)
+    content = (tmp_path / "a.safetensors").read_bytes()
+    many = [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
+    assert many == [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
+    assert len(set(many)) > 150

@@ -1,0 +1,135 @@
+"""Every operation and every VJP on every device against the specification: drawn cases, all data classes, repetition into
+poisoned outputs, subsets of gradients, SIMD variants, thread counts, both devices, laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tlrt
+from tlrt.verify.command import Settings, Verifier
+from tlrt.verify.report import Result
+from tlrt.verify.run import Runtime
+from tlspec import laws
+from tlspec.cases import PATH, build_case, data_classes, draw_case, generator
+from tlspec.registry import Op
+
+
+def demand(results: list[Result]) -> None:
+    """Fails with the explanation of every failure and the line that repeats it."""
+    lines = [f"{f.entry} on {f.device} ({f.kind}): {f.detail}\n    {f.line}" for r in results for f in r.failures]
+    assert not lines, "\n" + "\n".join(lines)
+
+
+def test_drawn_cases(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+
+    @given(
+        seed=st.integers(0, 2**32),
+        data=st.sampled_from(data_classes(row, which)),
+        size=st.sampled_from(["small", "medium"]),
+    )
+    def check(seed: int, data: str, size: str) -> None:
+        demand(Verifier({runtime.name: runtime}).entry(row, which, [draw_case(row, seed, data, size, which)]))
+
+    check()
+
+
+def test_every_data_class(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    cases = [
+        draw_case(row, seed, data, "small", which) for data in data_classes(row, which) for seed in (101, 102, 103)
+    ]
+    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
+
+
+def test_large(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    demand(
+        Verifier({runtime.name: runtime}).entry(
+            row, which, [draw_case(row, 7, data_classes(row, which)[0], "large", which)]
+        )
+    )
+
+
+@pytest.mark.only(where=lambda row, which: row.paths)
+def test_paths(entry: tuple[Op, str], runtime: Runtime) -> None:
+    row, which = entry
+    classes = data_classes(row, which)
+    every = len(classes) if runtime.name.startswith("cuda") else 1
+    cases = [
+        draw_case(row, i, classes[(i + k) % len(classes)], PATH, which)
+        for i in range(len(row.paths))
+        for k in range(every)
+    ]
+    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
+
+
+def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    verifier = Verifier({"cpu": Runtime("cpu")}, Settings(variants=True))
+    assert "base" in verifier.variants
+    classes = data_classes(row, which)
+    cases = [draw_case(row, 11 + i, data, "medium", which) for i, data in enumerate(classes[:3])]
+    demand(verifier.entry(row, which, cases))
+
+
+@pytest.mark.cuda
+def test_devices_agree(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    if len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    cases = [draw_case(row, 23 + i, data, "medium", which) for i, data in enumerate(data_classes(row, which))]
+    demand(Verifier({d: Runtime(d) for d in ("cpu", "cuda")}).entry(row, which, cases))
+
+
+@pytest.mark.only(where=lambda row: row.laws)
+def test_laws(row: Op, runtime: Runtime, thorough: bool) -> None:
+    broken = []
+    for law in row.laws:
+        for data in law.data:
+            for seed in range(10 if thorough else 1):
+                for world in (laws.Spec(), laws.Device(runtime.name, runtime.run)):
+                    share, where = laws.check(law, world, draw_case(row, seed, data, "small"))
+                    if share > 1:
+                        broken.append(
+                            f"{law} on {world.name}, {data}, seed {seed}: {share:.3g} of the tolerance at {where}"
+                        )
+    assert not broken, "\n" + "\n".join(broken)
+
+
+@pytest.mark.only(where=lambda row: row.family == "reduce" and row.cuda == "own" and row.bound.kind == "tree")
+def test_sum_of_zeros_is_plus_zero(row: Op, runtime: Runtime) -> None:
+    """A sum is never -0, whatever the signs of the zeros it is of; a mean over nothing is NaN."""
+    for seed in range(12):
+        drawn = draw_case(row, seed, "normal", "small")
+        for signs in ("minus", "mixed"):
+            rng = generator("zeros", row.name, seed)
+            zeros = {
+                k: np.where(rng.random(x.shape) < (2 if signs == "minus" else 0.5), np.float32(-0.0), np.float32(0))
+                for k, x in drawn.inputs.items()
+                if x is not None
+            }
+            case = build_case(row, drawn.values, zeros, rng, data="structured")
+            for out in runtime.run(case):
+                assert out is not None
+                bits = out.view(np.uint32)
+                assert np.all((bits == 0) | np.isnan(out)), f"{case.values}, {signs}: a zero is -0"
+                assert all(x.size == 0 for x in zeros.values()) or not np.isnan(out).any()
+
+
+@pytest.mark.only(where=lambda row, which: row.bound_of(which).fixed is not None)
+def test_nan_payloads_are_drawn(entry: tuple[Op, str]) -> None:
+    """Rows that keep bits meet NaNs of both signs, quiet and signalling, with payloads."""
+    row, which = entry
+    seen: set[int] = set()
+    for seed in range(40):
+        case = draw_case(row, seed, "special", "medium", which)
+        for a in case.signature.buffers:
+            x = case.arguments[a.name]
+            if x is not None:
+                seen.update(x.view(np.uint32)[np.isnan(x)].tolist())
+    assert {(b >> 31, b >> 22 & 1) for b in seen} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(seen) > 100

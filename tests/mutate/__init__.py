@@ -1,1 +1,0 @@
-"""The mutation campaign: listed one-line defects, and whether the tests see them (``python -m tests.mutate``)."""

@@ -1,0 +1,363 @@
+"""The generated functions: what each refuses, naming operation and argument, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import tlrt
+from codegen import abi
+from tlrt import errors, kernels
+from tlspec import entries
+
+ENTRIES = {e.name: e for e in entries.all_entries()}
+
+
+def plain(entry: abi.Entry, device: tlrt.Device) -> dict[str, object]:
+    """Arguments of the right Python types (their values need not fit together)."""
+    values = {
+        "device": device, "u32": [0], "f64": np.zeros((1, 1)), "dim": 1, "dims": [1], "int": 0, "float": 1.0,
+    }  # fmt: skip
+    make = {"buffer": lambda: device.zeros(1), "list": lambda: [device.zeros(1)]}
+    made = {a.name: make.get(a.kind, lambda a=a: values[a.kind])() for a in entries.arguments(entry)}
+    for name in made:
+        if name == "padding":  # at most half of a kernel of 1
+            made[name] = [0]
+        elif name.startswith(("kernel_", "stride_", "dilation_", "groups")):
+            made[name] = 1
+    return made
+
+
+# ---- every entry point ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_documented_and_typed(name):
+    entry, function = ENTRIES[name], getattr(kernels, name)
+    doc = inspect.getdoc(function)
+    assert doc
+    assert "Signature: " in doc
+    assert "Raises ShapeError" in doc
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[: len(entries.arguments(entry))] == [
+        *(a.name for a in entries.arguments(entry) if not a.keyword),
+        *(a.name for a in entries.arguments(entry) if a.keyword),
+    ]
+    assert all(p.annotation is not inspect.Parameter.empty for p in parameters.values())
+    assert name in kernels.__all__
+
+
+WRONG = {
+    "device": ("cpu", "expected Device"),
+    "buffer": (np.ones(1, np.float32), "got ndarray of float32, expected Buffer"),
+    "list": (np.ones(1, np.float32), "[0]: got float32, expected Buffer"),
+    "u32": ([0.5], "expected integers"),
+    "f64": (["a"], "expected float64"),
+    "dim": (1.0, "got float, expected an integer"),
+    "dims": ([1, "2"], "[1]: got str, expected an integer"),
+    "int": (None, "got None, expected an integer"),
+    "float": ("1", "got str, expected a number"),
+}
+
+
+@pytest.mark.parametrize(("name", "argument"), [(n, a.name) for n, e in ENTRIES.items() for a in entries.arguments(e)])
+def test_wrong_types(name, argument):
+    kind = next(a.kind for a in entries.arguments(ENTRIES[name]) if a.name == argument)
+    wrong, said = WRONG[kind]
+    with tlrt.Device.new() as device:
+        values = {**plain(ENTRIES[name], device), argument: wrong}
+        with pytest.raises(errors.ArgumentTypeError) as caught:
+            getattr(kernels, name)(**values)
+        assert str(caught.value).startswith(f"{name}: {argument}")
+        assert said in str(caught.value)
+        assert caught.value.op == name
+        held = [x for v in values.values() for x in (v if isinstance(v, list) else [v])]
+        live = sum(isinstance(x, tlrt.Buffer) for x in held)
+        assert device.memory().live_buffers == live
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [(n, a.name) for n, e in ENTRIES.items() for a in entries.arguments(e) if a.kind == "buffer"]
+)
+def test_released_and_foreign(name, argument):
+    with tlrt.Device.new() as device, tlrt.Device.new() as other:
+        values = plain(ENTRIES[name], device)
+        values[argument].release()
+        with pytest.raises(errors.ReleasedError) as released:
+            getattr(kernels, name)(**values)
+        assert str(released.value).startswith(f"{name}: {argument}: ")
+        buffers = [a.name for a in entries.arguments(ENTRIES[name]) if a.kind == "buffer"]
+        if len(buffers) > 1:
+            values = {**plain(ENTRIES[name], device), argument: other.zeros(1)}
+            with pytest.raises(errors.TorchleanError) as foreign:
+                getattr(kernels, name)(**values)
+            assert isinstance(foreign.value, (errors.DeviceMismatchError, errors.ShapeError))
+            assert str(foreign.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, 2**70])
+@pytest.mark.parametrize(
+    ("name", "argument"), [(n, a.name) for n, e in ENTRIES.items() for a in entries.arguments(e) if a.kind == "dim"]
+)
+def test_dimensions_beyond_32_bits(name, argument, value):
+    with tlrt.Device.new() as device, pytest.raises(errors.ShapeError) as caught:
+        getattr(kernels, name)(**{**plain(ENTRIES[name], device), argument: value})
+    assert str(caught.value).startswith(f"{name}: {argument}: got {value}, expected ")
+    assert isinstance(caught.value, OverflowError) == (value > 0)
+
+
+# ---- lengths and dimensions ----------------------------------------------------------------------------------------
+
+
+def test_short_and_swapped(dev):
+    a, b, out = dev.buffer(range(6)), dev.buffer(range(12)), dev.full(8, 9)
+    assert np.array_equal(
+        kernels.bmm(a, b, 1, 2, 3, 4, out=out).numpy((2, 4)), np.arange(6).reshape(2, 3) @ np.arange(12).reshape(3, 4)
+    )
+    out.fill(9)
+    for dims in ((1, 3, 2, 4), (1, 2, 3, 5), (2, 2, 3, 4), (1, 2, 4, 3)):
+        with pytest.raises(errors.ShapeError, match=r"^bmm: [AB]: got \d+ elements, expected batch\*\w\*\w = \d+"):
+            kernels.bmm(a, b, *dims, out=out)
+    with pytest.raises(errors.ShapeError, match=r"^bmm: out: got 7 elements, expected batch\*m\*p = 8"):
+        kernels.bmm(a, b, 1, 2, 3, 4, out=dev.zeros(7))
+    assert out.numpy().tolist() == [9] * 8
+    assert dev.memory().live_buffers == 3
+
+
+@pytest.mark.parametrize("big", [(2**16, 2**16, 1, 1), (2**31, 2**31, 2**31, 1), (2**32 - 1,) * 4])
+def test_overflowing_products(dev, big):
+    a = dev.zeros(1)
+    with pytest.raises(errors.SizeOverflowError) as caught:
+        kernels.bmm(a, a, *big)
+    assert isinstance(caught.value, OverflowError)
+    assert str(caught.value) == "bmm: A: got batch*m*n >= 2^32, expected fewer than 2^32 elements"
+
+
+def test_rank_nine(dev):
+    x = dev.zeros(1)
+    with pytest.raises(errors.ShapeError, match="dims"):
+        kernels.reduce_sum_axis(x, [1] * 9, 0)
+    with pytest.raises(ValueError, match="^reduce_sum_axis: axis: got axis = 1"):
+        kernels.reduce_sum_axis(x, [1], 1)
+
+
+def test_integers_out_of_range(dev):
+    x = dev.zeros(4)
+    for axis in (2, -1, 2**32, 2**70):
+        with pytest.raises(errors.ArgumentError, match="^reduce_sum_axis: axis: got "):
+            kernels.reduce_sum_axis(x, [2, 2], axis)
+    for i in (2, -1, 2**32):
+        with pytest.raises(errors.IndexOutOfRangeError, match="^scatter_add_row: i: got "):
+            kernels.scatter_add_row(x, dev.zeros(2), 2, 2, i)
+    for start, length in ((5, 0), (-1, 0), (0, 5), (0, -1), (2**32, 0)):
+        with pytest.raises(errors.IndexOutOfRangeError, match="^slice1d: (start|len): got "):
+            kernels.slice1d(x, 4, start, length)
+    with pytest.raises(errors.ShapeError, match=r"^reduce_sum_axis: dims\[1\]: got -1, expected 0 or more"):
+        kernels.reduce_sum_axis(x, [4, -1], 0)
+    for key in (-1, 2**64):
+        with pytest.raises(errors.ArgumentError, match="^rand_uniform: key: got "):
+            kernels.rand_uniform(dev, 4, key)
+    assert len(kernels.rand_uniform(dev, 4, 2**64 - 1)) == 4
+
+
+def test_iterators_are_no_dimensions(dev):
+    with pytest.raises(TypeError, match="^reduce_sum_axis: dims: got generator, expected a sequence of integers"):
+        kernels.reduce_sum_axis(dev.zeros(6), (d for d in (2, 3)), 0)
+    with pytest.raises(TypeError, match="^reduce_sum_axis: dims: got generator, expected a sequence of integers"):
+        kernels.reduce_sum_axis(dev.zeros(6), (d for d in (2, 3.5)), 0)
+
+
+@pytest.mark.parametrize("axis_map", [[1], [1, 1], [2, 0], [0, 2], [1, 0, 0]])
+def test_bad_axis_map(dev, axis_map):
+    x, out = dev.zeros(3), dev.full(6, 5)
+    with pytest.raises(errors.TorchleanError, match="axis_map"):
+        kernels.broadcast_to(x, [3], [2, 3], axis_map, out=out)
+    assert out.numpy().tolist() == [5] * 6
+
+
+def test_numpy_numbers_are_numbers(dev):
+    a = dev.buffer([1, 2])
+    assert kernels.scale(a, np.float32(3)).numpy().tolist() == [3, 6]
+    assert kernels.reduce_sum(a, np.int64(2)).numpy().tolist() == [3]
+    assert kernels.reduce_sum_axis(a, np.array([1, 2]), np.uint8(1)).numpy().tolist() == [3]
+    with pytest.raises(TypeError, match="reduce_sum: n: got float32, expected an integer"):
+        kernels.reduce_sum(a, np.float32(2))
+
+
+# ---- host arrays ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("indices", "said", "kind"),
+    [
+        ([0, 1, 1, 2**32], "got 4294967296 at position 3, expected below 2**32", errors.IndexOutOfRangeError),
+        (np.array([0, -1]), "got -1 at position 1, expected 0 or more", errors.IndexOutOfRangeError),
+        (np.array([0, 2**63], np.uint64), "got 9223372036854775808 at position 1", errors.IndexOutOfRangeError),
+        ([2**70], f"got {2**70} at position 0", errors.IndexOutOfRangeError),
+        ([-(2**70)], f"got -{2**70} at position 0", errors.IndexOutOfRangeError),
+        ([2**63, -1], "got 9223372036854775808 at position 0", errors.IndexOutOfRangeError),
+        ([0.0], "got float 0.0 at position 0, expected integers", TypeError),
+        (np.array([0.0]), "got dtype float64, expected integers", TypeError),
+        (np.array([True]), "got dtype bool, expected integers", TypeError),
+        ("01", "got str, expected integers", TypeError),
+        (None, "got None, expected integers", TypeError),
+        ([[0, 1]], "got shape (1, 2), expected one axis", errors.ShapeError),
+        (3, "got shape (), expected one axis", errors.ShapeError),
+    ],
+)
+def test_bad_indices(dev, indices, said, kind):
+    mat, out = dev.zeros(6), dev.full(4, 7)
+    with pytest.raises(kind) as caught:
+        kernels.gather_rows(mat, indices, 3, 2, out=out)
+    assert str(caught.value).startswith("gather_rows: indices: ")
+    assert said in str(caught.value)
+    assert out.numpy().tolist() == [7] * 4
+    assert dev.memory().live_buffers == 2
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "i8", "u8", ">u4", "u4", "O"])
+def test_indices_of_any_integer_type(dev, dtype):
+    mat = dev.buffer([0, 1, 2, 3, 4, 5])
+    strided = np.array([2, 9, 0, 9, 200, 9]).astype(dtype)[::2]  # 200 is out of range: a zero row
+    assert kernels.gather_rows(mat, strided, 3, 2).numpy().tolist() == [4, 5, 0, 1, 0, 0]
+    assert kernels.gather_rows(mat, strided.tolist(), 3, 2).numpy().tolist() == [4, 5, 0, 1, 0, 0]
+
+
+def test_no_indices(dev):
+    assert len(kernels.gather_rows(dev.zeros(6), [], 3, 2)) == 0
+    assert len(kernels.gather_rows(dev.zeros(6), (), 3, 2)) == 0
+
+
+def test_host_float64(dev):
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    assert np.array_equal(kernels.dgemm(dev, a, b, 2, 3, 4), a @ b)
+    assert np.array_equal(kernels.dgemm(dev, np.asfortranarray(a), b.T.copy().T, 2, 3, 4), a @ b)
+    assert np.array_equal(kernels.dgemm(dev, a.reshape(-1).astype(int), b.tolist(), 2, 3, 4), a @ b)
+    out = np.full((2, 4), 7.0)
+    assert kernels.dgemm(dev, a, b, 2, 3, 4, out=out) is out
+    assert np.array_equal(out, a @ b)
+    out[:] = 7
+    for bad, kind, said in [
+        (lambda: kernels.dgemm(dev, a, b, 3, 2, 4, out=out), errors.ShapeError, "dgemm: A: got shape"),
+        (lambda: kernels.dgemm(dev, a, b, 2, 3, 5, out=out), errors.ShapeError, "dgemm: B: got shape"),
+        (
+            lambda: kernels.dgemm(dev, a.astype(complex), b, 2, 3, 4, out=out),
+            TypeError,
+            "dgemm: A: got dtype complex128",
+        ),
+        (
+            lambda: kernels.dgemm(dev, a.astype(np.float16), b, 2, 3, 4, out=out),
+            TypeError,
+            "dgemm: A: got dtype float16",
+        ),
+        (lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=out.T), errors.ShapeError, "dgemm: out: got shape"),
+        (
+            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=out.astype("f4")),
+            TypeError,
+            "dgemm: out: got ndarray of float32",
+        ),
+        (
+            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=np.ones((2, 8))[:, ::2]),
+            TypeError,
+            "dgemm: out: got a strided",
+        ),
+        (lambda: kernels.dgemm(dev, b[:1], b, 1, 4, 4, out=b[1:2]), ValueError, "dgemm: B: got shape"),
+        (lambda: kernels.dgemm(dev, a, b, 2.0, 3, 4, out=out), TypeError, "dgemm: m: got float"),
+        (lambda: kernels.dgemm(dev, a, b, -2, 3, 4), errors.ShapeError, "dgemm: "),
+        (lambda: kernels.dgemm(dev, a, b, 2**31, 3, 4), errors.ShapeError, "dgemm: A: "),
+    ]:
+        with pytest.raises(kind) as caught:
+            bad()
+        assert str(caught.value).startswith(said), caught.value
+    square = np.eye(4)
+    with pytest.raises(errors.AliasError, match="dgemm: out: got memory of an input"):
+        kernels.dgemm(dev, square, np.eye(4), 4, 4, 4, out=square)
+    assert out.tolist() == [[7.0] * 4] * 2
+
+
+# ---- outputs -------------------------------------------------------------------------------------------------------
+
+
+def test_out_is_overwritten_and_returned(dev):
+    a, b, out = dev.buffer([1, 2]), dev.buffer([3, 4]), dev.zeros(2)
+    assert kernels.add(a, b, out=out) is out
+    assert out.numpy().tolist() == [4, 6]
+    assert kernels.add(a, b, out=a) is a  # elementwise: an output may be an input
+    assert a.numpy().tolist() == [4, 6]
+    for wrong in (np.zeros(2, np.float32), (out,), "x"):
+        with pytest.raises(TypeError, match="^add: out: got "):
+            kernels.add(a, b, out=wrong)
+
+
+def test_aliases_are_refused_elsewhere(dev):
+    x = dev.buffer(range(4))
+    for out in (x, x.share()):
+        with pytest.raises(errors.AliasError, match=r"^transpose2d: out: got storage of input \w+, expected its own"):
+            kernels.transpose2d(x, 2, 2, out=out)
+    assert x.numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_gradients_wanted(dev):
+    a, b, g = dev.buffer([2, 3]), dev.buffer([5, 7]), dev.buffer([1, 10])
+    ga, gb = kernels.mul_bwd(a, b, g)
+    assert (ga.numpy().tolist(), gb.numpy().tolist()) == ([5, 70], [2, 30])
+    none, gb = kernels.mul_bwd(a, b, g, want=(False, True))
+    assert none is None
+    assert gb.numpy().tolist() == [2, 30]
+    given = dev.zeros(2)
+    ga, none = kernels.mul_bwd(a, b, g, want=[True, False], out=(given, None))
+    assert ga is given
+    assert none is None
+    assert given.numpy().tolist() == [5, 70]
+    for options, kind, said in [
+        ({"want": (True,)}, ValueError, "want: got 1 entries, expected 2 entries, for ga, gb"),
+        ({"want": (False, False)}, ValueError, "want: got no gradient"),
+        ({"want": 3}, TypeError, "want: got int"),
+        ({"want": "no"}, TypeError, "want: got str, expected 2 entries"),
+        ({"want": (w for w in (True, True))}, TypeError, "want: got generator"),
+        ({"want": [given, given]}, TypeError, "want[0]: got Buffer, expected True or False"),
+        ({"want": [True, 1]}, TypeError, "want[1]: got int, expected True or False"),
+        ({"out": given}, TypeError, "out: got Buffer, expected 2 entries"),
+        ({"out": (given,)}, ValueError, "out: got 1 entries"),
+        ({"out": (given, 3)}, TypeError, "out: got int for gb"),
+        ({"out": (given, None), "want": (False, True)}, ValueError, "out: got a buffer for ga"),
+        ({"out": (given, given)}, errors.AliasError, ""),
+        ({"out": (dev.zeros(3), None)}, errors.ShapeError, "ga: got 3 elements"),
+    ]:
+        with pytest.raises(kind) as caught:
+            kernels.mul_bwd(a, b, g, **options)
+        assert str(caught.value).startswith(f"mul_bwd: {said}")
+    assert given.numpy().tolist() == [5, 70]
+
+
+def test_share(dev):
+    x = dev.buffer([1])
+    assert kernels.share(x).references == 2
+    with pytest.raises(TypeError, match="^share: x: got list, expected Buffer"):
+        kernels.share([1])
+
+
+def test_renamed_arguments_are_renamed_in_messages(dev):
+    with pytest.raises(errors.ShapeError) as caught:
+        kernels.exp_bwd(dev.zeros(2), dev.zeros(3))
+    assert "out" not in str(caught.value)
+    with pytest.raises(errors.ReleasedError, match="^exp_bwd: y: "):
+        y = dev.zeros(2)
+        y.release()
+        kernels.exp_bwd(y, dev.zeros(2))
+
+
+def test_refusals_leak_nothing(dev):
+    a, b = dev.zeros(2), dev.zeros(3)
+    before = dev.memory()
+    for _ in range(200):
+        with pytest.raises(errors.ShapeError):
+            kernels.add(a, b)
+        with pytest.raises(errors.ShapeError):
+            kernels.mul_bwd(a, b, a)
+        with pytest.raises(TypeError):
+            kernels.add(a, 3)
+    after = dev.memory()
+    assert (after.live_buffers, after.live_bytes) == (before.live_buffers, before.live_bytes)

@@ -1,0 +1,137 @@
+"""Finding, loading and checking the C library."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tlrt
+from tlrt import _library, errors
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = """
+import tlrt
+from tlrt import errors
+try:
+    tlrt.device("cpu")
+except errors.TorchleanError as error:
+    assert isinstance(error, ImportError)
+    print(type(error).__name__)
+    print(error)
+try:
+    from tlrt import kernels
+except ImportError as error:
+    print("kernels:", type(error).__name__)
+"""
+
+
+def test_one_hash_in_generator_library_and_binding():
+    from codegen import abi
+
+    core, operations = _library.headers()
+    assert _library.declarations(core) == abi.declarations(core)
+    assert _library.abi_hash(core, operations) == abi.abi_hash(core, operations) == _library.load().hash
+
+
+def test_one_version_everywhere():
+    library = _library.load()
+    assert library.version == tlrt.__version__ == library.build_info["version"]
+
+
+def test_every_declared_function_is_exported():
+    library = _library.load()
+    names = re.findall(r"\b(torchlean_cuda_\w+)\(", "\n".join(map(_library.declarations, _library.headers())))
+    assert len(names) > 25
+    for name in names:
+        assert getattr(library.lib, name)
+
+
+def test_missing(python, tmp_path):
+    done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(tmp_path / "nowhere.so"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("LibraryNotFoundError\n")
+    assert f"{tmp_path}/nowhere.so: no such file; unset TORCHLEAN_CUDA_LIBRARY, or set it" in done.stdout
+    assert "make -C" not in done.stdout
+    assert "kernels: LibraryNotFoundError" in done.stdout
+
+
+def test_no_library_at_all(python, tmp_path):
+    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    (tmp_path / "native").mkdir()
+    shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
+    done = python(PROBE, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
+    assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
+    for place in ("tlrt/_lib", "native/build/cuda", "native/build/cpu"):
+        assert f"{tmp_path}/{place}/libtorchlean_cuda.so: no such file" in done.stdout
+    assert "pip install" in done.stdout
+
+
+def test_no_headers(python, tmp_path):
+    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    done = python(PROBE, PYTHONPATH=str(tmp_path))
+    assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
+    assert "torchlean_cuda_ops.h" in done.stdout
+
+
+def test_not_a_library(python, tmp_path):
+    file = tmp_path / "text.so"
+    file.write_text("hello")
+    done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(file))
+    assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
+    assert str(file) in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ('const char *torchlean_cuda_abi_hash(void) { return "0123abcd"; }', "got ABI hash 0123abcd"),
+        ("int nothing;", "got ABI hash none"),
+    ],
+)
+def test_stale(python, tmp_path, source, said):
+    (tmp_path / "old.c").write_text(source)
+    file = tmp_path / "old.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(file), str(tmp_path / "old.c")], check=True)
+    done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(file))
+    assert done.stdout.startswith("StaleLibraryError\n"), done.stderr
+    assert said in done.stdout
+    assert _library.load().hash in done.stdout
+    assert "unset TORCHLEAN_CUDA_LIBRARY" in done.stdout
+    assert "kernels: StaleLibraryError" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
+    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
+    good, bad = tmp_path / "native/build/cpu", tmp_path / "native/build/cuda"
+    good.mkdir(parents=True)
+    bad.mkdir()
+    shutil.copy(_library.load().path, good / _library.NAME)
+    (tmp_path / "old.c").write_text("int nothing;")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(bad / _library.NAME), str(tmp_path / "old.c")], check=True)
+    code = "import tlrt._library as l; print(l.load().path)"
+    done = python(code, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
+    assert done.stdout.strip() == str(good / _library.NAME), done.stderr
+
+
+def test_importing_loads_nothing(python):
+    done = python(
+        "import tlrt, tlrt._library as l; tlrt.errors, tlrt.Buffer; print(l._loaded)", TORCHLEAN_CUDA_LIBRARY="/nowhere"
+    )
+    assert done.stdout.strip() == "None", done.stderr
+
+
+def test_every_status_has_a_class():
+    core, _ = _library.headers()
+    codes = {name: int(code) for name, code in re.findall(r"TORCHLEAN_([A-Z_]+) = (\d+)", core) if name != "OK"}
+    assert set(codes.values()) == set(errors.by_status)
+    library = _library.load()
+    for name, code in codes.items():
+        assert library.text(library.lib.torchlean_cuda_status_name(code)) == name
+    assert len({c for code, c in errors.by_status.items() if code != 10}) == len(codes) - 1

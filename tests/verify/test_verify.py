@@ -1,0 +1,274 @@
+"""``python -m tlrt verify``: options, exit status, JSON, the user's own arrays, the line that repeats a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tlrt.verify import command as verify
+from tlrt.verify import run as verify_run
+from tlrt.verify.inputs import InputError, cases_of, infer
+from tlspec import registry
+from tlspec.cases import Case, draw_case
+from tlspec.compare import Comparison
+from tlspec.registry import Op
+
+
+def some(where: object) -> Op:
+    return next(r for r in registry.ops() if where(r))  # type: ignore[operator]
+
+
+ELEMENTWISE = some(lambda r: r.signature.elementwise and not r.signature.params and len(r.signature.inputs) == 1)
+SHAPED = some(lambda r: len(r.signature.inputs) == 2 and len(r.signature.buffers) == 2 and len(r.signature.dims) >= 3)
+
+
+def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    assert verify.main(["--ops", SHAPED.name, "--cases", "2", "--device", "cpu", "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert SHAPED.name in text
+    assert "pass" in text
+    document = json.loads(out.read_text())
+    assert document["verdict"] == "pass"
+    assert {"devices", "build", "versions", "started", "seconds", "seed", "command"} <= set(document)
+    assert {r["entry"] for r in document["results"]} == {SHAPED.name, f"{SHAPED.name}_bwd"}
+    assert all({"share", "ulp", "cases", "identical", "failures"} <= set(r) for r in document["results"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--ops", "no_such_op"],
+        ["--data", "nonsense"],
+        ["--cases", "0"],
+        ["--device", "abacus"],
+        ["--inputs", "/nowhere.npz"],
+        ["--json", "/nowhere/result.json"],
+        ["--json", "/"],
+        ["--ops", ""],
+        ["--data", ""],
+        ["--device", ""],
+        ["--inputs", ""],
+        ["--json", ""],
+    ],
+    ids=" ".join,
+)
+def test_wrong_command_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "run", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as stopped:
+        verify.main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_json_file_keeps_its_content_until_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    out.write_text("old")
+    with pytest.raises(SystemExit):
+        verify.main(["--ops", ELEMENTWISE.name, "--device", "abacus", "--json", str(out)])
+    assert out.read_text() == "old"
+    with pytest.raises(SystemExit):
+        verify.main(["--ops", ELEMENTWISE.name, "--device", "abacus", "--json", str(tmp_path / "new.json")])
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_failure_gives_status_and_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from tlrt import Buffer, kernels
+
+    original = getattr(kernels, ELEMENTWISE.name)
+
+    def wrong(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+        y = original(x, out=out)
+        return y.fill(42.0) if len(y) else y
+
+    monkeypatch.setattr(kernels, ELEMENTWISE.name, wrong)
+    assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL" in text
+    assert "got 42.0" in text
+    line = next(line for line in text.splitlines() if line.strip().startswith("python -m tlrt verify"))
+    assert verify.main(shlex.split(line)[4:]) == 1
+    assert capsys.readouterr().out.count("got 42.0") == 1
+
+
+def test_failure_of_a_variant_gives_a_line_with_variants(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = verify_run.Runtime.run
+    within: list[str | None] = [None]
+
+    def marked(variant: str | None = None, threads: int = 0) -> contextlib.AbstractContextManager[None]:
+        @contextlib.contextmanager
+        def settings() -> Iterator[None]:
+            within[0] = variant
+            try:
+                yield
+            finally:
+                within[0] = None
+
+        return settings()
+
+    def run(self: verify_run.Runtime, case: Case, **options: object) -> list[np.ndarray | None]:
+        if within[0] == "base":
+            raise RuntimeError("planted")
+        return original(self, case, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verify, "cpu_settings", marked)
+    monkeypatch.setattr(verify_run.Runtime, "run", run)
+    arguments = ["--ops", ELEMENTWISE.name, "--device", "cpu", "--cases", "1", "--size", "small"]
+    assert verify.main(arguments) == 0
+    capsys.readouterr()
+    assert verify.main([*arguments, "--variants"]) == 1
+    lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
+    assert lines
+    assert all(line.endswith(" --variants") for line in lines)
+    assert verify.main(shlex.split(lines[0])[4:]) == 1
+
+
+def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> tuple[float, str]:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(verify.laws, "check", broken)
+    row = some(lambda r: r.laws)
+    results = verify.Verifier({"cpu": verify_run.Runtime("cpu")}, verify.Settings(cases=1)).entry(row, "forward")
+    failures = [f for r in results for f in r.failures]
+    assert {f.kind for f in failures} == {"law"}
+    assert all("RuntimeError: planted" in f.detail for f in failures)
+    assert results[0].cases > 0  # the cases were run all the same
+
+
+def test_own_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = draw_case(SHAPED, 5, "normal", "small")
+    arrays = {k: x.astype(np.float64) for k, x in case.inputs.items() if x is not None}
+    np.savez(tmp_path / "own.npz", **arrays, **case.params)
+    assert verify.main(["--ops", SHAPED.name, "--inputs", str(tmp_path / "own.npz"), "--device", "cpu"]) == 0
+    values, given = infer(SHAPED, {**arrays, **{k: np.asarray(v) for k, v in case.params.items()}})
+    assert {d: values[d] for d in case.dims} == case.dims
+    assert all(np.array_equal(given[k], case.inputs[k]) for k in arrays)  # type: ignore[arg-type]
+
+
+def test_own_arrays_in_a_file_whose_name_needs_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my arrays; (1).npz"
+    case = draw_case(SHAPED, 5, "normal", "small")
+    np.savez(path, **{k: x for k, x in case.inputs.items() if x is not None}, **case.params)
+    monkeypatch.setattr(verify, "compare", lambda *_, **__: Comparison(False, 2.0, 2.0, 1, 1, (0,)))
+    assert verify.main(["--ops", SHAPED.name, "--inputs", str(path), "--device", "cpu"]) == 1
+    lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
+    assert lines
+    assert all(str(path) in shlex.split(line) for line in lines)
+
+
+def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, x=np.arange(1000.0))
+    content = whole.read_bytes()
+    np.save(tmp_path / "array.npy", np.arange(3.0))
+    np.savez(tmp_path / "objects.npz", x=np.array([None, 1], dtype=object))
+    spoilt = bytearray(content)
+    spoilt[60:120] = bytes(60)
+    files = {
+        "empty": b"",
+        "renamed": (tmp_path / "array.npy").read_bytes(),
+        "truncated": content[: len(content) // 2],
+        "beginning": content[:10],
+        "spoilt": bytes(spoilt),
+        "text": b"1, 2, 3",
+        "objects": (tmp_path / "objects.npz").read_bytes(),
+    }
+    for name, data in files.items():
+        path = tmp_path / f"{name}.npz"
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=re.escape(str(path))):
+            list(cases_of(path, [ELEMENTWISE], named=True))
+        with pytest.raises(SystemExit) as stopped:
+            verify.main(["--ops", ELEMENTWISE.name, "--inputs", str(path), "--device", "cpu"])
+        assert stopped.value.code == 2
+        assert "--inputs: " in capsys.readouterr().err
+
+
+def test_own_numbers_out_of_range(tmp_path: Path) -> None:
+    """Integers below 0, or of more bits than they cross with; products of 2^32 or more; more than 8 axes."""
+    for row in registry.ops():
+        case = draw_case(row, 5, "normal", "small")
+        right = {k: x for k, x in case.inputs.items() if x is not None}
+        right |= {k: np.asarray(v) for k, v in case.values.items()}
+        infer(row, right)
+        for name, kind in [(p.name, p.kind) for p in row.signature.params] + [(d, "dim") for d in row.signature.dims]:
+            key = name.lstrip("*")
+            bits = 64 if kind == "u64" else 32
+            if kind == "dims" or name.startswith("*"):
+                bad: list[object] = [np.array([-1]), np.array([2**32]), [1] * 9, [0] * 9]
+            elif kind == "float":
+                bad = [np.zeros(2), "1"]
+            else:
+                bad = [-1, np.int64(-(2**62)), 1.5, [1, 1], *([2**32] if bits == 32 else [])]
+            for value in bad:
+                with pytest.raises(InputError, match=rf"^{row.name}: "):
+                    infer(row, {**right, key: np.asarray(value)})
+
+
+@pytest.mark.parametrize("which", ["x", "list"])
+def test_own_arrays_of_nine_axes(which: str) -> None:
+    row = some(lambda r: [a.dims for a in r.signature.inputs] == [("*dims",)] and r.signature.params)
+    name = row.signature.inputs[0].name
+    arrays = {p.name: np.asarray(0) for p in row.signature.params}
+    arrays |= {name: np.zeros([1] * 9)} if which == "x" else {name: np.zeros(1), "dims": np.ones(9, int)}
+    with pytest.raises(InputError, match="dims: got 9 axes, expected at most 8"):
+        infer(row, arrays)
+
+
+def test_own_dimensions_of_too_many_elements() -> None:
+    row = some(
+        lambda r: (
+            len(r.signature.inputs) == 1
+            and len(r.signature.dims) == 2
+            and len(r.signature.inputs[0].dims) == 1
+            and r.signature.outputs[0].dims == r.signature.dims
+        )
+    )
+    a = row.signature.inputs[0]
+    other = next(d for d in row.signature.dims if d not in a.dims)
+    with pytest.raises(InputError, match=rf"out: \[rows, cols\] has {2**32} elements, expected fewer than 2\^32"):
+        infer(row, {a.name: np.zeros(2), other: np.asarray(2**31)})
+    with pytest.raises(InputError, match=rf"{other}: got {2**32}, expected an integer in \[0, 2\^32\)"):
+        infer(row, {a.name: np.zeros(2), other: np.asarray(2**32)})
+    values, _ = infer(row, {a.name: np.zeros(2), other: np.asarray(2**31 - 1)})
+    assert values[other] == 2**31 - 1
+
+
+def test_own_arrays_that_do_not_fit() -> None:
+    case = draw_case(SHAPED, 5, "normal", "small")
+    arrays = {k: x for k, x in case.inputs.items() if x is not None}
+    first, second = SHAPED.signature.inputs
+    with pytest.raises(InputError, match=f"{second.name}: not in the file"):
+        infer(SHAPED, {first.name: arrays[first.name]})
+    with pytest.raises(InputError, match=f"{first.name}: got dtype complex"):
+        infer(SHAPED, {**arrays, first.name: arrays[first.name].astype(complex)})
+    with pytest.raises(InputError, match=f"{first.name}: got dtype float16"):
+        infer(SHAPED, {**arrays, first.name: arrays[first.name].astype(np.float16)})
+    with pytest.raises(InputError, match="expected"):
+        infer(SHAPED, {**arrays, first.name: arrays[first.name].reshape(-1, 1, 1, 1, 1)})
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main(["--list"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words[:2] for words in lines] == [[r.family, r.name] for r in registry.ops()]
+    for words, row in zip(lines, registry.ops(), strict=True):
+        assert ("no VJP" in " ".join(words)) == (row.vjp_rule is None)
+        assert " ".join(words).endswith(" ".join(row.text.split()))
+        assert " ".join(row.bound.text.split()) in " ".join(words)
+    assert verify.main(["--list", "--ops", SHAPED.name]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1

@@ -1,0 +1,183 @@
+"""Entry points: what the rows export, and the arguments of each one's Python function.
+
+A row has one entry point for its forward, one for its VJP, and one for each gradient alone where the row says so. The
+Python function of an entry point takes, in this order: the device (only where no input buffer tells it), the inputs, the
+dimensions that no host array tells, the parameters; then by keyword optional inputs, ``want`` (a VJP of several gradients) and
+``out``. :func:`arguments_of` gives that list.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import keyword
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tlspec import registry
+from tlspec.registry import Array, Op, Signature
+
+__all__ = [
+    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "composition_arguments", "entries",
+    "inferred", "known_names", "names_in",
+]  # fmt: skip
+
+#: the exception of a check's status
+EXCEPTIONS = {
+    "SHAPE": "ShapeError", "OVERFLOW": "SizeOverflowError", "INDEX": "IndexOutOfRangeError",
+    "ARGUMENT": "ArgumentError", "ALIAS": "AliasError", "UNAVAILABLE": "UnavailableError",
+    "DEVICE": "DeviceMismatchError",
+}  # fmt: skip
+
+#: names the generated functions use themselves
+LOCALS = frozenset(
+    {"lists", "count", "slot", "status", "error", "places", "given", "undo", "made", "want", "device", "out"}
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One exported operation: a row's forward, its VJP, or one gradient of its VJP."""
+
+    op: Op
+    name: str  # bmm, bmm_bwd, flash_attention_bwd_q
+    symbol: str
+    signature: Signature
+    doc: str
+    kernel: str  # the kernel it runs
+    only: int | None = None  # the single output it wants, of a VJP's several
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        outs = self.signature.outputs
+        return outs if self.only is None else (outs[self.only],)
+
+
+def entries(row: Op) -> Iterator[Entry]:
+    """The entry points of a row, in the order they are declared."""
+    yield Entry(row, row.name, row.symbol, row.signature, row.doc, row.name)
+    rule = row.vjp_rule
+    if rule is None or rule.via is not None:
+        return
+    name, sig = f"{row.name}_bwd", row.vjp_signature
+    doc = f"Vector-Jacobian product of {row.name}.\n\n{rule.doc}"
+    if len(sig.outputs) > 1:
+        doc += "\n\nA gradient whose output pointer is NULL (in Python: not in `want`) is not computed."
+    yield Entry(row, name, f"{row.stem}_bwd", sig, doc, name)
+    for i, suffix in enumerate(rule.each):
+        text = f"The gradient {sig.outputs[i].name} of {name} alone.\n\n{rule.doc}"
+        yield Entry(row, f"{name}_{suffix}", f"{row.stem}_bwd_{suffix}", sig, text, name, i)
+
+
+def all_entries(family: str | None = None) -> list[Entry]:
+    return [e for r in registry.ops() if family in (None, r.family) for e in entries(r)]
+
+
+def names_in(expression: str) -> set[str]:
+    tree = ast.parse(expression, mode="eval")
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - called
+
+
+def known_names(sig: Signature) -> set[str]:
+    arrays = {a.name for a in sig.inputs if a.host or a.optional}
+    return {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | arrays
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a generated function, before ``want`` and ``out``."""
+
+    name: str  # in Python
+    of: str  # in the row
+    #: device, buffer, list (of buffers), u32 or f64 (host arrays), dim, dims (a list), float, int (u32 and u64 parameters)
+    kind: str
+    keyword: bool = False  # keyword-only
+    default: str | None = None
+    role: str = "dimension"  # of an integer, for what it raises out of range: or parameter, wide (64 bits), index
+
+    @property
+    def annotation(self) -> str:
+        plain = {
+            "device": "Device", "buffer": "Buffer", "list": "Sequence[Buffer]",
+            "u32": "npt.ArrayLike", "f64": "npt.ArrayLike", "dim": "int",
+            "int": "int", "dims": "Sequence[int]", "float": "float",
+        }[self.kind]  # fmt: skip
+        return f"{plain} | None" if self.default == "None" else plain
+
+
+def _python_name(name: str, names: set[str]) -> str:
+    if name == "out" and "y" not in names:
+        return "y"  # a VJP that reads the operation's result
+    return f"{name}_" if keyword.iskeyword(name) or name in LOCALS else name
+
+
+def inferred(e: Entry) -> dict[str, str]:
+    """The dimensions that are the length of a host array or list: dimension -> array."""
+    out: dict[str, str] = {}
+    for a in e.signature.inputs:
+        if (
+            (a.host or a.listed)
+            and len(a.dims) == 1
+            and a.dims[0] in e.signature.dims
+            and not a.dims[0].startswith("*")
+        ):
+            out.setdefault(a.dims[0], a.name)
+    return out
+
+
+def arguments(e: Entry) -> list[Argument]:
+    """The arguments of the entry's Python function in order; keyword-only ones come last."""
+    sig = e.signature
+    names = {a.name for a in sig.inputs} | {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params}
+    known = inferred(e)
+    first = [Argument("device", "", "device")] if sig.needs_context and not sig.lists else []
+    last: list[Argument] = []
+    for a in sig.inputs:
+        kind = {"f32": "buffer"}.get(a.kind, a.kind)
+        item = Argument(_python_name(a.name, names), a.name, kind, a.optional, "None" if a.optional else None)
+        (last if a.optional else first).append(item)
+    for d in sig.dims:
+        if d not in known:
+            bare = d.lstrip("*")
+            first.append(Argument(_python_name(bare, names), bare, "dims" if d.startswith("*") else "dim"))
+    for i, p in enumerate(sig.params):
+        kind = {"u32": "int", "u64": "int"}.get(p.kind, p.kind)
+        late = bool(sig.lists) or (p.default is not None and any(q.default is None for q in sig.params[i + 1 :]))
+        item = Argument(_python_name(p.name, names), p.name, kind, late, p.default, _role(e, p.name, p.kind))
+        (last if late else first).append(item)
+    if sig.needs_context and sig.lists:  # for an empty list alone
+        last.append(Argument("device", "", "device", True, "None"))
+    return first + last
+
+
+@lru_cache(maxsize=1)
+def _arguments_by_name() -> dict[str, list[Argument]]:
+    return {e.name: arguments(e) for e in all_entries()}
+
+
+def arguments_of(name: str) -> list[Argument]:
+    """The arguments of an entry point's Python function: their names there and in the signature."""
+    return _arguments_by_name()[name]
+
+
+def composition_arguments(row: Op, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The dimensions and parameters that the composition of the row's VJP is called with, after what it reads."""
+    takes = inspect.signature(row.rule.via).parameters  # type: ignore[arg-type]
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):  # what the operation's own function takes
+        return {a.of: values[a.of] for a in arguments_of(row.name) if a.of in values}
+    return {n: values[n] for n in list(takes)[1 + len(row.rule.reads) :] if n in values}
+
+
+def _role(e: Entry, name: str, kind: str) -> str:
+    """What an integer parameter is: an index or a dimension if the check it must pass has that status."""
+    if kind not in ("u32", "u64"):
+        return "dimension"
+    named = {c.status for c in e.op.checks if c.name == name}
+    if "INDEX" in (named or {c.status for c in e.op.checks if name in names_in(c.expression)}):
+        return "index"
+    if named & {"SHAPE", "OVERFLOW"}:
+        return "dimension"
+    return "wide" if kind == "u64" else "parameter"
