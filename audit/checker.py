@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["BINARY", "Checker", "CheckerError", "checker"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("native/tools/checker.c", "native/tools/rounding.h")
 #: IEEE arithmetic as written: no contraction, no reassociation; errno and traps change no result
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")

@@ -30,7 +30,7 @@ from audit import report
 
 __all__ = ["HostileError", "build", "calls", "checkpoints", "ok", "table"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 #: what a sanitizer does with a finding: end the process, so that the call at hand is the last one
 SANITIZERS = {
     # gcc 13 misaligns 64-byte vectors on the fake stack of detect_stack_use_after_return (GCC bug 110027)

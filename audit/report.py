@@ -140,7 +140,7 @@ def share_out(
 
 def commit(length: int = 40) -> str:
     """The tree's commit, with '+' for local changes; nothing where git does not tell."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return ""
     answers = []

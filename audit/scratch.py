@@ -11,7 +11,7 @@ from audit import hostile
 
 __all__ = ["Scratch", "scratch"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 #: what the library, its tests and their tools need
 PARTS = ("native", "tlspec", "tlrt", "tests", "bench", "examples", "docs")
 SKIPPED = {"__pycache__", ".hypothesis", "_lib"}

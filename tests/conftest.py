@@ -4,6 +4,10 @@ and the hypothesis profiles (``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFIL
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +18,7 @@ from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.registry import Op
 
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = registry.ops(os.environ.get("OPS") or None)
 ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
 
@@ -60,3 +65,24 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
     if request.param == "cuda" and len(tlrt.devices()) == 1:
         pytest.skip("no CUDA device on this machine")
     return Runtime(request.param)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code in a process of its own, outside the source tree."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        whole = {**os.environ, **environment}
+        own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
+        whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=whole,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return run

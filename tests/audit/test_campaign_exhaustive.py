@@ -16,7 +16,8 @@ from audit import exhaustive, pairs
 from audit.checker import BINARY, ROOT, CheckerError, checker
 from audit.exhaustive import PARAMETERS, Exhaustive, entries
 from audit.report import float_text
-from tlrt import kernels, verify
+from tlrt import kernels
+from tlrt.verify import command as verify
 from tlspec import registry
 
 try:

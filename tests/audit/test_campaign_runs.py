@@ -15,7 +15,8 @@ import pytest
 import tlrt
 from audit import alarms, command, determinism, report
 from audit.determinism import BATCH, Determinism
-from tlrt import kernels, verify
+from tlrt import kernels
+from tlrt.verify import command as verify
 from tlspec import registry
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 
 import pytest
 
 import tlrt
 from tlrt.spec import SpecDevice
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 FAILED = pytest.StashKey[bool]()
 
@@ -50,24 +43,3 @@ def s(request: pytest.FixtureRequest) -> Iterator[tlrt.Session]:
     session.close()
     assert device.memory().live_buffers == 0, "buffers leaked"
     device.close()
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python code in a process of its own, outside the source tree."""
-
-    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        whole = {**os.environ, **environment}
-        own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
-        whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=whole,
-            cwd=tmp_path,
-            timeout=120,
-            check=False,
-        )
-
-    return run
