@@ -3,12 +3,19 @@ and the hypothesis profiles (``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFIL
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
+from tests import ROOT
+from tlrt.spec import SpecDevice
 from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
 from tlspec import registry
@@ -60,3 +67,59 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
     if request.param == "cuda" and len(tlrt.devices()) == 1:
         pytest.skip("no CUDA device on this machine")
     return Runtime(request.param)
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
+    """A device of the test's own; at the end no buffer may be live."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    with tlrt.Device.new(request.param) as device:
+        yield device
+        gc.collect()
+        if not device.closed and not request.node.stash.get(FAILED, False):  # a traceback keeps its buffers
+            assert device.memory().live_buffers == 0, "buffers leaked"
+
+
+@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def s(request: pytest.FixtureRequest) -> Iterator[tlrt.Session]:
+    """A session on each device; nothing may be live on its device afterwards."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
+    session = tlrt.Session(device, seed=5)
+    yield session
+    session.close()
+    assert device.memory().live_buffers == 0, "buffers leaked"
+    device.close()
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python code in a process of its own, outside the source tree."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        whole = {**os.environ, **environment}
+        own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
+        whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=whole,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+
+    return run

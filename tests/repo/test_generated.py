@@ -6,16 +6,14 @@ import platform
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import tlrt
 from codegen import abi
+from tests import ROOT
 from tlrt._capture_checks import PLANS
 from tlspec import bounds, entries, registry
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("path", sorted(abi.files()))

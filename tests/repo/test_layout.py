@@ -1,4 +1,4 @@
-"""The house: layers, families, directions of dependency, sizes of files, and what documents may say."""
+"""The tree: layers, families, directions of dependency, sizes of files, and what documents may say."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tlspec import registry
 
-ROOT = Path(__file__).resolve().parents[2]
 SKIP = {
     ".git",
     ".venv",

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tape_audit
-from tape_table import CALLED, CALLS, Call
 
 import tlrt
+from tests.runtime import tape_checks
+from tests.runtime.operation_calls import CALLED, CALLS, Call
 from tlrt.operations import Operations
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
@@ -91,8 +91,8 @@ def test_gradients_within_bounds(called: tuple[str, Call], dev: tlrt.Device, rec
     arrays = call.operands(name)
     with Tape(dev) as tape, Tape(SpecDevice()) as spec:
         _, out = on(tape, call, arrays)
-        worst = tape_audit.forward(tape)
-        worst = max(worst, tape_audit.backward(tape, out, seed_for(name, tape.shape(out))))
+        worst = tape_checks.check_values(tape)
+        worst = max(worst, tape_checks.check_gradients(tape, out, seed_for(name, tape.shape(out))))
         record_property("share of the bound", worst)
         _, other = on(spec, call, arrays)
         assert [n.name for n in spec.nodes] == [n.name for n in tape.nodes]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tape_audit
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tlrt
+from tests.runtime import tape_checks
 from tlrt.spec import SpecDevice
 from tlrt.tape import Tape
 from tlspec.cases import generator
@@ -234,15 +234,15 @@ def agree(seed: int, count: int, devices: list[str]) -> None:
         for name in devices:
             tapes.append(tape := Tape(tlrt.device(name)))
             out, g = run(seed, count, tape)
-            tape_audit.forward(tape)
-            tape_audit.backward(tape, out, g)
+            tape_checks.check_values(tape)
+            tape_checks.check_gradients(tape, out, g)
         with Tape(SpecDevice()) as spec:
             run(seed, count, spec)
             assert [(n.name, n.shape, n.parents, n.requires_grad) for n in spec.nodes] == [
                 (n.name, n.shape, n.parents, n.requires_grad) for n in tapes[0].nodes
             ]
         for other in tapes[1:]:
-            for i, same in enumerate(tape_audit.same_rows(other)):
+            for i, same in enumerate(tape_checks.same_bits_on_devices(other)):
                 if same:
                     assert same_bits(tapes[0].nodes[i].buffer.numpy(), other.nodes[i].buffer.numpy()).ok, other.nodes[i]
     finally:

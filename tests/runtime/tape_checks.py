@@ -1,4 +1,4 @@
-"""Holds a tape against the specification node by node.
+"""Checks a tape against the specification node by node.
 
 Comparing whole programs would need the error of every value carried through everything after it. The comparison here is local
 and exact in meaning: an operation's inputs are what the tape itself has (its parents' values, the cotangent that arrived),
@@ -17,13 +17,13 @@ from tlspec.cases import Case
 from tlspec.compare import Comparison, compare, same_bits
 
 
-def call_of(tape: Tape, node: Node, g: np.ndarray | None = None) -> Case:
+def case_of_node(tape: Tape, node: Node, g: np.ndarray | None = None) -> Case:
     """The node's call, or that of its VJP for a cotangent, on the tape's own values."""
     parents = [None if p is None else tape.nodes[p].value.numpy() for p in node.parents]
     return case_of(node, parents, node.value.numpy(), None if g is None else g.reshape(node.shape))
 
 
-def held(case: Case, got: list[np.ndarray | None], where: str) -> list[Comparison]:
+def check_bounds(case: Case, got: list[np.ndarray | None], where: str) -> list[Comparison]:
     """Demands that results lie within the bound."""
     found = []
     expected = case.expected
@@ -37,20 +37,21 @@ def held(case: Case, got: list[np.ndarray | None], where: str) -> list[Compariso
     return found
 
 
-def forward(tape: Tape) -> float:
-    """Holds every value on the tape; the worst error as a share of its bound."""
+def check_values(tape: Tape) -> float:
+    """Checks every value on the tape; the worst error as a share of its bound."""
     worst = 0.0
     for i, node in enumerate(tape.nodes):
         if node.plan is not None:
-            worst = max([worst, *(c.share for c in held(call_of(tape, node), [node.buffer.numpy()], f"{i}: {node}"))])
+            found = check_bounds(case_of_node(tape, node), [node.buffer.numpy()], f"{i}: {node}")
+            worst = max([worst, *(c.share for c in found)])
         elif node.parents:
             (parent,) = node.parents
             assert same_bits(node.buffer.numpy(), tape.nodes[parent].buffer.numpy()).ok, f"{i}: {node}"  # type: ignore[index]
     return worst
 
 
-def backward(tape: Tape, output: int, seed: np.ndarray) -> float:
-    """Holds every gradient on the way from `output` and the tape's own dense and sparse backward; the worst share."""
+def check_gradients(tape: Tape, output: int, seed: np.ndarray) -> float:
+    """Checks every gradient on the way from `output` and the tape's own dense and sparse backward; the worst share."""
     worst = 0.0
     grads: list[np.ndarray | None] = [None] * tape.size
     grads[output] = np.asarray(seed, np.float32).reshape(-1)
@@ -64,13 +65,13 @@ def backward(tape: Tape, output: int, seed: np.ndarray) -> float:
         if node.plan is None:
             contributions: list[tuple[int, np.ndarray]] = [(node.parents[0], g)]  # type: ignore[list-item]
         else:
-            contributions = pulled(tape, node, g)
-            case = call_of(tape, node, g)
+            contributions = gradients_of_parents(tape, node, g)
+            case = case_of_node(tape, node, g)
             by_place = dict(zip(node.plan.gives, range(len(node.plan.gives)), strict=True))
             got: list[np.ndarray | None] = [None] * len(by_place)
             for place, value in contributions:
                 got[by_place[place]] = value
-            worst = max([worst, *(c.share for c in held(case, got, f"VJP of {i}: {node}"))])
+            worst = max([worst, *(c.share for c in check_bounds(case, got, f"VJP of {i}: {node}"))])
             contributions = [(node.parents[p], v) for p, v in contributions]  # type: ignore[misc]
         tape.backward_step(alone, i)
         once: list[np.ndarray | None] = [None] * tape.size
@@ -105,7 +106,7 @@ def backward(tape: Tape, output: int, seed: np.ndarray) -> float:
     return worst
 
 
-def pulled(tape: Tape, node: Node, g: np.ndarray) -> list[tuple[int, np.ndarray]]:
+def gradients_of_parents(tape: Tape, node: Node, g: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """(place, gradient) of each operand that needs one, from the node's VJP alone."""
     assert node.plan is not None
     upstream = tape.device.buffer(g)
@@ -120,7 +121,7 @@ def pulled(tape: Tape, node: Node, g: np.ndarray) -> list[tuple[int, np.ndarray]
     return out
 
 
-def same_rows(tape: Tape) -> list[bool]:
+def same_bits_on_devices(tape: Tape) -> list[bool]:
     """For every node, whether the CPU and CUDA give the same bits: its row does, and so did its parents."""
     same: list[bool] = []
     for node in tape.nodes:

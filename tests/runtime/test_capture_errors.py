@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt import Session, kernels, nn, optim
+from tlrt import Session, _record, kernels, nn, optim
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
@@ -253,3 +255,88 @@ def test_other_threads_go_on_meanwhile(dev: tlrt.Device) -> None:
     program.close()
     plain.close()
     other.close()
+
+
+def test_an_argument_is_not_copied(dev: tlrt.Device) -> None:
+    """A copy within the function would not be told of the content at a replay."""
+    with Session(dev) as s:
+        rows = s.param(np.arange(6.0).reshape(3, 2), "rows")
+        for how in (copy.copy, copy.deepcopy):
+            step = s.capture(lambda x, i, how=how: (s.const(how(x)), s.gather_rows_nat(rows, how(i))), X, [0])
+            tensor, picked = step(2 * X, [2])
+            assert tensor.numpy().tolist() == (2 * X).tolist() and picked.numpy().tolist() == [[4, 5]]
+        with pytest.raises(CaptureError, match="argument 0"):
+            s.capture(lambda x: pickle.dumps(x), X)
+
+
+def test_an_argument_has_no_methods_of_arrays(dev: tlrt.Device) -> None:
+    """What an array does by a method is not done by one of the same name."""
+    own = {"shape", "dtype", "ndim", "size"}
+    with Session(dev) as s:
+
+        def step(x: Any) -> Any:
+            y = s.const(x)
+            for name in set(dir(np.ndarray)) - own:
+                if not name.startswith("_"):
+                    with pytest.raises(CaptureError, match="argument 0"):
+                        getattr(x, name)
+            assert {name: getattr(x, name) for name in own} == {name: getattr(X, name) for name in own}
+            for name in own:
+                with pytest.raises(AttributeError):
+                    setattr(x, name, getattr(X, name))
+            return y
+
+        assert s.capture(step, X)(X).numpy().tolist() == X.tolist()
+
+
+def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what happened and what to do; without a GPU, a library that makes graphs is acted."""
+    if not dev.is_cuda:
+        monkeypatch.setattr(tlrt.Device, "is_cuda", True)
+        monkeypatch.setattr(_record, "lib", Acted(_record.lib))
+    with Session(dev) as s:
+
+        def transforms(first: int) -> Any:
+            def step(x: Any) -> Any:
+                rows = [s.slice_range0(s.const(x), 0, n) for n in range(first, first + 60, 2)]
+                return [s.rfft1d_packed(s.reshape(row, (1, row.shape[0]))) for row in rows]
+
+            return step
+
+        for first in (64, 192):
+            with pytest.raises(CaptureError) as caught:
+                s.capture(transforms(first), np.ones(256))
+            said = str(caught.value)
+            assert "rfft1d_packed: got a transform whose FFT plan is gone, expected it among the 24" in said
+            assert "as steps of their own" in said and "another thread" in said
+            assert s.device._recorder is None and s._recorder is None
+        del caught
+        monkeypatch.undo()
+        assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
+
+
+class Acted:
+    """The library, but graphs can be made, of everything but transforms."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def torchlean_cuda_capture_begin(self, context: Any) -> int:
+        self.ready = _record.Call.ready
+        refusal = self._lib.torchlean_cuda_capture_begin
+
+        def ready(call: Any) -> Any:
+            return (lambda: refusal(context)) if "rfft" in call.name else self.ready(call)
+
+        _record.Call.ready = ready  # type: ignore[method-assign]
+        return 0
+
+    def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
+        _record.Call.ready = self.ready  # type: ignore[method-assign]
+        return 0
+
+    def torchlean_cuda_graph_release(self, graph: Any) -> int:
+        return 0

@@ -1,12 +1,11 @@
-"""The listed defects still fit the sources, so that the list cannot rot."""
+"""The list of planted defects of the mutation campaign: each still fits the sources."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
 
 
 def mutate(*words: str) -> subprocess.CompletedProcess[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import ROOT
 from tlspec import bounds
 
-HEADER = Path(__file__).resolve().parents[2] / "native/src/formula/sum_tree.h"
+HEADER = ROOT / "native/src/formula/sum_tree.h"
 SIZES = [
     *range(1, 70),
     127,

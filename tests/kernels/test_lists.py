@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests.kernels.test_ops_errors import POISON, Kinds, complete
+from tests.kernels.test_errors import POISON, Kinds, complete
 from tlrt import errors, kernels
 from tlrt._library import load
 from tlrt.verify.command import Verifier

@@ -5,17 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import ROOT
 from tlspec import cases, registry
 from tlspec.bounds import FREE
 from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, fill, generator
 from tlspec.registry import Op
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def fingerprint(case: Case) -> list[object]:

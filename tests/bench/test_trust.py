@@ -16,10 +16,10 @@ from audit.evidence import Evidence, EvidenceError
 from audit.html import share
 from bench import trust
 from codegen import abi
+from tests import ROOT
 from tlrt.verify.report import told
 from tlspec import entries, registry
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "TRUST_BOUNDARIES.md").read_text()
 ENTRIES = {e.symbol: e for e in entries.all_entries()}
 

@@ -1,4 +1,4 @@
-"""The exhaustive campaign, CI-sized: every function at a stride, pairs, the checker's decisions, and defects it must see."""
+"""The exhaustive campaign at the size of a test run: every function at a stride, pairs, the checker, and planted defects."""
 
 from __future__ import annotations
 
