@@ -1,5 +1,9 @@
-"""What all tests share: the operations under test (``OPS=name,family,pattern*`` in the environment picks some), the devices,
-and the hypothesis profiles (``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more)."""
+"""What all tests share: the operations under test, the devices, and the hypothesis profiles.
+
+``OPS=name,family,pattern*`` in the environment chooses operations. Then only those tests run that concern a chosen operation: by
+a parameter (a row, an entry, or the name of one), by the mark ``operations(name, ...)``, or, as they concern every choice, by the
+mark ``every_choice``. ``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,12 @@ from tlrt.spec import SpecDevice
 from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
 from tlspec import registry
+from tlspec.entries import Entry, all_entries
 from tlspec.registry import Op
 
 ROWS = registry.ops(os.environ.get("OPS") or None)
+#: the name of an entry point, or of a method of tapes and sessions that is a form of an operation -> the operation's
+OPERATION_OF = {e.name: e.op.name for e in all_entries()} | {r.name: r.name for r in registry.ops()}
 ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
@@ -30,9 +37,14 @@ settings.register_profile("ci", max_examples=200, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     chosen = os.environ.get("OPS")
-    return f"operations: {len(ROWS)}" + (f" (OPS={chosen})" if chosen else "")
+    if not chosen:
+        return [f"operations: {len(ROWS)}"]
+    return [
+        f"operations: {len(ROWS)} (OPS={chosen})",
+        "left out: tests that concern none of these operations (training, processes, campaigns, examples, documents, ...)",
+    ]
 
 
 def entry_id(entry: tuple[Op, str]) -> str:
@@ -40,7 +52,41 @@ def entry_id(entry: tuple[Op, str]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "only(where): the rows, or (row, which) entries, a parametrised test is about")
+    for mark in (
+        "only(where): the rows, or (row, which) entries, a parametrised test is about",
+        "operations(name, ...): the operations that a test is about; runs if OPS chooses one of them",
+        "every_choice: runs whatever operations OPS chooses",
+    ):
+        config.addinivalue_line("markers", mark)
+
+
+def names_of(value: object) -> set[str]:
+    """The operations that a test's parameter names."""
+    if isinstance(value, Op):
+        return {value.name}
+    if isinstance(value, Entry):
+        return {value.op.name}
+    if isinstance(value, tuple):
+        return {name for part in value for name in names_of(part)}
+    return {OPERATION_OF[value]} if isinstance(value, str) and value in OPERATION_OF else set()
+
+
+def concerns(item: pytest.Item, chosen: set[str]) -> bool:
+    """Whether a test is about one of the chosen operations."""
+    if item.get_closest_marker("every_choice"):
+        return True
+    named = {name for mark in item.iter_markers("operations") for name in mark.args}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        named |= {name for value in item.callspec.params.values() for name in names_of(value)}
+    return bool(named & chosen)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("OPS"):
+        chosen = {row.name for row in ROWS}
+        kept = [item for item in items if concerns(item, chosen)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,6 +99,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "entry" in metafunc.fixturenames:
         entries = [e for e in ENTRIES if all(p(*e) for p in predicates)]
         metafunc.parametrize("entry", entries, ids=entry_id, scope="session")
+
+
+def pytest_collection_finish() -> None:
+    """What collection made (thousands of tests) lives until the end: the collections that tests ask for pass it over."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import pytest
 
 from tlrt import kernels
 
+pytestmark = pytest.mark.operations("flash_attention")
+
 
 @pytest.mark.parametrize("n", [4, 128])  # a part of a tile and two tiles; means over n round nothing
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])

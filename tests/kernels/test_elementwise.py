@@ -7,6 +7,8 @@ import pytest
 
 from tlrt import kernels
 
+pytestmark = pytest.mark.operations("clamp")
+
 
 @pytest.mark.parametrize(("lo", "hi"), [(-0.5, 0.75), (0.0, 1.0), (-1.0, -0.0), (2.0, 2.0)])
 def test_clamp_has_no_gradient_at_its_edges(dev, lo, hi):

@@ -330,6 +330,7 @@ def test_norm_neither_overflows_nor_vanishes(row: Op, runtime: Runtime, value: f
         assert got == np.float32(2 * x[0].astype(np.float64))
 
 
+@pytest.mark.operations("momentum_step")
 def test_c_refuses_what_python_never_sends(runtime: Runtime) -> None:
     """Lists without storage, and two output lists in one place."""
     library = load()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.runtime.test_process import threads
 from tlrt import kernels
+
+pytestmark = pytest.mark.operations("max_pool")
 
 
 def test_a_window_across_two_tasks_gives_its_gradient_once(dev):

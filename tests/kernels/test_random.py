@@ -7,6 +7,8 @@ import pytest
 
 from tlrt import kernels
 
+pytestmark = pytest.mark.operations("rand_uniform", "bernoulli_mask")
+
 
 @pytest.mark.parametrize("key", [0, 7, 2**64 - 9])
 def test_a_uniform_equal_to_keep_is_dropped(dev, key):

@@ -7,6 +7,8 @@ import pytest
 
 from tlrt import kernels
 
+pytestmark = pytest.mark.operations("reduce_sum")
+
 
 def fold_in_halves(lanes: np.ndarray) -> np.float32:
     """The row tree's fold: the upper half onto the lower, until one is left."""

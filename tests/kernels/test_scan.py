@@ -9,6 +9,8 @@ from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
 
+pytestmark = pytest.mark.operations("selective_scan_diag", "selective_scan_diag_var")
+
 TINY = 2.0**-149
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tlrt import kernels
 
+pytestmark = pytest.mark.operations("softmax")
+
 
 @pytest.mark.parametrize("cols", [3, 17, 256])
 def test_softmax_divides_once_and_rounds_once(dev, cols):

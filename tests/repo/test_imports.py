@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
 from tests.repo.tree import circles, files, imports, name, python_modules
+
+pytestmark = pytest.mark.every_choice
 
 #: package -> the other packages that its modules may import
 MAY_IMPORT = {
@@ -21,6 +24,7 @@ MAY_IMPORT = {
 }
 
 
+@functools.cache
 def graph(root: Path = ROOT) -> dict[str, set[str]]:
     modules = python_modules(root)
     return {module: imports(module, path, modules) for module, path in modules.items()}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 from tests.repo.tree import circles, files, name
+
+pytestmark = pytest.mark.every_choice
 
 NATIVE = ROOT / "native"
 SUFFIXES = (".c", ".h", ".cu", ".cuh", ".def", ".inc")

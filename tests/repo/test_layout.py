@@ -11,6 +11,8 @@ import pytest
 from tests import ROOT
 from tlspec import registry
 
+pytestmark = pytest.mark.every_choice
+
 SKIP = {
     ".git",
     ".venv",
@@ -32,7 +34,8 @@ GENERATED = {
     "native/generated/kernels.h",
     "docs/abi.md",
 }
-LIMIT = 600
+#: no file may have more lines; one of more than 600 is a question to its reviewer
+LIMIT = 1000
 
 
 def tree(*suffixes: str) -> list[Path]:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tlrt import Tape
 from tlspec import registry
-from tlspec.cases import generator
+from tlspec.cases import draw_case, generator
 
 Shape = tuple[int, ...]
 
@@ -368,4 +370,44 @@ CALLS: dict[str, list[Call]] = {
         )
     ],
 }  # fmt: skip
-CALLED = [(name, i) for name, calls in CALLS.items() for i in range(len(calls))]
+
+
+def call_of_row(op: registry.Op) -> Call:
+    """The call of a method that takes a row's operands and then its parameters."""
+    case = draw_case(op, 0, "normal", "small")
+    parameters = {p.name: case.params[p.name] for p in op.signature.params}
+    sizes = {dim: 2 + i for i, dim in enumerate(op.signature.dims)}
+    shapes = tuple((3, 5) if a.elementwise else tuple(sizes[d] for d in a.dims) for a in op.signature.inputs)
+    return Call(shapes, lambda t, *ids: getattr(t, op.name)(*ids, *parameters.values()), row(op.name, **parameters))
+
+
+# a row without a line above is called by its signature
+CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALLS and hasattr(Tape, r.name)}
+
+#: a method that is no row's -> the rows that it is made of
+COMPOSED = {
+    "neg": ("scale",),
+    "square": ("mul",),
+    "permute": ("transpose3d_bca",),
+    "concat_vectors": ("concat1d",),
+    "concat_dim0": ("concat1d",),
+    "slice_range0": ("slice1d",),
+    "gather_scalar": ("gather_vec",),
+    "gather_row": ("gather_rows",),
+    "gather_scalar_nat": ("gather_vec",),
+    "gather_vec_nat": ("gather_vec",),
+    "gather_rows_nat": ("gather_rows",),
+    "embedding": ("gather_rows",),
+    "scatter_add_vec": ("scatter_add",),
+    "max_pool2d_pad": ("max_pool2d",),
+    "avg_pool2d_pad": ("avg_pool2d",),
+    "smooth_max_pool2d_pad": ("smooth_max_pool2d",),
+    "attention": ("flash_attention",),
+    "multi_head_attention": ("flash_attention", "matmul"),
+}
+#: (method, number of the call) of every call, marked with the rows it concerns
+CALLED = [
+    pytest.param((name, i), marks=pytest.mark.operations(*COMPOSED.get(name, (name,))), id=f"{name}-{i}")
+    for name, calls in CALLS.items()
+    for i in range(len(calls))
+]

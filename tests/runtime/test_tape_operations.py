@@ -21,7 +21,7 @@ from tlspec.compare import same_bits
 STEP = 2.0**-14
 
 
-@pytest.fixture(params=CALLED, ids=lambda c: f"{c[0]}-{c[1]}")
+@pytest.fixture(params=CALLED)
 def called(request: pytest.FixtureRequest) -> tuple[str, Call]:
     name, i = request.param
     return name, CALLS[name][i]
@@ -37,6 +37,7 @@ def seed_for(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return generator("seed", name).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.every_choice
 def test_table_has_every_method() -> None:
     methods = {n for n in dir(Operations) if not n.startswith("_")} - {"shape"}
     assert methods == set(CALLS)

@@ -8,6 +8,8 @@ from tlspec import registry
 from tlspec.bounds import exact
 from tlspec.registry import Op, Signature
 
+pytestmark = pytest.mark.every_choice
+
 
 @pytest.mark.parametrize(
     ("text", "message"),

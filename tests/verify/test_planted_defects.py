@@ -7,7 +7,7 @@ arguments or results. One test plants one defect in one entry point and runs ver
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tlrt.verify.report import Failure
 from tlrt.verify.run import POISON, Runtime
 from tlspec import entries, registry
 from tlspec.bounds import Bound
-from tlspec.cases import draw_case, refused_by, shape_of
+from tlspec.cases import Case, draw_case, refused_by, shape_of
 from tlspec.entries import Entry, arguments_of
 from tlspec.registry import Array
 
@@ -493,24 +493,38 @@ def targets() -> list[Any]:
     return out
 
 
+def cases_of(entry: Entry) -> Iterator[Case]:
+    """What verify draws for an entry point, large cases left out."""
+    which = "forward" if forward(entry) else "vjp"
+    for seed, data, size in plan(entry.op, which, Settings()):
+        if size != "large":
+            yield draw_case(entry.op, seed, data, size, which)
+
+
+def gives_minus_zero(entry: Entry) -> bool:
+    """Whether a result of the reference is -0 in any case that verify draws."""
+    results = (x for case in cases_of(entry) for x in case.expected.outputs if x is not None)
+    return any(bool((np.signbit(x) & (x == 0)).any()) for x in results)
+
+
 def first_failure(entry: Entry, defect: Callable[[Inside], Arrays], beside: bool = False) -> Failure | None:
     """What verify says first about a kernel with a defect."""
     runtimes = {"cpu": Runtime("cpu", kernels=Spoilt(entry, defect))}
     if beside:
         runtimes = {"cpu": Runtime("cpu"), "beside": Runtime("cpu", kernels=Spoilt(entry, defect))}
     verifier = Verifier(runtimes)
-    which = "forward" if forward(entry) else "vjp"
-    for seed, data, size in plan(entry.op, which, Settings()):
-        if size != "large":
-            for result in verifier.entry(entry.op, which, [draw_case(entry.op, seed, data, size, which)]):
-                if result.failures:
-                    return result.failures[0]
+    for case in cases_of(entry):
+        for result in verifier.entry(entry.op, case.which, [case]):
+            if result.failures:
+                return result.failures[0]
     return None
 
 
 @pytest.mark.parametrize(("defect", "entry_point"), targets())
 def test_defect_is_found(defect: Defect, entry_point: Entry) -> None:
     found = first_failure(entry_point, defect.spoil, defect.beside)
+    if found is None and defect.spoil is plus_zero and not gives_minus_zero(entry_point):
+        pytest.skip("no result is -0")
     assert found is not None, f"{defect.name} in {entry_point.name} was not found"
     assert found.kind != "error", found.detail  # found by its result, not because the call broke down
     assert f"--ops {entry_point.op.name} " in found.line
