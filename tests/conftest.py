@@ -1,25 +1,34 @@
-"""What all tests share: the operations under test (``OPS=name,family,pattern*`` in the environment picks some), the devices,
-and the hypothesis profiles (``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more)."""
+"""What all tests share: the operations under test, the devices, and the hypothesis profiles.
+
+``OPS=name,family,pattern*`` in the environment chooses operations. Then only those tests run that concern a chosen operation: by
+a parameter (a row, an entry, or the name of one), by the mark ``operations(name, ...)``, or, as they concern every choice, by the
+mark ``every_choice``. ``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
+from tests import ROOT
+from tlrt.spec import SpecDevice
 from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
 from tlspec import registry
+from tlspec.entries import Entry, all_entries
 from tlspec.registry import Op
 
-ROOT = Path(__file__).resolve().parents[1]
 ROWS = registry.ops(os.environ.get("OPS") or None)
+#: the name of an entry point, or of a method of tapes and sessions that is a form of an operation -> the operation's
+OPERATION_OF = {e.name: e.op.name for e in all_entries()} | {r.name: r.name for r in registry.ops()}
 ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
@@ -28,9 +37,14 @@ settings.register_profile("ci", max_examples=200, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     chosen = os.environ.get("OPS")
-    return f"operations: {len(ROWS)}" + (f" (OPS={chosen})" if chosen else "")
+    if not chosen:
+        return [f"operations: {len(ROWS)}"]
+    return [
+        f"operations: {len(ROWS)} (OPS={chosen})",
+        "left out: tests that concern none of these operations (training, processes, campaigns, examples, documents, ...)",
+    ]
 
 
 def entry_id(entry: tuple[Op, str]) -> str:
@@ -38,7 +52,41 @@ def entry_id(entry: tuple[Op, str]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "only(where): the rows, or (row, which) entries, a parametrised test is about")
+    for mark in (
+        "only(where): the rows, or (row, which) entries, a parametrised test is about",
+        "operations(name, ...): the operations that a test is about; runs if OPS chooses one of them",
+        "every_choice: runs whatever operations OPS chooses",
+    ):
+        config.addinivalue_line("markers", mark)
+
+
+def names_of(value: object) -> set[str]:
+    """The operations that a test's parameter names."""
+    if isinstance(value, Op):
+        return {value.name}
+    if isinstance(value, Entry):
+        return {value.op.name}
+    if isinstance(value, tuple):
+        return {name for part in value for name in names_of(part)}
+    return {OPERATION_OF[value]} if isinstance(value, str) and value in OPERATION_OF else set()
+
+
+def concerns(item: pytest.Item, chosen: set[str]) -> bool:
+    """Whether a test is about one of the chosen operations."""
+    if item.get_closest_marker("every_choice"):
+        return True
+    named = {name for mark in item.iter_markers("operations") for name in mark.args}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        named |= {name for value in item.callspec.params.values() for name in names_of(value)}
+    return bool(named & chosen)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("OPS"):
+        chosen = {row.name for row in ROWS}
+        kept = [item for item in items if concerns(item, chosen)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,6 +101,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("entry", entries, ids=entry_id, scope="session")
 
 
+def pytest_collection_finish() -> None:
+    """What collection made (thousands of tests) lives until the end: the collections that tests ask for pass it over."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def thorough() -> bool:
     """Whether the profile in force, however it was chosen, is the one that draws more."""
@@ -65,6 +119,41 @@ def runtime(request: pytest.FixtureRequest) -> Runtime:
     if request.param == "cuda" and len(tlrt.devices()) == 1:
         pytest.skip("no CUDA device on this machine")
     return Runtime(request.param)
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
+    """A device of the test's own; at the end no buffer may be live."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    with tlrt.Device.new(request.param) as device:
+        yield device
+        gc.collect()
+        if not device.closed and not request.node.stash.get(FAILED, False):  # a traceback keeps its buffers
+            assert device.memory().live_buffers == 0, "buffers leaked"
+
+
+@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def s(request: pytest.FixtureRequest) -> Iterator[tlrt.Session]:
+    """A session on each device; nothing may be live on its device afterwards."""
+    if request.param == "cuda" and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+    device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
+    session = tlrt.Session(device, seed=5)
+    yield session
+    session.close()
+    assert device.memory().live_buffers == 0, "buffers leaked"
+    device.close()
 
 
 @pytest.fixture

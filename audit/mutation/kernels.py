@@ -28,7 +28,6 @@ FORMULA = [
         "float inside = x >= lo && x < hi ? g : 0.0f;",
         "clamp's gradient at the lower edge: > became >=",
         "clamp",
-        tests="tests/kernels tests/runtime/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/exact.h",
@@ -99,7 +98,6 @@ FORMULA = [
         "return tl_uniform_of(bits) <= keep ? 1.0f : 0.0f;",
         "keep 0 may keep: < became <=",
         "bernoulli_mask",
-        tests="tests/kernels tests/runtime/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/rows.h",
@@ -128,7 +126,6 @@ FORMULA = [
         "    return fmaf(0.0f * s, r, q);",
         "softmax's quotient without its correction: an ulp or two",
         "softmax",
-        tests="tests/kernels tests/runtime/test_kill_kernels.py",
     ),
     Defect(
         "native/src/formula/pool.h",
@@ -157,7 +154,6 @@ FORMULA = [
         "    return tl_scan_finite(product, state, carry) || end == end ? next : end;",
         "an overflowed chunk product spoils the carry",
         "scan",
-        tests="tests/kernels tests/runtime/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/attention.h",
@@ -172,7 +168,6 @@ FORMULA = [
         "    return s;",
         "a score of -inf counts as blocked",
         "flash_attention",
-        tests="tests/kernels tests/runtime/test_kill_formulas.py",
     ),
     Defect(
         "native/src/formula/conv_geometry.h",
@@ -260,7 +255,6 @@ KERNELS = [
         "    return (b[0] + b[1]) + (b[2] + b[3]);",
         "another order of additions: CPU and CUDA differ",
         "reduce",
-        tests="tests/kernels tests/runtime/test_kill_kernels.py",
     ),
     Defect(
         "native/src/cpu/reduce.c",
@@ -304,7 +298,6 @@ KERNELS = [
         "stat[MAXIMUM] = 0.0f * tl_max_of(sum, leaves);",
         "softmax without its shift overflows",
         "softmax",
-        tests="tests/kernels tests/runtime/test_kill_kernels.py",
     ),
     Defect(
         "native/src/cpu/loss.c",
@@ -326,7 +319,7 @@ KERNELS = [
         "    out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);\n",
         "scratch is never given back: missing release",
         "mse_loss",
-        tests="tests/kernels tests/runtime/test_kill_kernels.py",
+        tests="tests/kernels tests/runtime/test_device.py",
     ),
     Defect(
         "native/src/cpu/index.c",
@@ -362,7 +355,6 @@ KERNELS = [
         "            if (b->cell[i] >= own)",
         "a task adds to cells of its neighbour",
         "max_pool,max_pool2d",
-        tests="tests/kernels tests/runtime/test_kill_formulas.py",
     ),
     Defect(
         "native/src/cpu/attention_tiles.h",

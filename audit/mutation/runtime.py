@@ -6,9 +6,8 @@ from audit.mutation.defect import Defect
 
 #: the tests of buffers and contexts, and the hostile calls
 CORE = (
-    "tests/runtime/test_buffer.py tests/runtime/test_device.py tests/runtime/test_kernels.py tests/runtime/test_kill_kernels.py"
-    " tests/runtime/test_hostile.py"
-    " tests/kernels/test_ops_errors.py"
+    "tests/runtime/test_buffer.py tests/runtime/test_device.py tests/runtime/test_kernels.py tests/audit/test_hostile.py"
+    " tests/kernels/test_errors.py"
 )
 
 ENTRY = [
@@ -108,7 +107,7 @@ ENTRY = [
         "    tl_standard_float_mode(); /* a thread inherits its maker's mode */\n",
         "",
         "workers inherit flush-to-zero",
-        tests="tests/runtime/test_kill_formulas.py " + CORE,
+        tests="tests/runtime/test_process.py " + CORE,
     ),
 ]
 
@@ -177,11 +176,10 @@ SPEC = [
 
 #: the tests of tape and session, quickest first
 TAPE = (
-    "tests/runtime/test_kill_tape.py tests/runtime/test_kill_optim.py tests/runtime/test_kill_checkpoint.py tests/runtime/test_session.py"
-    " tests/runtime/test_checkpoint.py tests/runtime/test_tape.py tests/runtime/test_tape_errors.py tests/runtime/test_tape_dags.py"
-    " tests/runtime/test_tape_operations.py"
+    "tests/runtime/test_optim.py tests/runtime/test_session.py tests/runtime/test_checkpoint.py tests/runtime/test_tape.py"
+    " tests/runtime/test_tape_errors.py tests/runtime/test_tape_graphs.py tests/runtime/test_tape_operations.py"
 )
-CAPTURE = "tests/runtime/test_capture.py tests/runtime/test_capture_hostile.py"
+CAPTURE = "tests/runtime/test_capture.py tests/runtime/test_capture_optim.py tests/runtime/test_capture_threads.py"
 
 PYTHON = [
     Defect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tlrt
-from audit import hostile
+from audit import command, hostile
 from audit.scratch import scratch
 from codegen import abi
 from tlrt import checkpoint
@@ -158,3 +159,40 @@ def test_damage_is_its_seed(tmp_path):
     many = [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
     assert many == [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
     assert len(set(many)) > 150
+
+
+def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypatch):
+    runs = []
+
+    def calls(count, **how):
+        runs.append(
+            (
+                count,
+                how.get("device", -1),
+                how.get("sanitize", "address,undefined"),
+                how.get("threads", 1),
+                how.get("shared", False),
+            )
+        )
+        failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
+        return {
+            "failures": failures,
+            "entries": {},
+            "calls": count,
+            "accepted": 0,
+            "seconds": 0.0,
+            "slowest": {"seconds": 0.0},
+        }
+
+    monkeypatch.setattr(command.hostile, "calls", calls)
+    monkeypatch.setattr(
+        command.hostile, "checkpoints", lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []}
+    )
+    args = argparse.Namespace(hostile=1000, workers=1)
+    documents, fine, text = command._hostile(args, ["cpu", "cuda:1"], 7)
+    assert runs == [
+        (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
+        (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),
+    ]  # fmt: skip
+    assert not fine and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"] and "FAIL x" in text
+    assert [d.get("checkpoints", {}).get("files") for d in documents] == [7, None, None, None, None, None]

@@ -13,9 +13,9 @@ import pytest
 
 from audit import evidence, html
 from audit.evidence import Evidence
+from tests import ROOT
 from tlrt.verify import command as verify
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "evidence").glob("*.json"))
 VOID = {"meta", "br", "wbr", "input", "line", "rect", "path"}
 LIMIT = 2_000_000

@@ -6,21 +6,24 @@ import platform
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import tlrt
 from codegen import abi
+from tests import ROOT
 from tlrt._capture_checks import PLANS
 from tlspec import bounds, entries, registry
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.every_choice
 
 
-@pytest.mark.parametrize("path", sorted(abi.files()))
+FILES = abi.files()
+
+
+@pytest.mark.parametrize("path", sorted(FILES))
 def test_committed_file_is_current(path: str) -> None:
-    assert (ROOT / path).read_text() == abi.files()[path], f"{path} is stale: run `make abi`"
+    assert (ROOT / path).read_text() == FILES[path], f"{path} is stale: run `make abi`"
 
 
 def test_plans_that_a_message_counts_are_those_of_the_library() -> None:

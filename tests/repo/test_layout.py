@@ -1,4 +1,4 @@
-"""The house: layers, families, directions of dependency, sizes of files, and what documents may say."""
+"""The tree: layers, families, directions of dependency, sizes of files, and what documents may say."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tlspec import registry
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.every_choice
+
 SKIP = {
     ".git",
     ".venv",
@@ -32,7 +34,8 @@ GENERATED = {
     "native/generated/kernels.h",
     "docs/abi.md",
 }
-LIMIT = 600
+#: no file may have more lines; one of more than 600 is a question to its reviewer
+LIMIT = 1000
 
 
 def tree(*suffixes: str) -> list[Path]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_choice
+
 LIST = Path(__file__).with_name("promised_python.txt")
 
 

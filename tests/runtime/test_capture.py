@@ -396,3 +396,16 @@ def test_the_specification_calls_the_function() -> None:
         assert captured([1.0, 1.0]) is loss and loss.item() == 2.0
         captured.close()
         optimizer.close()
+
+
+def test_a_result_is_a_constant_on_the_tape(dev: tlrt.Device) -> None:
+    """Two batches through a captured teacher before one backward pass: each product keeps the value it was made with."""
+    with Session(dev) as s:
+        w = s.param([1.0, 2.0], "w")
+        teacher = s.capture(lambda x: s.scale(s.const(x), 2.0), [0.0, 0.0])
+        first = s.mul(w, teacher([1.0, 2.0]))
+        leaf = s.detach(teacher.outputs)
+        second = s.mul(w, teacher([10.0, 20.0]))
+        assert leaf.numpy().tolist() == [2.0, 4.0]
+        s.backward(s.reduce_sum(s.add(first, second)))
+        assert w.grad is not None and w.grad.numpy().tolist() == [22.0, 44.0]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tlrt
+from tests import ROOT
 from tlrt import _library, context, errors, kernels
-
-ROOT = Path(__file__).resolve().parents[2]
 
 no_cuda = pytest.mark.skipif(len(tlrt.devices()) > 1, reason="this machine has a CUDA device")
 
@@ -183,3 +182,26 @@ def test_the_hint_is_for_cuda_devices():
     assert context._unavailable(bad, 0) is bad
     other = errors.CudaError("x")
     assert context._unavailable(other, 0) is other
+
+
+def test_kernels_give_their_scratch_back(dev):
+    n = 40_000  # three leaves, so that a sum needs scratch
+    a, b = dev.zeros(n), dev.zeros(n)
+    before = dev.memory().live_bytes
+    for _ in range(3):
+        kernels.mse_loss(a, b, n).release()
+        kernels.reduce_sum(a, n).release()
+        kernels.cross_entropy(a, np.zeros(n // 2, np.uint32), 2).release()
+    assert dev.memory().live_bytes == before
+
+
+def test_the_cap_counts_what_is_cached(dev):
+    limit = 1 << 20
+    dev.collect()
+    dev.cap(dev.memory().live_bytes + limit)
+    dev.zeros(200_000).release()  # 800 kB wait in the cache, of another size class than what follows
+    kept = dev.zeros(100_000)
+    memory = dev.memory()
+    dev.cap(0)
+    assert memory.live_bytes + memory.cached_bytes <= limit
+    kept.release()

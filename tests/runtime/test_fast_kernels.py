@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tape_audit
 
 import tlrt
+from tests.runtime import tape_checks
+from tlrt import Session
 from tlrt import fast_kernels as fast
 from tlrt.tape import Tape
 from tlspec import registry
@@ -153,11 +154,13 @@ def test_tape_operations_are_the_plain_ones(dev: tlrt.Device, precision: Any, ba
             node = tape.node(plain)
             while node.plan is None:  # a vector goes through views
                 node = tape.node(node.parents[0])
-            tape_audit.held(tape_audit.call_of(tape, node), [tape.value(mine).numpy().reshape(-1)], "value")
+            tape_checks.check_bounds(
+                tape_checks.case_of_node(tape, node), [tape.value(mine).numpy().reshape(-1)], "value"
+            )
             g = draw(*tape.shape(mine), key="g").astype(np.float32)
             found = tape.backward(mine, g)
             got = [found[p].numpy().reshape(-1) if tape.node(p).requires_grad else None for p in operands]
-            tape_audit.held(tape_audit.call_of(tape, node, g), got, "gradient")
+            tape_checks.check_bounds(tape_checks.case_of_node(tape, node, g), got, "gradient")
         loss = fast.mse_loss_fast(tape, pairs[1][0], t)
         grads = tape.backward_sparse(loss)
         assert set(grads) == {w, b, x}
@@ -178,3 +181,43 @@ def test_on_the_specification() -> None:
         most = 4 * np.abs(tape.value(a).numpy()).max(initial=1) * np.abs(tape.value(b).numpy()).max(initial=1)
         for x, y in pairs:
             assert np.all(np.abs(x.numpy() - y.numpy()) <= 2 * 4 * 2.0**-53 * most)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_fast_kernels_stand_for_the_operations(s, precision):
+    def run(session):
+        w, b = session.param(np.linspace(-1, 1, 15).reshape(5, 3), "w"), session.param(np.ones(5), "b")
+        x = session.const(np.linspace(0, 1, 24).reshape(2, 4, 3))
+        y = session.linear(w, b, x)
+        z = session.matmul(session.reshape(y, (8, 5)), w) @ session.const(np.ones((3, 2)))
+        batch = session.matmul(y, session.const(np.ones((5, 2)))) + session.bmm(y, session.zeros((2, 5, 2)))
+        loss = session.mse_loss(z, session.zeros((8, 2))) + session.mse_loss(batch, session.zeros((2, 4, 2)))
+        session.backward(loss)
+        ops = [n.name for n in session.tape.nodes]
+        return loss.item(), w.grad.numpy(), b.grad.numpy(), ops
+
+    plain = run(s)
+    with Session(s.device, fast_kernels=True, matmul_precision=precision) as fast:
+        got = run(fast)
+    assert ("linear_fast" in got[3] and "matmul_fast" in got[3]) == (precision == "fp64")
+    for a, b in zip(plain[:3], got[:3], strict=True):
+        assert np.allclose(a, b, rtol=1e-5)
+    if precision == "fp32" and s.device.name != "cuda":
+        assert plain[0] == got[0] and all(np.array_equal(a, b) for a, b in zip(plain[1:3], got[1:3], strict=True))
+
+
+def test_fast_kernels_refuse_and_compare():
+    with Session("cpu", fast_kernels=True, matmul_precision="fp64") as s:
+        w, b, x = s.param(np.ones((5, 3)), "w"), s.param(np.ones(5), "b"), s.const(np.ones((2, 2, 4)))
+        before = s.tape.size
+        for call in (lambda: s.linear(w, b, x), lambda: s.matmul(x, w), lambda: s.linear(w, b, s.const(1.0))):
+            with pytest.raises(ValueError):
+                call()
+        assert s.tape.size <= before + 3, "refused operations stay on the tape"
+        assert s.linear(w, b, s.const(np.ones(3))).numpy().tolist() == [4.0] * 5
+
+    def program(session):
+        return session.mse_loss(session.linear(session.param(np.eye(3), "w"), session.zeros(3), session.rand_normal((4, 3))),
+                                session.zeros((4, 3)))  # fmt: skip
+
+    assert tlrt.compare(program, fast_kernels=True, matmul_precision="fp64").ok

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import tlrt
+from tests import ROOT
 from tlrt import _library, errors
 
-ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import tlrt
 from tlrt import errors

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tlrt
+from tests import ROOT
 from tlrt import Session, errors, nn
 from tlrt.nn import schedules
 from tlrt.tape import AnyBuffer
@@ -198,7 +198,7 @@ def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
 
 
 def test_the_page_about_the_examples_shows_what_runs():
-    page = (Path(__file__).resolve().parents[2] / "docs/examples.md").read_text()
+    page = (ROOT / "docs/examples.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict = {}
     exec(code, names)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -196,3 +200,46 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
     done = python(code)
     assert "fork" in done.stdout
     assert done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
+
+
+#: where a C library's fenv_t keeps the word that flushes subnormals, counted in 32 bits, and its bits: MXCSR's FTZ and DAZ
+#: (Intel SDM volume 1, 10.2.3), FPCR's FZ (Arm ARM, C5.2.8)
+FLUSH = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Workers anew, `n` threads in all."""
+    tlrt.set_threads(n)
+    try:
+        yield
+    finally:
+        tlrt.set_threads(0)
+
+
+@contextmanager
+def flushing() -> Iterator[None]:
+    """The calling thread flushes subnormals to zero, and so do threads it makes."""
+    at, bits = FLUSH[platform.machine()]
+    libm = ctypes.CDLL("libm.so.6")
+    before, changed = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
+    assert libm.fegetenv(before) == 0 and libm.fegetenv(changed) == 0
+    changed[at] |= bits
+    assert libm.fesetenv(changed) == 0
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)
+
+
+def test_workers_keep_subnormals_whatever_their_maker_does():
+    """Reading a large buffer makes the workers; it computes nothing, so it leaves its caller's mode as it is."""
+    n, least = 1 << 22, np.float32(2.0**-149)
+    with tlrt.Device.new("cpu") as dev, threads(1):
+        x = dev.buffer(np.full(n, least, np.float32))
+        tlrt.set_threads(4)
+        with flushing():
+            assert least * np.float32(1) == 0  # the mode is on
+            x.numpy()
+        for _ in range(10):
+            assert (kernels.add(x, x).numpy() == 2 * least).all()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt import Session, errors
+from tlrt import Session, errors, kernels
 from tlrt.session import Options, _mix
 from tlspec.ops.random import mix
 
@@ -405,3 +405,38 @@ def steps(s: Session, count: int) -> None:
 
 def test_memory_stays_flat(s):
     steps(s, 50 if s.device.name == "spec" else 10_000)
+
+
+def test_gradients_have_storage_of_their_own(s):
+    """Both operands of a sum receive its cotangent; changing one gradient in place leaves the other."""
+    a, b = s.param([1.0, 2.0], "a"), s.param([3.0, 4.0], "b")
+    found = s.backward(s.reduce_sum(s.add(a, b)))
+    assert found[a].buffer.references == found[b].buffer.references == 1
+    if s.device.name != "spec":
+        kernels.scale(found[a].buffer, 5.0, out=found[a].buffer)
+        assert found[a].numpy().tolist() == [5, 5]
+    assert found[b].numpy().tolist() == [1, 1]
+
+
+def test_what_no_grad_computes_is_a_constant(s):
+    w = s.param([3.0], "w")
+    s.use(w)
+    with s.no_grad():
+        square = s.mul(w, w)
+    found = s.backward(s.reduce_sum(s.mul(square, w)))
+    assert found[w].numpy().tolist() == [9]
+
+
+def test_operations_tell_zeros_of_both_signs_apart(s):
+    """clamp(-1, 0, 1) is +0 and clamp(-1, -0, 1) is -0, in whatever order they are asked for."""
+    x = s.const([-1.0])
+    signs = [bool(np.signbit(s.clamp(x, lo, 1.0).numpy()[0])) for lo in (0.0, -0.0, 0.0)]
+    assert signs == [False, True, False]
+
+
+def test_values_start_alike_on_every_device():
+    """A parameter's first value is an upload: rounded to float32 once, on the specification as elsewhere."""
+    for device in ("spec", "cpu"):
+        with Session(device) as s:
+            assert s.param([0.1], "w").value[0] == np.float32(0.1)
+            assert s.use(s.parameters["w"]).numpy()[0] == s.input([0.1]).numpy()[0]

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tape_audit
-from tape_table import CALLED, CALLS, Call
 
 import tlrt
+from tests.runtime import tape_checks
+from tests.runtime.operation_calls import CALLED, CALLS, Call
 from tlrt.operations import Operations
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
@@ -21,7 +21,7 @@ from tlspec.compare import same_bits
 STEP = 2.0**-14
 
 
-@pytest.fixture(params=CALLED, ids=lambda c: f"{c[0]}-{c[1]}")
+@pytest.fixture(params=CALLED)
 def called(request: pytest.FixtureRequest) -> tuple[str, Call]:
     name, i = request.param
     return name, CALLS[name][i]
@@ -37,6 +37,7 @@ def seed_for(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return generator("seed", name).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.every_choice
 def test_table_has_every_method() -> None:
     methods = {n for n in dir(Operations) if not n.startswith("_")} - {"shape"}
     assert methods == set(CALLS)
@@ -91,8 +92,8 @@ def test_gradients_within_bounds(called: tuple[str, Call], dev: tlrt.Device, rec
     arrays = call.operands(name)
     with Tape(dev) as tape, Tape(SpecDevice()) as spec:
         _, out = on(tape, call, arrays)
-        worst = tape_audit.forward(tape)
-        worst = max(worst, tape_audit.backward(tape, out, seed_for(name, tape.shape(out))))
+        worst = tape_checks.check_values(tape)
+        worst = max(worst, tape_checks.check_gradients(tape, out, seed_for(name, tape.shape(out))))
         record_property("share of the bound", worst)
         _, other = on(spec, call, arrays)
         assert [n.name for n in spec.nodes] == [n.name for n in tape.nodes]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tlrt
+from tests import ROOT
 from tlrt import kernels
 from tlrt.differential import compare
 
 DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def program(s):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import tlrt
+from tests import ROOT
 from tlrt import __main__ as command
 from tlrt import doctor
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_usable(capsys):

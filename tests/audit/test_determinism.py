@@ -1,0 +1,125 @@
+"""The determinism campaign at the size of a test run, the defects that it must report, and the command of both campaigns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from audit import determinism, report
+from audit.determinism import BATCH, Determinism
+from tlrt import kernels
+from tlrt.verify import command as verify
+from tlspec import registry
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+SOME = "reduce_sum,softmax,layer_norm,linear,conv2d,selective_scan_diag,scatter_add_rows,exp,bmm,max_pool"
+
+
+def named(device: str) -> str:
+    if device not in {d.partition(":")[0] for d in tlrt.devices()}:
+        pytest.skip("no CUDA device on this machine")
+    return tlrt.device(device).name
+
+
+def test_work_is_shared_out_until_something_fails() -> None:
+    done: list[int] = []
+    report.share_out(range(100), 3, lambda: nullcontext(done.append))
+    assert sorted(done) == list(range(100))
+    report.share_out(range(100), 3, lambda: nullcontext(done.append), 0.0)
+    assert len(done) == 100
+
+    def fails(item: int) -> None:
+        done.append(item)
+        if item == 3:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError):
+        report.share_out(range(10**6), 3, lambda: nullcontext(fails))
+    assert len(done) < 10**6
+
+
+class Spoilt:
+    """The kernels with one function whose result `defect` changes; it gets the number of the call and the keywords."""
+
+    def __init__(self, name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]):
+        self.name, self.defect, self.calls = name, defect, 0
+
+    def __getattr__(self, name: str) -> Any:
+        original = getattr(kernels, name)
+        if name != self.name:
+            return original
+
+        def wrong(*buffers: Any, out: Any = None, **keywords: Any) -> Any:
+            self.calls += 1
+            with original(*buffers, **keywords) as right:
+                y = right.numpy()
+                if y.size:
+                    self.defect(y, self.calls, keywords)
+                return tlrt.Buffer.from_numpy(y, right.device)
+
+        return wrong
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_keep_their_bits(device: str) -> None:
+    run = Determinism([named(device)], 3)
+    run.run(SOME)
+    assert [r for r in run.rows if r["verdict"] != "pass"] == []
+    assert {r["entry"] for r in run.rows} >= {"reduce_sum", "softmax_bwd", "linear_bwd", "conv2d"}
+    by_name = {r["entry"]: r for r in run.rows}
+    assert by_name["softmax"]["batches"] > 0 and by_name["reduce_sum"]["batches"] is None
+    assert all(r["repeats"] and r["reused"] and r["trims"] for r in run.rows)
+    if device == "cpu":
+        assert all(r["threads"] and r["variants"] for r in run.rows)
+    json.dumps(run.document())
+
+
+def test_every_batched_row_is_known() -> None:
+    rows = {r.name: r for r in registry.ops()}
+    assert set(BATCH) <= set(rows)
+    for name, (dim, _) in BATCH.items():
+        arrays = (*rows[name].signature.inputs, *rows[name].signature.outputs)
+        assert any(dim in a.dims for a in arrays), name
+    # an operation with a dimension called batch is batched
+    assert [r.name for r in rows.values() if "batch" in r.signature.dims and r.name not in BATCH] == []
+
+
+def test_a_result_that_changes_is_found() -> None:
+    def sometimes(y: np.ndarray, call: int, _: dict[str, Any]) -> None:
+        if call % 5 == 0:
+            y.view(np.uint32)[0] ^= 1
+
+    run = Determinism(["cpu"], 10, kernels=Spoilt("exp", sometimes))
+    run.run("exp")
+    row = next(r for r in run.rows if r["entry"] == "exp")
+    assert row["verdict"] == "fail" and any("repeats" in f for f in row["failures"])
+    assert "FAIL exp" in determinism.table(run.document())
+
+
+def test_a_row_that_depends_on_its_batch_is_found() -> None:
+    def by_size(y: np.ndarray, _: int, keywords: dict[str, Any]) -> None:
+        if keywords["rows"] == 1:
+            y.view(np.uint32)[-1] ^= 1
+
+    run = Determinism(["cpu"], 1, kernels=Spoilt("softmax", by_size))
+    run.run("softmax")
+    row = next(r for r in run.rows if r["entry"] == "softmax")
+    assert row["verdict"] == "fail" and row["failures"][0].startswith("batch")
+
+
+def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "campaign.json"
+    chosen = ["--ops", "exp,softmax", "--device", "cpu", "--workers", "2", "--json", str(out)]
+    assert verify.main(["--alarms", "60", "--determinism", "--repeats", "2", *chosen]) == 0
+    text = capsys.readouterr().out
+    assert "== determinism ==" in text and "0 alarms" in text
+    document = json.loads(out.read_text())
+    assert document["alarms"]["totals"]["cpu"]["comparisons"] >= 60
+    assert document["determinism"]["verdict"] == "pass"

@@ -1,0 +1,220 @@
+"""The exhaustive campaign at the size of a test run: every function at a stride, pairs, the checker, and planted defects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from audit import exhaustive, pairs
+from audit.checker import BINARY, ROOT, CheckerError, checker
+from audit.exhaustive import PARAMETERS, Exhaustive, entries
+from audit.report import float_text
+from tlrt import kernels
+from tlrt.verify import command as verify
+from tlspec import registry
+
+try:
+    checker()
+except CheckerError as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+#: 2^20 samples; 1.0 and both infinities are among them
+STRIDE = 4096
+
+
+class Spoilt:
+    """The kernels with one function replaced; `defect` gets its inputs and its right result."""
+
+    def __init__(self, name: str, defect: Callable[..., np.ndarray]):
+        self.name, self.defect = name, defect
+
+    def __getattr__(self, name: str) -> Any:
+        original = getattr(kernels, name)
+        if name != self.name:
+            return original
+
+        def wrong(*buffers: Any, **keywords: Any) -> Any:
+            inputs = [b.numpy() for b in [*buffers, *keywords.values()] if isinstance(b, tlrt.Buffer)]
+            with original(*buffers, **keywords) as right:
+                return tlrt.Buffer.from_numpy(self.defect(*inputs, right.numpy()), right.device)
+
+        return wrong
+
+
+def one(name: str, **options: Any) -> dict[str, Any]:
+    run = Exhaustive(["cpu"], [e for e in entries(name) if e.name == name], **{"stride": STRIDE, **options})
+    run.run()
+    return dict(run.document()["functions"][0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_every_function_at_a_stride(device: str) -> None:
+    if device not in {d.partition(":")[0] for d in tlrt.devices()}:
+        pytest.skip("no CUDA device on this machine")
+    devices = ["cpu"] if device == "cpu" else ["cpu", tlrt.device("cuda").name]
+    run = Exhaustive(devices, entries(), stride=65521)
+    run.run()
+    document = run.document()
+    assert [f["entry"] for f in document["functions"] if f["verdict"] != "pass"] == []
+    assert len(document["functions"]) == len(entries())
+    assert all(len(f["special"]) > 4 for f in document["functions"])
+    assert "INCOMPLETE" not in exhaustive.table(document)
+    json.dumps(document)
+
+
+def test_every_unary_row_has_an_entry_and_a_reference() -> None:
+    unary = [r for r in registry.ops() if r.signature.elementwise and len(r.signature.inputs) == 1]
+    assert {e.name for e in entries(gradients=False)} == {r.name for r in unary}
+    gradients = {f"{r.name}_bwd" for r in unary if r.vjp_rule is not None and r.vjp_rule.via is None}
+    assert {e.name for e in entries()} - {r.name for r in unary} == gradients
+    assert set(checker().index) == {e.name for e in entries()}
+
+
+def test_parameters_are_those_of_the_checker() -> None:
+    text = (ROOT / "native/tools/rounding.h").read_text()
+    have = {k: float(v) for k, v in re.findall(r"#define TL_CHECK_(\w+) \(?(-?[\d.e-]+)f\)?", text)}
+    want = {"EPS": PARAMETERS["safe_log"]["eps"], "SCALE": PARAMETERS["scale"]["c"]}
+    want |= {"LO": PARAMETERS["clamp"]["lo"], "HI": PARAMETERS["clamp"]["hi"]}
+    assert have == want
+    assert pairs.VALUES["axpy"]["c"] == PARAMETERS["scale"]["c"]
+
+
+def test_the_checker_decides_ties() -> None:
+    tiny = 2.0**-149
+    want = checker().want
+    # x/2 + x²/4: a little above a tie between two subnormals
+    assert want("silu", tiny) == np.float32(tiny)
+    assert want("silu", -tiny) == 0 and np.signbit(want("silu", -tiny))
+    assert want("silu", 3 * tiny) == np.float32(2 * tiny)
+    assert want("silu", -3 * tiny) == np.float32(-tiny)
+    # 1 + x + x²/2 with x half a spacing: above the tie, and below it on the other side
+    assert want("exp", 2.0**-24) == np.float32(1 + 2.0**-23)
+    assert want("exp", -(2.0**-25)) == np.float32(1)
+    assert want("sqrt", 2.0) == np.float32(np.sqrt(2.0))
+    assert want("inv", 3.0) == np.float32(1 / 3)
+    assert want("exp", 88.72284) == np.float32(np.finfo(np.float32).max) or np.isinf(want("exp", 88.72284))
+
+
+def test_a_wrong_result_is_found_where_it_is() -> None:
+    def defect(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        y = y.copy()
+        y.view(np.uint32)[x == 1] += 3
+        return y
+
+    found = one("exp", kernels=Spoilt("exp", defect))
+    assert found["verdict"] == "fail"
+    p = found["devices"]["cpu"]
+    assert p["worst"] in (2, 3, 4) and p["over"] == 1
+    assert p["worst_case"]["at"] == float_text(0x3F800000) == "0x1p+0"
+    assert one("exp")["devices"]["cpu"]["hash"] != p["hash"]
+
+
+@pytest.mark.parametrize(
+    ("name", "defect"),
+    [
+        ("relu", lambda x, y: np.nan_to_num(y, nan=0.0, posinf=np.inf)),  # hides NaN
+        ("sqrt", lambda x, y: np.where(y == 0, np.float32(0), y)),  # loses the sign of zero
+        ("exp", lambda x, y: np.where(np.abs(y) < 2.0**-126, np.float32(0), y)),  # flushes subnormals
+        ("log", lambda x, y: np.where(np.isinf(y), np.float32(3e38) * np.sign(y), y).astype(np.float32)),  # no infinity
+    ],
+)
+def test_hidden_specials_are_found(name: str, defect: Callable[..., np.ndarray]) -> None:
+    assert one(name)["verdict"] == "pass"
+    assert one(name, kernels=Spoilt(name, defect))["verdict"] == "fail"
+
+
+def test_devices_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, new = exhaustive._Worker.evaluate, tlrt.Device.new
+    run = Exhaustive(["cpu"], entries("tanh", gradients=False), stride=STRIDE)
+    run.devices.append("copy")
+
+    def evaluate(self: Any, entry: Any, inputs: np.ndarray) -> list[np.ndarray]:
+        first, second = (y.copy() for y in original(self, entry, inputs))
+        second.view(np.uint32)[inputs == 0.5] ^= 1
+        return [first, second]
+
+    monkeypatch.setattr(tlrt.Device, "new", lambda _: new("cpu"))
+    monkeypatch.setattr(exhaustive._Worker, "evaluate", evaluate)
+    run.run()
+    found = run.document()["functions"][0]
+    assert found["verdict"] == "fail" and found["differ"] == 1 and found["differ_at"] == "0x1p-1"
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    state, chunk = tmp_path / "state.json", 2**16
+    whole = one("sigmoid", chunk=chunk)
+    stopped = Exhaustive(
+        ["cpu"], entries("sigmoid", gradients=False), stride=STRIDE, chunk=chunk, state=state, budget=0
+    )
+    stopped.run()
+    found = stopped.document()
+    assert found["functions"][0]["verdict"] == "incomplete" and stopped.ok
+    assert "INCOMPLETE: sigmoid\ncomplete: none" in exhaustive.table(found)
+    worker = exhaustive._Worker(stopped)
+    stopped.records["sigmoid"]["3"] = worker.chunk(stopped.entries[0], 3)
+    worker.close()
+    stopped.save()
+    seen: list[int] = []
+    again = Exhaustive(["cpu"], entries("sigmoid", gradients=False), stride=STRIDE, chunk=chunk, state=state)
+    assert set(again.records["sigmoid"]) == {"3"}
+    original = exhaustive._Worker.chunk
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exhaustive._Worker, "chunk", lambda w, e, n: seen.append(n) or original(w, e, n))
+        again.run()
+    assert sorted(seen) == [n for n in range(again.chunks) if n != 3]
+    assert again.document()["functions"][0]["devices"] == whole["devices"]
+    with pytest.raises(ValueError, match="another run"):
+        Exhaustive(["cpu"], entries("sigmoid"), stride=STRIDE + 1, state=state)
+
+
+def test_hashes_of_two_machines_are_compared() -> None:
+    run = Exhaustive(["cpu"], entries("tanh", gradients=False), stride=STRIDE)
+    run.run()
+    mine, yours = run.document(), json.loads(json.dumps(run.document()))
+    assert exhaustive.against(mine, yours) == []
+    yours["functions"][0]["devices"]["cpu"]["hash"] = "0" * 16
+    assert "FAIL" in exhaustive.against(mine, yours)[0]
+
+
+def test_pairs_are_exact_and_a_flushed_subnormal_is_not() -> None:
+    values = pairs.structured()
+    assert values.size > 1500 and np.unique(values.view(np.uint32)).size == values.size
+    few = values[:: max(1, values.size // 150)]
+    run = pairs.Pairs(["cpu"], count=100_000, values=few)
+    run.run()
+    assert [r["op"] for r in run.document()["operations"]] == list(BINARY)
+    assert all(r["verdict"] == "pass" and r["random"] == 100_000 for r in run.document()["operations"])
+
+    def flush(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(y) < 2.0**-126, np.float32(0), y)
+
+    wrong = pairs.Pairs(["cpu"], ["mul"], count=0, values=few, kernels=Spoilt("mul", flush))
+    wrong.run()
+    assert not wrong.ok and "FAIL mul" in pairs.table(wrong.document())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "e.json"
+    arguments = ["--exhaustive", "--short", "--ops", "relu,add", "--device", "cpu", "--pairs", "1000"]
+    assert verify.main([*arguments, "--json", str(out)]) == 0
+    assert "nothing failed" in capsys.readouterr().out
+    document = json.loads(out.read_text())
+    assert document["exhaustive"]["verdict"] == "pass" and "library" in document
+    assert verify.main([*arguments, "--against", str(out)]) == 0
+    assert "every hash is equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--exhaustive", "--stride", "0"], ["--alarms", "0"], ["--probe", "--ops", "nil"]]
+)
+def test_wrong_command_line(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        verify.main(arguments)
+    assert stopped.value.code == 2

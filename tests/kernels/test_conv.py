@@ -1,0 +1,134 @@
+"""Convolutions at the edges of their tiles: what drawn cases seldom meet."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlrt.verify.run import Runtime
+from tlspec import registry, shapes
+from tlspec.cases import build_case, generator, refused_by
+from tlspec.compare import compare
+from tlspec.registry import Op
+
+
+def sizes(batch: int, channels: tuple[int, int], *lists: list[int]) -> dict[str, Any]:
+    names = ("spatial", "kernel", "stride", "padding")
+    return {
+        "batch": batch,
+        "in_channels": channels[0],
+        "out_channels": channels[1],
+        **dict(zip(names, lists, strict=True)),
+    }
+
+
+EDGES = {
+    "one position": sizes(3, (5, 7), [3], [3], [1], [0]),
+    "a strip and one": sizes(1, (3, 15), [33], [1], [1], [0]),
+    "tile edges": sizes(1, (29, 129), [23, 23], [3, 3], [1, 1], [1, 1]),
+    "block of K and one": sizes(1, (257, 65), [11, 12], [1, 1], [1, 1], [0, 0]),
+    "64 taps": sizes(2, (5, 33), [12, 11], [8, 8], [1, 1], [3, 4]),
+    "many taps": sizes(2, (3, 17), [200], [150], [3], [20]),
+    "stride above kernel": sizes(2, (4, 3), [13, 10], [2, 1], [5, 3], [0, 0]),
+    "padding above kernel": sizes(1, (2, 3), [5, 4], [2, 3], [2, 3], [4, 6]),
+    "kernel above input": sizes(2, (2, 3), [2, 1], [5, 3], [1, 2], [2, 1]),
+    "rank 8": sizes(
+        2, (3, 2), [2, 3, 1, 2, 1, 2, 3, 5], [1, 2, 1, 2, 1, 1, 3, 2], [1, 2, 1, 1, 1, 1, 2, 1], [0, 1, 0, 1, 0, 0, 1, 1]
+    ),
+    "segments of positions": sizes(3, (2, 3), [61, 67], [3, 2], [1, 1], [1, 0]),
+    "no input channels": sizes(2, (0, 3), [5], [3], [1], [1]),
+    "no output channels": sizes(2, (3, 0), [5], [3], [1], [1]),
+    "no images": sizes(0, (3, 2), [5], [3], [1], [1]),
+}  # fmt: skip
+
+
+def convolves(row: Op, which: str = "forward") -> bool:
+    """Whether the row slides weights over images: over lists of axes, or over two named ones."""
+    dims = set(row.signature.dims)
+    return "in_channels" in dims and (dims >= LISTS or dims >= PLANE)
+
+
+#: how a row spells its spatial axes
+LISTS, PLANE = {"*spatial", "*kernel"}, {"in_h", "in_w", "kernel_h", "kernel_w"}
+
+
+def values_of(row: Op, lists: dict[str, Any]) -> dict[str, Any] | None:
+    """Dimensions and parameters of a row, None where it has no such convolution."""
+    values = dict(lists)
+    if set(row.signature.dims) >= PLANE:
+        if len(lists["spatial"]) != 2:
+            return None
+        for old, new in (("spatial", "in"), ("kernel", "kernel"), ("stride", "stride"), ("padding", "padding")):
+            values[f"{new}_h"], values[f"{new}_w"] = values.pop(old)
+    return values if refused_by(row, values) is None else None
+
+
+@pytest.mark.parametrize("data", ["normal", "integers", "special"])
+@pytest.mark.only(where=convolves)
+def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
+    row, which = entry
+    for edge, lists in EDGES.items():
+        values = values_of(row, lists)
+        if values is None:
+            continue
+        case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
+        e = case.expected
+        for got, want, tolerance in zip(runtime.run(case), e.outputs, e.tolerances, strict=True):
+            assert got is not None
+            result = compare(got, want, tolerance, signed_zeros=e.signed_zeros)
+            assert result.ok, f"{edge}: {result.explain()}"
+
+
+@pytest.mark.only(where=convolves)
+def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
+    values = values_of(row, sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1]))
+    assert values is not None
+    whole = build_case(row, values, {}, generator("batch"), which="vjp")
+    forward = build_case(row, values, whole.inputs, generator("batch"))
+    out, (gx, *_) = runtime.run(forward)[0], runtime.run(whole)
+    assert out is not None and gx is not None
+    for n in range(5):
+        given = {**whole.inputs, "x": whole.inputs["x"][n : n + 1], "g": whole.cotangents["g"][n : n + 1]}  # type: ignore[index]
+        alone = {k: v for k, v in given.items() if k != "g"}
+        one = build_case(row, values | {"batch": 1}, alone, generator("batch"))
+        np.testing.assert_array_equal(runtime.run(one)[0], out[n : n + 1])
+        one = build_case(row, values | {"batch": 1}, given, generator("batch"), which="vjp")
+        np.testing.assert_array_equal(runtime.run(one)[0], gx[n : n + 1])
+
+
+@pytest.mark.operations("conv2d")
+@pytest.mark.parametrize("channels", [(0,), (40,), (95,), (0, 95), (0, 40, 95)])
+def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, channels: tuple[int, ...]) -> None:
+    """The last path of conv2d is one that Hopper's kernels cut into three segments of 32 channels each, added in a row; too
+    small a value makes them compute a segment without tensor cores."""
+    if not runtime.device.is_cuda and len(channels) < 3:
+        pytest.skip("the CPU path has no segments: all three at once are enough")
+    row = registry.get("conv2d")
+    values = row.paths[-1]
+    whole = build_case(row, values, {}, generator("segments"))
+    x = np.array(whole.inputs["x"])
+    x[:, list(channels)] = 2.0**-110
+    case = build_case(row, values, {**whole.inputs, "x": x}, generator("segments"))
+    e = case.expected
+    (got,) = runtime.run(case)
+    assert got is not None
+    result = compare(got, e.outputs[0], e.tolerances[0], signed_zeros=e.signed_zeros)
+    assert result.ok, result.explain()
+
+
+def test_convolutions_are_found() -> None:
+    assert [r.name for r in registry.ops("conv") if not convolves(r)] == []
+    for row in registry.ops("conv"):  # each edge is some row's
+        assert sum(values_of(row, edge) is not None for edge in EDGES.values()) >= 3
+    assert all(any(values_of(row, edge) is not None for row in registry.ops("conv")) for edge in EDGES.values())
+
+
+@pytest.mark.parametrize("size", [f for name, f in shapes.FUNCTIONS.items() if re.fullmatch(r"conv\w*_size", name)])
+def test_sizes_are_total(size: Any) -> None:
+    """No argument below 2^32 divides by zero or leaves 0 .. 2^32."""
+    for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1), repeat=4):
+        assert 0 <= size(*axis) <= 2**32

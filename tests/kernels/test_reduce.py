@@ -1,0 +1,29 @@
+"""Reductions: the order of additions that the documents give, where the derived bounds would let another order pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tlrt import kernels
+
+pytestmark = pytest.mark.operations("reduce_sum")
+
+
+def fold_in_halves(lanes: np.ndarray) -> np.float32:
+    """The row tree's fold: the upper half onto the lower, until one is left."""
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return lanes[0]
+
+
+@pytest.mark.parametrize("n", [2, 7, 16, 61, 513, 1024])
+def test_a_short_row_is_folded_in_fold_in_halves(dev, n):
+    """One element per lane, so nothing but the fold decides the order (native/src/formula/sum_tree.h)."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        x = (rng.standard_normal(n) * 2.0 ** rng.integers(-12, 12, n)).astype(np.float32)
+        lanes = np.zeros(max(16, 1 << (n - 1).bit_length()), np.float32)
+        lanes[:n] = x
+        got = kernels.reduce_sum(dev.buffer(x), n).numpy()[0]
+        assert got.tobytes() == fold_in_halves(lanes).tobytes()

@@ -1,0 +1,32 @@
+"""Softmax: the bits that follow from its documented arithmetic, and values beyond the range of exp."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tlrt import kernels
+
+pytestmark = pytest.mark.operations("softmax")
+
+
+@pytest.mark.parametrize("cols", [3, 17, 256])
+def test_softmax_divides_once_and_rounds_once(dev, cols):
+    """Each element is its exponential over the row's sum, correctly rounded (Markstein's correction of the product with
+    the reciprocal), the sum being that of reduce_sum_axis1."""
+    rows = 40
+    x = np.random.default_rng(cols).standard_normal((rows, cols)).astype(np.float32)
+    shifted = x - x.max(axis=1, keepdims=True)
+    e = kernels.exp(dev.buffer(shifted))
+    s = kernels.reduce_sum_axis1(e, rows, cols).numpy()[:, None]
+    got = kernels.softmax(dev.buffer(x), rows, cols).numpy().reshape(rows, cols)
+    assert got.tobytes() == (e.numpy().reshape(rows, cols) / s).tobytes()
+
+
+@pytest.mark.parametrize("cols", [3, 600, 20_000])
+def test_elements_beyond_the_range_of_exp(dev, cols):
+    """Elements beyond the exponential's range, 88, in rows of every length."""
+    x = np.zeros((2, cols), np.float32)
+    x[0, :2], x[1, -1] = [1000, 999], -1000
+    y = kernels.softmax(dev.buffer(x), 2, cols).numpy().reshape(2, cols)
+    assert y[0, 0] > 0.73 and np.isfinite(y).all() and y[0, 2:].max(initial=0) == 0 and y[1, -1] == 0

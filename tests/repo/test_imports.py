@@ -1,0 +1,147 @@
+"""Python modules depend on each other in one direction, and no module replaces what another one defines."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.repo.tree import circles, files, imports, name, python_modules
+
+pytestmark = pytest.mark.every_choice
+
+#: package -> the other packages that its modules may import
+MAY_IMPORT = {
+    "tlspec": set(),
+    "tlrt": {"tlspec"},
+    "codegen": {"tlspec"},
+    "audit": {"tlspec", "tlrt"},
+    "bench": {"tlspec", "tlrt", "audit", "examples"},
+    "examples": {"tlspec", "tlrt"},
+}
+
+
+@functools.cache
+def graph(root: Path = ROOT) -> dict[str, set[str]]:
+    modules = python_modules(root)
+    return {module: imports(module, path, modules) for module, path in modules.items()}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    found = circles(graph())
+    assert not found, "modules import each other in circles; move what both need to a third module:\n" + "\n".join(
+        " -> ".join(circle) for circle in found
+    )
+
+
+def test_packages_import_downwards() -> None:
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in graph().items()
+        for target in sorted(targets)
+        if (own := module.partition(".")[0]) != (other := target.partition(".")[0]) and other not in MAY_IMPORT[own]
+    ]
+    assert not wrong, "imports against the direction tlspec <- tlrt <- audit <- bench:\n" + "\n".join(wrong)
+
+
+#: how a planted circle is written in the second of two modules
+CIRCLES = {
+    "at the top": "from tlrt import first",
+    "in a function": "def f():\n    import tlrt.first",
+    "for types alone": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tlrt.first import x",
+    "relative": "from . import first",
+    "relative, of a name": "from .first import x",
+}
+
+
+@pytest.mark.parametrize("how", CIRCLES)
+def test_a_planted_circle_is_found(tmp_path: Path, how: str) -> None:
+    (tmp_path / "tlrt").mkdir()
+    for module, text in {"__init__": "", "first": "from tlrt import second\nx = 1", "second": CIRCLES[how]}.items():
+        (tmp_path / f"tlrt/{module}.py").write_text(text)
+    assert circles(graph(tmp_path)) == [["tlrt.first", "tlrt.second", "tlrt.first"]]
+
+
+def replacements(path: Path, root: Path = ROOT) -> list[str]:
+    """Assignments to what another module or class owns: to attributes of imported names, and of classes outside the module that
+    defines them or within a function; through setattr, vars and __dict__ too. An object may set its own attributes by name
+    (``setattr(self, ...)``), and a module may complete its own class while it is imported."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    imported = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    in_functions = {id(node) for function in functions for node in ast.walk(function)}
+    lines = text.splitlines()
+    found = {i: "type: ignore[method-assign]" for i, line in enumerate(lines, 1) if "ignore[method-assign]" in line}
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+            owner = node.args[0]
+            own = {"self", "cls"} | (classes if id(node) not in in_functions else set())
+            if not (isinstance(owner, ast.Name) and owner.id in own):
+                found[node.lineno] = f"{node.func.id}({ast.unparse(owner)}, ...)"
+        for target in targets:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store | ast.Del):
+                    first = part.value
+                    while isinstance(first, ast.Attribute):
+                        first = first.value
+                    foreign = imported | (classes if id(part) in in_functions else set())
+                    if isinstance(first, ast.Name) and first.id in foreign:
+                        found[node.lineno] = f"{ast.unparse(part)} = ..."
+                elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store | ast.Del):
+                    owner_text = ast.unparse(part.value)
+                    if owner_text.startswith(("vars(", "sys.modules")) or (
+                        owner_text.endswith(".__dict__") and owner_text != "self.__dict__"
+                    ):
+                        found[node.lineno] = f"{ast.unparse(part)} = ..."
+    return [f"{name(path, root)}:{line}: {what}" for line, what in sorted(found.items())]
+
+
+#: replacements that stay, and why
+MAY_REPLACE: dict[str, str] = {}
+
+
+def test_nothing_of_another_module_or_class_is_replaced() -> None:
+    wrong = [
+        found
+        for package in ("tlspec", "tlrt", "audit", "bench", "examples")
+        for path in files(".py", root=ROOT / package)
+        for found in replacements(path)
+        if found.rpartition(":")[2].strip() not in MAY_REPLACE
+    ]
+    assert not wrong, (
+        "watch calls through the device's observers instead of replacing methods or globals:\n" + "\n".join(wrong)
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import tlrt.kernels as kernels\nkernels.add = None",
+        "from tlrt import tape\ntape.Tape.backward = None",
+        "class A:\n    pass\ndef f():\n    A.run = None",
+        "from tlrt import kernels\nvars(kernels)['add'] = None",
+        "def f(session):\n    setattr(session, 'backward', None)",
+        "def f(session):\n    session.backward = None  # type: ignore[method-assign]",
+        "def f(case):\n    case.__dict__['arguments'] = {}",
+    ],
+)
+def test_a_planted_replacement_is_found(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "planted.py").write_text(statement)
+    assert len(replacements(tmp_path / "planted.py", tmp_path)) == 1

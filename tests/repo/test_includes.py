@@ -1,0 +1,93 @@
+"""C and CUDA files include each other in one direction."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.repo.tree import circles, files, name
+
+pytestmark = pytest.mark.every_choice
+
+NATIVE = ROOT / "native"
+SUFFIXES = (".c", ".h", ".cu", ".cuh", ".def", ".inc")
+#: layer -> the layers whose files its files may include
+MAY_INCLUDE = {
+    "src/formula": {"src/formula"},
+    "src/cpu": {"src/cpu", "src/formula", "src/core", "generated", "include"},
+    "src/cuda": {"src/cuda", "src/formula", "src/core", "generated", "include"},
+    "src/core": {"src/core", "generated", "include"},
+    "generated": {"src/core", "generated", "include"},
+    "include": {"include"},
+}
+
+
+def included(path: Path, native: Path = NATIVE) -> dict[str, Path | None]:
+    """Quoted name -> the file that an include is of, found as the compiler finds it."""
+    found: dict[str, Path | None] = {}
+    for quoted in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M):
+        places = [folder / quoted for folder in (path.parent, native / "include", native / "src")]
+        found[quoted] = next((p.resolve() for p in places if p.exists()), None)
+    return found
+
+
+def sources(native: Path = NATIVE) -> list[Path]:
+    return [p for folder in ("src", "include", "generated") for p in files(*SUFFIXES, root=native / folder)]
+
+
+def graph(native: Path = NATIVE) -> dict[str, set[str]]:
+    return {
+        name(p, native): {name(t, native) for t in included(p, native).values() if t is not None}
+        for p in sources(native)
+    }
+
+
+def layer(file: str) -> str:
+    return next(each for each in MAY_INCLUDE if file.startswith(each + "/"))
+
+
+def modules(by_file: dict[str, set[str]]) -> dict[str, set[str]]:
+    """In core, a header and the file that defines what it declares are one module; elsewhere every file is one."""
+
+    def module(file: str) -> str:
+        return file.rpartition(".")[0] if file.startswith("src/core/") else file
+
+    found: dict[str, set[str]] = {}
+    for file, targets in by_file.items():
+        found.setdefault(module(file), set()).update({module(t) for t in targets} - {module(file)})
+    return found
+
+
+def test_files_include_each_other_in_no_circle() -> None:
+    found = circles(modules(graph(NATIVE.resolve())))
+    assert not found, "files include each other in circles; move what both need to a third file:\n" + "\n".join(
+        " -> ".join(circle) for circle in found
+    )
+
+
+def test_every_included_file_exists() -> None:
+    missing = [f"{name(p)} includes {q}" for p in sources() for q, t in included(p).items() if t is None]
+    assert not missing, "\n".join(missing)
+
+
+def test_layers_include_downwards() -> None:
+    """formula <- cpu, cuda <- core; cpu and cuda never include each other."""
+    wrong = [
+        f"{file} includes {target}"
+        for file, targets in graph(NATIVE.resolve()).items()
+        for target in sorted(targets)
+        if layer(target) not in MAY_INCLUDE[layer(file)]
+    ]
+    assert not wrong, "includes against the layers:\n" + "\n".join(wrong)
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "src/core"
+    folder.mkdir(parents=True)
+    (folder / "a.h").write_text('#include "b.h"\n')
+    (folder / "b.h").write_text("")
+    (folder / "b.c").write_text('#include "../core/a.h"\n')
+    assert circles(modules(graph(tmp_path.resolve()))) == [["src/core/a", "src/core/b", "src/core/a"]]

@@ -1,0 +1,413 @@
+"""How every public method of Operations is called, and what it computes, in NumPy.
+
+A :class:`Call` has the shapes of its operands, the call on a tape with their ids, and the same computation on float64 arrays,
+written from the method's own description: with NumPy where it is a rearrangement or a composition, with the row's reference
+where the method is a row of the registry under another calling convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlrt import Tape
+from tlspec import registry
+from tlspec.cases import draw_case, generator
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    shapes: tuple[Shape, ...]
+    call: Callable[..., int]
+    computes: Callable[..., Any]
+    #: operands above 0
+    positive: bool = False
+
+    def operands(self, name: str) -> list[np.ndarray]:
+        """float32 operands of distinct magnitudes between 0.5 and 1.5: away from kinks at 0 and from ties."""
+        rng = generator("tape", name, str(self.shapes))
+        out = []
+        for shape in self.shapes:
+            n = int(np.prod(shape))
+            sign = 1.0 if self.positive else np.where(rng.random(n) < 0.5, -1.0, 1.0)
+            out.append((sign * (0.5 + (rng.permutation(n) + 0.25) / max(n, 1))).astype(np.float32).reshape(shape))
+        return out
+
+
+def row(name: str, **parameters: Any) -> Callable[..., Any]:
+    """The reference of a row with these parameters."""
+    reference = registry.get(name).reference
+    return lambda *arrays: reference(*arrays, **parameters)
+
+
+def norm(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    d = x - x.mean(axis=-1, keepdims=True)
+    return gamma * d / np.sqrt((d * d).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps))) + beta
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def attend(q: Any, k: Any, v: Any, scale: float, allowed: Any = None, fill: float = -np.inf) -> Any:
+    s = q @ k.swapaxes(-1, -2) * np.float64(np.float32(scale))
+    if allowed is None:
+        return softmax(s) @ v
+    none = ~allowed.any(axis=-1, keepdims=True)
+    w = softmax(np.where(allowed, s, np.where(none, 0.0, fill)))
+    return (w if np.isfinite(fill) else np.where(none, 0.0, w)) @ v
+
+
+def heads_of(x: Any, heads: int) -> Any:
+    return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-2, -3)
+
+
+def mha(heads: int, allowed: Any = None, fill: float = -np.inf) -> Callable[..., Any]:
+    def f(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
+        q, k, v = (heads_of(x @ w, heads) for w in (wq, wk, wv))
+        y = attend(q, k, v, q.shape[-1] ** -0.5, allowed, fill).swapaxes(-2, -3)
+        return y.reshape(*x.shape[:-1], -1) @ wo
+
+    return f
+
+
+def one(name: str, computes: Any = None, positive: bool = False, shape: Shape = (3, 5), **named: Any) -> list[Call]:
+    """A method of one operand."""
+    return [Call((shape,), lambda t, x: getattr(t, name)(x, **named), computes or row(name), positive)]
+
+
+def two(name: str, computes: Any) -> list[Call]:
+    """A method of two operands, of equal shapes and of shapes that are broadcast."""
+    call = lambda t, a, b: getattr(t, name)(a, b)
+    shapes = [((3, 5), (3, 5)), ((2, 1, 4), (3, 1)), ((), (2, 3)), ((5,), (3, 5)), ((2, 0), (1, 1))]
+    return [Call(pair, call, computes) for pair in shapes]
+
+
+def pools(name: str, *beta: float) -> list[Call]:
+    """The three forms of a pool."""
+    ref = {"beta": beta[0]} if beta else {}
+    flat = {"kernel_h": 2, "kernel_w": 3, "stride_h": 2, "stride_w": 1}
+    if name.endswith("2d_pad"):
+        r = row(name[:-4], **flat, padding_h=1, padding_w=0, **ref)
+        batch = row(name[:-4], **flat, padding_h=1, padding_w=1, **ref)
+        each = lambda x: np.stack([batch(i) for i in x])
+        return [
+            Call(((2, 5, 7),), lambda t, x: getattr(t, name)(x, (2, 3), (2, 1), (1, 0), *beta), r),
+            Call(((3, 2, 5, 7),), lambda t, x: getattr(t, name)(x, (2, 3), (2, 1), 1, *beta), each),
+        ]
+    if name.endswith("2d"):
+        r = row(name, **flat, padding_h=0, padding_w=0, **ref)
+        return [Call(((2, 5, 7),), lambda t, x: getattr(t, name)(x, (2, 3), (2, 1), *beta), r)]
+    lists = row(name, kernel=[3], stride=[2], padding=[1], **ref)
+    volume = row(name, kernel=[2, 2, 2], stride=[1, 1, 1], padding=[0, 0, 0], **ref)
+    return [
+        Call(((2, 9),), lambda t, x: getattr(t, name)(x, (3,), (2,), (1,), *beta), lists),
+        Call(((2, 3, 4, 3),), lambda t, x: getattr(t, name)(x, 2, 1, 0, *beta), volume),
+    ]
+
+
+def convolutions(name: str) -> list[Call]:
+    """One image and a batch, numbers and lists; conv takes weights (out, in, …), the transpose (in, out, …)."""
+    base = name.removesuffix("2d")
+    transposed = base == "conv_transpose"
+    w2 = (3, 2, 3, 2) if transposed else (2, 3, 3, 2)
+    b2 = (2,)
+    f = lambda stride, padding: lambda w, b, x: row(base, stride=stride, padding=padding)(x, w, b)
+    single = lambda stride, padding: lambda w, b, x: f(stride, padding)(w, b, x[np.newaxis])[0]
+    call = lambda stride, padding: lambda t, w, b, x: getattr(t, name)(w, b, x, stride, padding)
+    calls = [
+        Call((w2, b2, (3, 5, 6)), call((2, 1), (1, 0)), single([2, 1], [1, 0])),
+        Call((w2, b2, (2, 3, 5, 6)), call(2, 1), f([2, 2], [1, 1])),
+    ]
+    if name == base:
+        w1 = (3, 2, 3) if transposed else (2, 3, 3)
+        calls += [Call((w1, b2, (3, 7)), call(1, 1), single([1], [1]))]
+    return calls
+
+
+def attentions(name: str, n: int = 4, d: int = 3) -> list[Call]:
+    """Every mask mode; the mask blocks one row entirely."""
+    mask = generator("mask").random((2, n, n)) < 0.6
+    mask[0, 1] = False
+    mask[:, 0] = True
+    qkv = ((2, n, d),) * 3
+    tri = np.tri(n, dtype=bool)
+    f = lambda scale, *how: lambda q, k, v: attend(q, k, v, scale, *how)
+    c = lambda t: t.leaf(mask, "mask", False)
+    return [
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v), f(d**-0.5)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t), 1, 0.5), f(0.5, mask, -1000.0)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t)), f(d**-0.5, mask)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, mask_mode=3, scale=-2.0), f(-2.0, tri)),
+    ]
+
+
+def multi_head(n: int = 4) -> list[Call]:
+    mask = generator("heads").random((n, n)) < 0.6
+    mask[1] = False
+    shapes = ((n, 5), (5, 6), (5, 6), (5, 6), (6, 3))
+    batch = ((2, n, 5), *shapes[1:])
+    calls = []
+    for flash in (True, False):
+        call = lambda t, *ids, flash=flash, **named: t.multi_head_attention(*ids, 2, use_flash=flash, **named)
+        calls += [
+            Call(shapes, call, mha(2)),
+            Call(batch, lambda t, *ids, call=call: call(t, *ids, mask=mask), mha(2, mask, -1000.0)),
+            Call(batch, lambda t, *ids, call=call: call(t, *ids, causal=True), mha(2, np.tri(n, dtype=bool))),
+        ]
+    return calls
+
+
+def scattered(x: Any, values: Any, places: list[int]) -> Any:
+    out = np.array(x)
+    for v, i in zip(values, places, strict=True):
+        if i < len(x):
+            out[i] += v
+    return out
+
+
+def picked(x: Any, places: Any) -> Any:
+    return np.stack([x[i] if i < len(x) else np.zeros(x.shape[1:]) for i in places])
+
+
+def nll(logits: Any, labels: Any) -> Any:
+    p = np.log(softmax(logits)).reshape(-1, logits.shape[-1])
+    return -p[np.arange(len(p)), np.ravel(labels)].mean()
+
+
+f32 = lambda c: float(np.float32(c))
+SCAN = {"a": (3,), "b": (3,), "x": (5, 3), "h": (3,)}
+LABELS = [[0, 3, 1], [2, 2, 0]]
+
+#: every public method of Operations
+CALLS: dict[str, list[Call]] = {
+    "add": two("add", lambda a, b: a + b),
+    "sub": two("sub", lambda a, b: a - b),
+    "mul": two("mul", lambda a, b: a * b),
+    "div": two("div", lambda a, b: a / b),
+    "max": two("max", np.maximum),
+    "min": two("min", np.minimum),
+    "axpy": [Call(((3, 5), (3, 5)), lambda t, a, b: t.axpy(a, b, 0.3), lambda a, b: a + f32(0.3) * b)],
+    "scale": one("scale", lambda x: -f32(1.7) * x, c=-1.7),
+    "neg": one("neg", np.negative),
+    "abs": one("abs", np.abs),
+    "sqrt": one("sqrt", np.sqrt, True),
+    "square": one("square", np.square),
+    "clamp": one("clamp", lambda x: np.clip(x, -0.75, 0.875), lo=-0.75, hi=0.875),
+    "relu": one("relu", lambda x: np.maximum(x, 0)),
+    "exp": one("exp", np.exp),
+    "log": one("log", np.log, True),
+    "inv": one("inv", lambda x: 1 / x),
+    "safe_log": [
+        *one("safe_log", lambda x: np.log(np.logaddexp(0, x) + f32(1e-6))),
+        *one("safe_log", lambda x: np.log(np.logaddexp(0, x) + f32(0.01)), eps=0.01),
+    ],
+    "sigmoid": one("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": [*one("tanh", np.tanh), *one("tanh", np.tanh, shape=()), *one("tanh", np.tanh, shape=(0, 3))],
+    "softplus": one("softplus", lambda x: np.logaddexp(0, x)),
+    "silu": one("silu", lambda x: x / (1 + np.exp(-x))),
+    "gelu": one("gelu", lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
+    "reduce_sum": [
+        *one("reduce_sum", np.sum),
+        *one("reduce_sum", np.sum, shape=()),
+        *one("reduce_sum", lambda x: x.sum(1), shape=(2, 3, 4), axis=1),
+        *one("reduce_sum", lambda x: x.sum(0), shape=(2, 3, 4), axis=-3),
+    ],
+    "reduce_mean": [
+        *one("reduce_mean", np.mean),
+        *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2),
+    ],
+    "reduce_sum_axis0": one("reduce_sum_axis0", lambda x: x.sum(0)),
+    "reduce_sum_axis1": one("reduce_sum_axis1", lambda x: x.sum(1)),
+    "reduce_max_axis0": one("reduce_max_axis0", lambda x: x.max(0)),
+    "reduce_max_axis1": one("reduce_max_axis1", lambda x: x.max(1)),
+    "reshape": [
+        Call(((3, 4),), lambda t, x: t.reshape(x, (2, -1, 3)), lambda x: x.reshape(2, 2, 3)),
+        Call(((3, 4),), lambda t, x: t.reshape(x, 12), np.ravel),
+        Call(((1,),), lambda t, x: t.reshape(x, ()), np.squeeze),
+    ],
+    "flatten": [*one("flatten", np.ravel, shape=(2, 3, 4)), *one("flatten", np.ravel, shape=())],
+    "transpose2d": one("transpose2d", np.transpose),
+    "swap_adjacent_at_depth": [
+        *one("swap_adjacent_at_depth", lambda x: x.swapaxes(1, 2), shape=(2, 3, 4, 5), depth=1),
+        *one("swap_adjacent_at_depth", lambda x: x, shape=(2, 3), depth=1),
+        *one("swap_adjacent_at_depth", lambda x: x, shape=(2, 3), depth=-1),
+    ],
+    "transpose3d_bca": one("transpose3d_bca", lambda x: x.transpose(1, 2, 0), shape=(2, 3, 4)),
+    "transpose3d_cab": one("transpose3d_cab", lambda x: x.transpose(2, 0, 1), shape=(2, 3, 4)),
+    "transpose3d_acb": one("transpose3d_acb", lambda x: x.transpose(0, 2, 1), shape=(2, 3, 4)),
+    "permute": [
+        *one("permute", lambda x: x.transpose(2, 0, 3, 1), shape=(2, 3, 4, 5), axes=(2, 0, 3, 1)),
+        *one("permute", lambda x: x, shape=(2, 3), axes=(0, 1)),
+    ],
+    "broadcast_to": [
+        Call(((3,),), lambda t, x: t.broadcast_to(x, (4, 3)), lambda x: np.broadcast_to(x, (4, 3))),
+        Call(((3,),), lambda t, x: t.broadcast_to(x, (3, 3), [0, 1]), lambda x: np.broadcast_to(x, (3, 3))),
+        Call(((3,),), lambda t, x: t.broadcast_to(x, (3, 3), [1, 0]), lambda x: np.broadcast_to(x[:, None], (3, 3))),
+        Call(((3,),), lambda t, x: t.broadcast_to(x, (3, 5), [1, 0]), lambda x: np.broadcast_to(x[:, None], (3, 5))),
+        Call(((),), lambda t, x: t.broadcast_to(x, (2, 3)), lambda x: np.broadcast_to(x, (2, 3))),
+        Call(((2, 1),), lambda t, x: t.broadcast_to(x, (2, 1)), lambda x: x),
+        Call(((2, 1),), lambda t, x: t.broadcast_to(x, (4, 2, 3)), lambda x: np.broadcast_to(x, (4, 2, 3))),
+    ],
+    "broadcast_vec_to_rows": one("broadcast_vec_to_rows", lambda x: np.tile(x, (4, 1)), shape=(3,), rows=4),
+    "broadcast_vec_to_cols": one("broadcast_vec_to_cols", lambda x: np.tile(x[:, None], 4), shape=(3,), cols=4),
+    "concat1d": [Call(((3,), (4,)), lambda t, a, b: t.concat1d(a, b), lambda a, b: np.concatenate([a, b]))],
+    "concat_vectors": [Call(((3,), (0,)), lambda t, a, b: t.concat_vectors(a, b), lambda a, b: np.concatenate([a, b]))],
+    "slice1d": one("slice1d", lambda x: x[2:5], shape=(7,), start=2, len=3),
+    "concat_dim0": [
+        Call(s, lambda t, a, b: t.concat_dim0(a, b), lambda a, b: np.concatenate([a, b]))
+        for s in (((3, 2, 2), (1, 2, 2)), ((3,), (2,)))
+    ],
+    "slice_range0": [
+        *one("slice_range0", lambda x: x[1:3], shape=(4, 2, 3), start=1, len=2),
+        *one("slice_range0", lambda x: x[1:3], shape=(4,), start=1, len=2),
+    ],
+    "gather_scalar": one("gather_scalar", lambda x: x[2], shape=(5,), i=2),
+    "gather_row": one("gather_row", lambda x: x[1], i=1),
+    "gather_scalar_nat": [
+        *one("gather_scalar_nat", lambda x: x[4], shape=(5,), i=4),
+        *one("gather_scalar_nat", lambda x: 0 * x[0], shape=(5,), i=5),
+    ],
+    "gather_vec_nat": one("gather_vec_nat", lambda x: picked(x, [0, 7, 2, 2]), shape=(5,), indices=[0, 7, 2, 2]),
+    "gather_rows_nat": one("gather_rows_nat", lambda x: picked(x, [2, 9, 2]), indices=[2, 9, 2]),
+    "embedding": [
+        *one("embedding", lambda x: picked(x, [2, 0, 2, 1]).reshape(2, 2, 5), indices=[[2, 0], [2, 1]]),
+        *one("embedding", lambda x: picked(x, [2, 0]), indices=[2, 0]),
+        *one("embedding", lambda x: x[1], indices=1),
+    ],
+    "scatter_add_vec": [
+        Call(((5,), ()), lambda t, x, v: t.scatter_add_vec(x, v, 3), lambda x, v: scattered(x, [v], [3])),
+        Call(((5,), (1,)), lambda t, x, v: t.scatter_add_vec(x, v, 0), lambda x, v: scattered(x, v, [0])),
+    ],
+    "scatter_add": [
+        Call(
+            ((5,), (4,)), lambda t, x, v: t.scatter_add(x, v, [0, 9, 0, 4]), lambda x, v: scattered(x, v, [0, 9, 0, 4])
+        )
+    ],
+    "scatter_add_row": [
+        Call(((3, 4), (4,)), lambda t, x, v: t.scatter_add_row(x, v, 2), lambda x, v: scattered(x, [v], [2]))
+    ],
+    "scatter_add_rows": [
+        Call(
+            ((3, 4), (3, 4)), lambda t, x, v: t.scatter_add_rows(x, v, [1, 1, 8]), lambda x, v: scattered(x, v, [1, 1, 8])
+        )
+    ],
+    "matmul": [
+        Call(s, lambda t, a, b: t.matmul(a, b), np.matmul)
+        for s in (((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)))
+    ],
+    "bmm": [Call(((2, 3, 4), (2, 4, 5)), lambda t, a, b: t.bmm(a, b), np.matmul)],
+    "linear": [
+        Call(((4, 3), (4,), s), lambda t, w, b, x: t.linear(w, b, x), lambda w, b, x: x @ w.T + b)
+        for s in ((3,), (5, 3), (2, 5, 3))
+    ],
+    "mse_loss": [
+        Call((s, s), lambda t, a, b: t.mse_loss(a, b), lambda a, b: ((a - b) ** 2).mean()) for s in ((7,), (2, 3), ())
+    ],
+    "cross_entropy": [
+        Call(((2, 3, 4),), lambda t, x: t.cross_entropy(x, LABELS), lambda x: nll(x, LABELS)),
+        Call(((4,),), lambda t, x: t.cross_entropy(x, 2), lambda x: nll(x, [2])),
+    ],
+    "softmax": [
+        *[c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("softmax", softmax, shape=s)],
+        *one("softmax", np.ones_like, shape=()),
+    ],
+    "log_softmax": [
+        c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("log_softmax", lambda x: np.log(softmax(x)), shape=s)
+    ],
+    "layer_norm": [
+        Call((s, (4,), (4,)), lambda t, *ids: t.layer_norm(*ids, 1e-3), lambda *a: norm(*a, 1e-3))
+        for s in ((3, 4), (4,), (2, 3, 4))
+    ],
+    "batchnorm_channel_first": [
+        Call(
+            ((2, 3, 4), (2,), (2,)),
+            lambda t, *ids: t.batchnorm_channel_first(*ids),
+            lambda x, g, b: norm(x.reshape(2, 12), g[:, None], b[:, None], 1e-6).reshape(x.shape),
+        )
+    ],
+    "conv": convolutions("conv"),
+    "conv2d": convolutions("conv2d"),
+    "conv_transpose": convolutions("conv_transpose"),
+    "conv_transpose2d": convolutions("conv_transpose2d"),
+    "max_pool": pools("max_pool"),
+    "max_pool2d": pools("max_pool2d"),
+    "max_pool2d_pad": pools("max_pool2d_pad"),
+    "avg_pool": pools("avg_pool"),
+    "avg_pool2d": pools("avg_pool2d"),
+    "avg_pool2d_pad": pools("avg_pool2d_pad"),
+    "smooth_max_pool": pools("smooth_max_pool", 0.5),
+    "smooth_max_pool2d": pools("smooth_max_pool2d", -2.0),
+    "smooth_max_pool2d_pad": pools("smooth_max_pool2d_pad", 3.0),
+    "flash_attention": attentions("flash_attention"),
+    "attention": attentions("attention"),
+    "multi_head_attention": multi_head(),
+    "rotary": [
+        *one("rotary", row("rotary", base=1e4, start=0, halves=0), shape=(2, 3, 4)),
+        *one("rotary", row("rotary", base=100.0, start=5, halves=1), shape=(2, 3, 4), base=100.0, start=5, halves=True),
+    ],
+    "sinusoidal": one("sinusoidal", row("sinusoidal", base=1e4, start=2), shape=(2, 3, 4), start=2),
+    "selective_scan_diag": [
+        Call(tuple(SCAN.values()), lambda t, *ids: t.selective_scan_diag(*ids), row("selective_scan_diag"))
+    ],
+    "selective_scan_diag_var": [
+        Call(((5, 3),) * 3 + ((3,),), lambda t, *ids: t.selective_scan_diag_var(*ids), row("selective_scan_diag_var"))
+    ],
+    "rfft1d_packed": one("rfft1d_packed", lambda x: np.stack([(f := np.fft.rfft(x)).real, f.imag], -1), shape=(2, 7)),
+    "irfft1d_packed": one(
+        "irfft1d_packed", lambda s: np.fft.irfft(s[..., 0] + 1j * s[..., 1], 6), shape=(2, 4, 2), n=6
+    ),
+    "spectral_conv1d_rfft": [
+        Call(
+            ((6, 2), (3, 2, 2), (3, 2, 2)), lambda t, *ids: t.spectral_conv1d_rfft(*ids), row("spectral_conv1d_rfft")
+        )
+    ],
+}  # fmt: skip
+
+
+def call_of_row(op: registry.Op) -> Call:
+    """The call of a method that takes a row's operands and then its parameters."""
+    case = draw_case(op, 0, "normal", "small")
+    parameters = {p.name: case.params[p.name] for p in op.signature.params}
+    sizes = {dim: 2 + i for i, dim in enumerate(op.signature.dims)}
+    shapes = tuple((3, 5) if a.elementwise else tuple(sizes[d] for d in a.dims) for a in op.signature.inputs)
+    return Call(shapes, lambda t, *ids: getattr(t, op.name)(*ids, *parameters.values()), row(op.name, **parameters))
+
+
+# a row without a line above is called by its signature
+CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALLS and hasattr(Tape, r.name)}
+
+#: a method that is no row's -> the rows that it is made of
+COMPOSED = {
+    "neg": ("scale",),
+    "square": ("mul",),
+    "permute": ("transpose3d_bca",),
+    "concat_vectors": ("concat1d",),
+    "concat_dim0": ("concat1d",),
+    "slice_range0": ("slice1d",),
+    "gather_scalar": ("gather_vec",),
+    "gather_row": ("gather_rows",),
+    "gather_scalar_nat": ("gather_vec",),
+    "gather_vec_nat": ("gather_vec",),
+    "gather_rows_nat": ("gather_rows",),
+    "embedding": ("gather_rows",),
+    "scatter_add_vec": ("scatter_add",),
+    "max_pool2d_pad": ("max_pool2d",),
+    "avg_pool2d_pad": ("avg_pool2d",),
+    "smooth_max_pool2d_pad": ("smooth_max_pool2d",),
+    "attention": ("flash_attention",),
+    "multi_head_attention": ("flash_attention", "matmul"),
+}
+#: (method, number of the call) of every call, marked with the rows it concerns
+CALLED = [
+    pytest.param((name, i), marks=pytest.mark.operations(*COMPOSED.get(name, (name,))), id=f"{name}-{i}")
+    for name, calls in CALLS.items()
+    for i in range(len(calls))
+]

@@ -1,0 +1,142 @@
+"""Captured steps and optimisers: states loaded between captures, buffers an optimiser makes, hyperparameters it assigns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests.runtime.steps import minimise_square
+from tlrt import AnyBuffer, Session, kernels, optim
+from tlrt.errors import CaptureError
+
+X = np.ones((2, 3), np.float32)
+
+
+def test_states_loaded_between_two_captures(dev: tlrt.Device) -> None:
+    """Each of two captured steps has the states in places of its own once states were loaded between the captures."""
+
+    def run(captured: bool) -> list[bytes]:
+        with Session(dev) as s:
+            w = s.param([1.0, 2.0, 3.0], "w")
+            optimizer = optim.Adam([w], lr=0.1)
+
+            step = functools.partial(minimise_square, optimizer)
+
+            def eager(x: Any) -> None:
+                s.reset()
+                step(x)
+                s.reset()
+
+            calls: list[Any] = []
+            for _ in range(2):
+                if captured:
+                    calls.append(s.capture(step, np.ones(3)))
+                else:
+                    eager(np.ones(3))
+                    calls.append(eager)
+                optimizer.load_state(*optimizer.state())
+            for k in range(6):
+                calls[k % 2](np.full(3, k + 1.0))
+            found = [w.numpy().tobytes(), *(a.tobytes() for a in optimizer.state()[1].values())]
+            optimizer.close()
+            return found
+
+    assert run(True) == run(False)
+
+
+class Assigning(optim.Optimizer):
+    """An optimiser that makes new buffers at each step, and keeps the norm of the gradient."""
+
+    hyper = ("lr",)
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters)
+        self.lr = lr
+        self.norm: Any = None
+
+    def _update(self, packed: Any, gradients: Any) -> None:
+        self.norm = self.kernels.global_norm(gradients)
+        for p, g in zip(self.parameters, gradients, strict=True):
+            p.assign(AnyBuffer(p.shape, self.kernels.axpy(p.mirror, g, -self.lr)))
+
+
+def test_buffers_that_an_optimiser_makes(dev: tlrt.Device) -> None:
+    """Parameters may get new ones; what a replay makes anew cannot be used by later calls, nor be a result."""
+    found: list[list[float]] = []
+    for captured in (False, True):
+        with Session(dev) as s:
+            w = s.param(np.full((3, 3), 0.2), "w")
+            optimizer = Assigning([w], 0.1)
+            after: list[Any] = [lambda: None]
+
+            def step(x: Any, s: Session = s, w: Any = w, o: Any = optimizer, after: Any = after) -> Any:
+                s.backward(s.reduce_sum(s.square(s.matmul(s.const(x), w))))
+                o.step()
+                return after[0]()
+
+            if captured:
+                again = s.capture(step, X)
+                again(X), again(X)
+            else:
+                for _ in range(3):
+                    step(X)
+                    s.reset()
+            found.append(w.numpy().reshape(-1).tolist())
+            for use in (
+                lambda s=s, w=w: s.tanh(w),
+                lambda o=optimizer: AnyBuffer((1,), o.norm),
+                lambda o=optimizer: AnyBuffer((1,), kernels.add(o.norm, o.norm)),
+            ):
+                after[0] = use
+                with pytest.raises(CaptureError, match=r"Assigning\.step"):
+                    s.capture(step, X)
+            optimizer.close()
+    assert found[0] == found[1]
+
+
+class Warming(optim.SGD):
+    def step(self) -> None:
+        self.lr = 0.1 * (self.steps + 1)
+        super().step()
+
+
+class Decaying(optim.SGD):
+    def _update(self, packed: Any, gradients: Any) -> None:
+        self.lr *= 0.5
+        super()._update(packed, gradients)
+
+
+def halved(optimizer: optim.Optimizer, x: Any) -> Any:
+    optimizer.lr *= 0.5  # type: ignore[attr-defined]
+    return minimise_square(optimizer, x)
+
+
+def test_hyperparameters_assigned_within(dev: tlrt.Device) -> None:
+    """A replay would not assign them; in the work that an optimiser of one's own does at each replay it does."""
+    found = []
+    for captured in (False, True):
+        with Session(dev) as s:
+            w = s.param([1.0, 2.0, 3.0], "w")
+
+            for optimizer, function in ((Warming([w], 0.1), minimise_square), (optim.SGD([w], 0.1), halved)):
+                with pytest.raises(
+                    CaptureError, match=rf"^{type(optimizer).__name__}\.lr: got a call within a captured"
+                ):
+                    s.capture(functools.partial(function, optimizer), X[0])
+                assert optimizer.steps == 0 and optimizer.lr == 0.1
+                optimizer.lr = 0.25
+                optimizer.close()
+            own = Decaying([w], 0.4)
+            again = step = functools.partial(minimise_square, own)
+            if captured:
+                again = s.capture(step, X[0])
+            for _ in range(3 - captured):
+                again(X[0])
+                s.reset()
+            found.append((own.lr, w.numpy().tolist()))
+            own.close()
+    assert found[0] == found[1]

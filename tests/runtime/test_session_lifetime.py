@@ -1,0 +1,135 @@
+"""The life of a session: refused construction, forged references, closing, garbage collection, use from two threads."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, errors, optim
+from tlrt.tensor import NatRef
+
+
+@pytest.fixture
+def s(s):
+    """What was refused is kept alive by the frames of its exception until they are collected."""
+    yield s
+    gc.collect()
+
+
+def test_a_session_that_is_refused_opens_no_device(monkeypatch):
+    from tlrt import session
+
+    monkeypatch.setattr(session, "open_device", lambda *a, **k: pytest.fail("opened a device"))
+    with pytest.raises(ValueError, match="seed"):
+        Session("cpu", seed=-1)
+
+
+def test_forged_references(s):
+    for id in (-1, 99):
+        forged = tlrt.TensorRef(s, id, (1,), s.epoch)
+        for call in (lambda x: s.relu(x), lambda x: x.numpy(), lambda x: x.requires_grad, lambda x: x.value):
+            with pytest.raises(IndexError, match=f"got {id}"):
+                call(forged)
+        assert "unreadable" in repr(forged)
+        with pytest.raises(IndexError):
+            s.get_nat(NatRef(s, id, s.epoch))
+
+
+def test_a_device_closed_under_a_session():
+    device = tlrt.device("cpu", new=True)
+    s = Session(device)
+    w = s.param([1.0], "w")
+    y = s.mul(w, w)
+    optimizer = optim.Adam([w])
+    s.backward(y)
+    optimizer.step()
+    device.close()
+    for call in (lambda: s.mul(y, y), y.numpy, optimizer.step, lambda: s.zeros(2)):
+        with pytest.raises(errors.ReleasedError):
+            call()
+    with pytest.raises(errors.ReleasedError, match="w: mirror: got none, expected one: the device was closed"):
+        _ = w.value
+    assert "unreadable" in repr(y) and repr(s) and repr(w)
+    s.reset()
+    s.close()
+    s.close()
+    optimizer.close()
+
+
+def test_after_close(s):
+    w, x = s.param([1.0], "w"), s.input([1.0])
+    i, optimizer = s.nat(1), optim.SGD([w])
+    s.close()
+    for call in (
+        lambda: s.relu(x), lambda: x + 1, x.numpy, x.item, lambda: x.requires_grad, lambda: s.nat(1), lambda: s.get_nat(i),
+        lambda: s.nat_vec([1]), lambda: s.backward(x), lambda: s.clip_grad_norm(1.0), lambda: optim.SGD([w]), s.collect,
+        optimizer.step, lambda: s.full((2,), 1.0), lambda: s.detach(w), lambda: w + 1, s.__enter__,
+    ):  # fmt: skip
+        with pytest.raises(errors.ReleasedError, match="got a closed session"):
+            call()
+    assert w.value.tolist() == [1.0] and "earlier step" in repr(x) and "earlier" in repr(i)
+
+
+def test_a_session_that_is_dropped_goes_with_all_it_held():
+    device = tlrt.device("cpu", new=True)
+
+    def use() -> weakref.ref[Session]:
+        s = Session(device)
+        w = s.param(np.ones(100), "w")
+        s.backward(s.reduce_sum(s.mul(w, w)))
+        optim.Adam([w]).step()
+        return weakref.ref(s)
+
+    gone = use()
+    gc.collect()
+    assert gone() is None and device.memory().live_buffers == 0
+    device.close()
+
+
+def test_two_threads_on_one_session_are_told():
+    """No result may be mixed up: either an operation is right or somebody is told."""
+    wrong, told = [], []
+    interval = sys.getswitchinterval()
+    with Session("cpu") as s:
+        x = s.input(np.arange(4.0))
+
+        def work(k: int) -> None:
+            try:
+                for _ in range(2000):
+                    y = s.scale(x, float(k))
+                    if s.tape.nodes[y.id]._plan.values["c"] != k:
+                        wrong.append(k)
+            except ValueError as error:
+                told.append(str(error))
+
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        finally:
+            sys.setswitchinterval(interval)
+    assert not wrong
+    assert all("expected one thread at a time" in text for text in told)
+
+
+def test_an_append_by_another_thread_is_noticed(s):
+    class Raced(list):
+        def append(self, item):
+            super().append(item)
+            super().insert(len(self) - 1, self[0])
+
+    x = s.input([1.0])
+    s.tape.nodes = Raced(s.tape.nodes)
+    with pytest.raises(ValueError, match="relu: tape: got an operation of another thread"):
+        s.relu(x)
+    with pytest.raises(ValueError, match="const: tape: got an operation of another thread"):
+        s.const([1.0])

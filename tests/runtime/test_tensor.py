@@ -1,0 +1,202 @@
+"""Tensors of a session: NumPy operands, indices, comparisons, copies, and arguments of wrong types."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import pydoc
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, errors, optim
+from tlrt.session import Options
+from tlrt.tensor import NatRef
+
+# ---- operands
+
+
+@pytest.mark.parametrize(
+    "two", [2, 2.0, np.float32(2), np.float64(2), np.int64(2), np.array(2.0), np.array(2)], ids=repr
+)
+def test_numbers_of_numpy_are_numbers(s, two):
+    """On either side, and the result is a tensor with a gradient, no array without one."""
+    for x in (s.input([1.0, 4.0], requires_grad=True), s.param([1.0, 4.0])):
+        for got, expected in [
+            (two * x, [2, 8]), (x * two, [2, 8]), (two + x, [3, 6]), (x + two, [3, 6]), (two - x, [1, -2]),
+            (x - two, [-1, 2]), (two / x, [2, 0.5]), (x / two, [0.5, 2]),
+        ]:  # fmt: skip
+            assert isinstance(got, tlrt.TensorRef) and got.requires_grad
+            assert got.numpy().tolist() == expected
+
+
+def test_arrays_are_refused_not_absorbed(s):
+    for x in (s.input([[1.0, 2.0]]), s.param([[1.0, 2.0]])):
+        before = s.tape.size
+        for call in (
+            lambda x=x: np.ones((1, 2)) * x, lambda x=x: x * np.ones((1, 2)), lambda x=x: np.ones(2) + x,
+            lambda x=x: np.ones((2, 1)) @ x, lambda x=x: x @ np.ones((2, 1)),
+        ):  # fmt: skip
+            with pytest.raises(
+                TypeError, match=r"got ndarray of float64, expected TensorRef or Parameter \(Session.const"
+            ):
+                call()
+        with pytest.raises(TypeError, match="does not support ufuncs"):
+            np.exp(x)
+        for other in ("a", None, [1.0], 1j):
+            with pytest.raises(TypeError, match=r"^add: tensor: got"):
+                x + other
+            with pytest.raises(TypeError, match=r"^add: tensor: got"):
+                other + x
+        assert s.tape.size - before <= 1, "refused operations stay on the tape"  # the parameter's leaf
+        assert np.array_equal(np.asarray(x), [[1, 2]])
+        with pytest.raises(ValueError, match="copy"):
+            np.asarray(x, copy=False)
+
+
+def test_a_number_and_a_wrong_operand_record_nothing(s):
+    before = s.tape.size
+    with pytest.raises(TypeError):
+        s.add(1.0, "a")
+    assert s.tape.size == before
+
+
+def test_parameters_compute_as_tensors_do(s):
+    w = s.param([[1.0, 2.0], [3.0, 4.0]], "w")
+    value = w.numpy()
+    assert np.allclose((w @ w).tanh().numpy(), np.tanh(value @ value))
+    for got, expected in [(w + w, 2 * value), (1 - w, 1 - value), (-w, -value), (w**2, value**2), (w[1], value[1])]:
+        assert np.array_equal(got.numpy(), expected)
+    w.square().reduce_sum().backward()
+    assert np.array_equal(w.grad.numpy(), 2 * value)
+    assert w.reduce_sum().item() == 10 and w.ndim == 2 and w.size == 4 and w.device is s.device
+
+
+def test_comparisons(s):
+    x, y = s.input([1.0]), s.input([1.0])
+    assert x == x and x != y and x in [y, x] and len({x, y}) == 2 and x is not None and x != "a"
+    for other in (1, 1.0, np.float32(1), np.ones(1), True):
+        with pytest.raises(TypeError, match="==: got a tensor and"):
+            _ = x == other
+        with pytest.raises(TypeError, match="==: got a tensor and"):
+            _ = other != x
+    with pytest.raises(TypeError, match="not supported"):
+        _ = x < y
+
+
+@pytest.mark.parametrize("power", [3, 0.5, np.array([2, 2]), "2", None], ids=repr)
+def test_powers(s, power):
+    with pytest.raises(TypeError, match=r"\*\*: power: got"):
+        s.input([1.0]) ** power
+
+
+def test_a_sequence_along_axis_0(s):
+    host = np.arange(12.0).reshape(3, 4)
+    x = s.param(host, "x")
+    for index in (0, -1, np.int64(1), s.nat(2), slice(1, 3), slice(None), slice(-2, None), slice(2, 1), slice(5, 9)):
+        expected = host[index if isinstance(index, slice) else int(index)]
+        assert np.array_equal(x[index].numpy(), expected) and x[index].shape == expected.shape
+    assert [row.numpy().tolist() for row in x] == host.tolist()
+    assert s.input([5.0])[0].shape == () and list(s.zeros((0, 2))) == []
+    s.backward(x[1].reduce_sum() + x[1:].reduce_sum())
+    assert x.grad.numpy().tolist() == [[0] * 4, [2] * 4, [1] * 4]
+    for wrong in (3, -4):
+        with pytest.raises(IndexError, match=r"\[\]: index: got"):
+            x[wrong]
+    for wrong in ((0, 1), 1.0, None, ..., True, [0], np.array([0, 1]), "0"):
+        with pytest.raises(TypeError, match=r"\[\]: index: got"):
+            x[wrong]
+    with pytest.raises(ValueError, match="step"):
+        x[::2]
+    with pytest.raises(TypeError, match="expected at least one axis"):
+        s.full((), 1.0)[0]
+    with pytest.raises(TypeError, match="not support item assignment"):
+        x[0] = 1
+    with pytest.raises(TypeError, match="in: got a tensor"):
+        _ = 1.0 in x
+
+
+def test_numbers_from_tensors(s):
+    x = s.input([1.5])
+    assert float(x) == 1.5 and int(x) == 1 and f"{x:.2f}" == "1.50" and f"{x}" == str(x)
+    for wrong in (s.zeros((2,)), s.zeros((0,))):
+        with pytest.raises(TypeError, match="expected one element"):
+            float(wrong)
+    for call in (lambda: s.scale(x, x), lambda: s.clamp(x, 0, x), lambda: s.axpy(x, x, s.param([2.0]))):
+        with pytest.raises(TypeError, match="expected"):
+            call()
+
+
+def test_copies(s):
+    x, w, i = s.input([1.0]), s.param([1.0], "w"), s.nat(1)
+    assert copy.copy(x) is x and copy.copy(w) is w
+    for thing in (x, w, i, s):
+        for how in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"{type(thing).__name__}: got"):
+                how(thing)
+    with pytest.raises(TypeError, match="Session: got"):
+        copy.copy(s)
+
+
+def test_help_and_completion(s):
+    w = s.param([1.0], "w")
+    for thing in (w, s.input([1.0])):
+        assert {"relu", "reduce_sum", "matmul", "backward", "grad"} <= set(dir(thing))
+        shown = pydoc.render_doc(thing.layer_norm)
+        assert "gamma" in shown and "= 1e-06" in shown and "biased variance" in shown
+        for wrong, hint in (("sum", "reduce_sum"), ("mean", "reduce_mean"), ("rely", "relu")):
+            with pytest.raises(AttributeError, match=f"no attribute or operation '{wrong}'; there is .*{hint}"):
+                getattr(thing, wrong)
+        assert not hasattr(thing, "_repr_html_")
+    assert pydoc.render_doc(Session) and pydoc.render_doc(tlrt.TensorRef)
+
+
+# ---- arguments
+
+
+def test_sizes(s):
+    assert s.zeros(3).shape == (3,) and s.full(np.int64(2), 1.0).shape == (2,) and s.rand_uniform(2).shape == (2,)
+    for make in (s.zeros, s.rand_uniform, s.rand_normal, lambda shape: s.full(shape, 1.0)):
+        for wrong, kind in [((-1,), ValueError), ((2**16, 2**16), ValueError), ((2.5,), TypeError), ("3", TypeError)]:
+            with pytest.raises(kind, match=r"^\w+: shape: got"):
+                make(wrong)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.nat(1.5), lambda s: s.set_nat(s.nat(1), "a"), lambda s: s.param([[1], [1, 2]], "w"),
+        lambda s: s.param([1.0], "w", requires_grad="no"), lambda s: s.input([1.0], 5),
+        lambda s: s.input([1.0], requires_grad="no"), lambda s: s.const(s.input([1.0])), lambda s: s.use(3),
+        lambda s: s.const(s.param([1.0])), lambda s: s.dropout(s.input([1.0]), "a"), lambda s: Session(5),
+        lambda s: Session(Options()), lambda s: Session(options=5), lambda s: Session(seed=1.5),
+        lambda s: Session(requires_grad_by_default="no"), lambda s: Session(fast_kernels=1),
+        lambda s: s.param([1.0], "v").set([[1], [1, 2]]), lambda s: s.get_nat(NatRef(s, s.nat_vec([1, 2]).id, s.epoch)),
+    ],
+)  # fmt: skip
+def test_wrong_types_name_the_argument(s, call):
+    with pytest.raises(errors.ArgumentTypeError, match=r"^\w+: \w+: got "):
+        call(s)
+    assert "w" not in s.parameters
+
+
+# ---- life
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (0, 0)])
+def test_nothing_is_a_legal_amount(s, shape):
+    w = s.param(np.zeros(shape), "w")
+    optimizer = optim.Adam([w])
+    for _ in range(2):
+        loss = (w * w + 1.0 - w / 2).tanh().reduce_sum()
+        assert loss.item() == 0.0
+        s.backward(loss)
+        assert w.grad.shape == shape and s.clip_grad_norm(1.0).numpy() == 0.0
+        optimizer.step()
+        assert w.value.shape == shape and "shape=" in repr(s.use(w))
+        s.reset()
+    optimizer.close()
+
+
+# ---- fast kernels as an option

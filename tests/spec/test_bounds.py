@@ -1,0 +1,219 @@
+"""The bounds: tree heights against the trees of native/src/formula/sum_tree.h, spacings, monotony."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests import ROOT
+from tlspec import bounds
+
+HEADER = ROOT / "native/src/formula/sum_tree.h"
+SIZES = [
+    *range(1, 70),
+    127,
+    128,
+    129,
+    255,
+    512,
+    513,
+    1023,
+    1024,
+    1025,
+    2047,
+    2048,
+    2049,
+    3000,
+    16383,
+    16384,
+    16385,
+    17409,
+    40000,
+]
+
+
+def add(a: int | None, b: int | None) -> int | None:
+    """The number of roundings behind a sum of two numbers with a and b roundings; None is an absent +0, adding it rounds not."""
+    if a is None or b is None:
+        return a if b is None else b
+    return max(a, b) + 1
+
+
+def row_tree(n: int) -> int:
+    """The height of the row tree, by building it."""
+    row: list[int | None] = [0] * n
+    while len(row) > 1:
+        sums: list[int | None] = []
+        for start in range(0, len(row), bounds.LEAF):
+            leaf = row[start : start + bounds.LEAF]
+            lanes: list[int | None] = [None] * bounds.LANES
+            for i, x in enumerate(leaf):
+                lanes[i % bounds.LANES] = add(lanes[i % bounds.LANES], x)
+            s = bounds.LANES // 2
+            while s:
+                lanes = [add(lanes[i], lanes[i + s]) for i in range(s)]
+                s //= 2
+            sums.append(lanes[0])
+        row = sums
+    return row[0] or 0
+
+
+def column_tree(rows: int) -> int:
+    """The height of the column tree, by building it."""
+    column: list[int | None] = [0] * rows
+    while len(column) > 1:
+        sums: list[int | None] = []
+        for start in range(0, len(column), bounds.COLUMN_CHUNK):
+            chains: list[int | None] = [None] * bounds.COLUMN_CHAINS
+            for i, x in enumerate(column[start : start + bounds.COLUMN_CHUNK]):
+                chains[i % bounds.COLUMN_CHAINS] = add(chains[i % bounds.COLUMN_CHAINS], x)
+            sums.append(add(add(chains[0], chains[1]), add(chains[2], chains[3])))
+        column = sums
+    return column[0] or 0
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_row_tree_height(n: int) -> None:
+    assert row_tree(n) <= bounds.tree_height(n) <= row_tree(n) + 1
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_column_tree_height(n: int) -> None:
+    assert column_tree(n) <= bounds.column_height(n) <= column_tree(n) + 1
+
+
+def test_heights_grow() -> None:
+    for height in (bounds.tree_height, bounds.column_height):
+        heights = [height(n) for n in (0, 1, 2, 3, 5, 17, 100, 1000, 5000, 2**14, 2**20, 2**24, 2**31)]
+        assert heights == sorted(heights)
+        assert heights[:2] == [0, 0]
+        assert heights[-1] < 200
+
+
+def test_constants_are_those_of_the_header() -> None:
+    text = HEADER.read_text()
+    named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", text)}
+    assert named == {
+        "TL_SUM_LANES": bounds.LANES,
+        "TL_SUM_LEAF": bounds.LEAF,
+        "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
+    }
+
+
+def test_spacing_is_numpys() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 255 << 23, size=10000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    assert np.array_equal(bounds.spacing(x.astype(np.float64)), np.spacing(x).astype(np.float64))
+    assert bounds.spacing(0.0) == bounds.TINY
+    assert bounds.spacing(2.0**-140) == bounds.TINY
+    assert bounds.spacing(1e300) == bounds.spacing(np.finfo(np.float32).max)
+
+
+def test_tree_bound() -> None:
+    """Higher trees and larger terms allow more; a tree of height 0 allows nothing."""
+
+    def sum_(x: np.ndarray) -> np.ndarray:
+        return np.asarray(x.sum())
+
+    x = np.array([1.0, -2.0, 4.0])
+    tolerances = [
+        float(bounds.tree(lambda h=h: h).tolerance(sum_, [sum_(x)], {"x": x}, {})[0]) for h in (0, 1, 5, 56, 57, 200)
+    ]
+    assert tolerances == sorted(tolerances)
+    assert tolerances[0] == 0
+    larger = float(bounds.tree(lambda: 5).tolerance(sum_, [sum_(x)], {"x": 4 * x}, {})[0])
+    assert larger > tolerances[2]
+    # short trees are held to their worst case, long ones to the probabilistic bound
+    for h, t in zip((1, 56, 57, 200), (tolerances[1], *tolerances[3:]), strict=True):
+        assert t == min(h, bounds.LAMBDA * h**0.5) * (bounds.U * 7.0 + bounds.TINY / 2) + bounds.spacing(3.0) / 2
+
+
+def row_sum(x: np.ndarray) -> np.ndarray:
+    return x.sum(axis=-1)
+
+
+def test_intermediate_overflow_is_not_covered() -> None:
+    """Exactly where the magnitude and its roundings reach the threshold, whatever the sum is; infinite inputs do not count."""
+    big = 2.0**127
+    cases = [
+        ([big, -big, 1.0], np.inf),
+        ([big, -big / 2, 1.0], None),
+        ([np.inf, 1.0, 1.0], None),
+        ([np.inf, big, -big], np.inf),
+        ([np.nan, big, 1.0], None),
+        ([bounds.OVERFLOW / 2, bounds.OVERFLOW / 2 - 2.0**79, 0.0], np.inf),  # below it, but not after rounding
+    ]
+    for x, expected in cases:
+        a = np.array([x])
+        tolerance = bounds.tree(lambda: 2).tolerance(row_sum, [row_sum(a)], {"x": a}, {})[0]
+        assert np.isposinf(tolerance[0]) == (expected is not None), x
+
+
+def test_peak_of_a_tree() -> None:
+    def mean(x: np.ndarray) -> np.ndarray:
+        return x.mean(axis=-1)
+
+    a = np.array([[2.0**127, 2.0**127], [1.0, 2.0**127]])
+    plain = bounds.tree(lambda: 2)
+    peaked = bounds.tree(lambda: 2, peak=lambda x: np.abs(x).sum(axis=-1))
+    assert np.isfinite(plain.tolerance(mean, [mean(a)], {"x": a}, {})[0]).all()
+    assert np.isposinf(peaked.tolerance(mean, [mean(a)], {"x": a}, {})[0]).tolist() == [True, False]
+
+
+def test_a_tolerance_that_overflows_is_no_free_pass() -> None:
+    infinite = bounds.custom(lambda x: np.full(x.shape, np.inf), "test")
+    assert np.isfinite(infinite.tolerance(np.abs, [np.ones(2)], {"x": np.ones(2)}, {})[0]).all()
+    floored = bounds.ulp(1, floor=lambda x: np.full(x.shape, np.inf))
+    assert np.isfinite(floored.tolerance(np.abs, [np.ones(2)], {"x": np.ones(2)}, {})[0]).all()
+
+
+PATTERNS = np.array([0x7FC00001, 0x7F800003, 0xFFFFFFFF, 0x80000000, 0x00000001, 0x3F800000], np.uint32)
+
+
+def test_bits_of_moved_elements() -> None:
+    """The patterns come through the reference as they are: signalling NaNs, -0, and +0 where nothing is moved."""
+
+    def shifted(x: np.ndarray) -> np.ndarray:
+        out = np.zeros(x.size + 1)
+        out[1:] = x[::-1]
+        return out
+
+    x = PATTERNS.view(np.float32)
+    bits = bounds.moved().bits(shifted, [np.zeros(x.size + 1)], {"x": x}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [0, *PATTERNS[::-1].tolist()]
+
+
+def test_bits_of_copies_in_a_tree() -> None:
+    x = PATTERNS.view(np.float32).reshape(3, 2)
+    bound = bounds.tree(lambda x: np.array([0, 1]), copies=True)
+    bits = bound.bits(lambda x: x[0] + 0, [np.zeros(2)], {"x": x}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
+    assert bounds.tree(lambda: 0).bits(abs, [np.zeros(2)], {"x": x}, {}) is None
+
+
+def test_ordered() -> None:
+    bound = bounds.ordered(lambda x: np.array([0, 1]))
+    out = PATTERNS[:2].view(np.float32)
+    bits = bound.bits(abs, [out], {"x": out}, {})
+    assert bits is not None
+    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
+    assert bound.in_float32
+    x = np.array([1.0, 2.0])
+    assert bound.tolerance(np.abs, [x], {"x": x}, {})[0].tolist() == [
+        0.0,
+        bounds.U * 2 + bounds.TINY / 2 + bounds.spacing(2.0) / 2,
+    ]
+
+
+def test_exact_and_ulp() -> None:
+    out = np.array([1.0, 3.0])
+    assert not np.any(bounds.exact().tolerance(abs, [out], {}, {})[0])
+    tolerance = bounds.ulp(2).tolerance(abs, [out], {}, {})[0]
+    assert np.all(tolerance >= 2 * bounds.spacing(out))
+    assert np.all(tolerance < 3 * bounds.spacing(out))

@@ -1,0 +1,228 @@
+"""Drawn cases: reproducible, within their budget, admissible, with the edges they promise; every row's draw and reference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests import ROOT
+from tlspec import cases, registry
+from tlspec.bounds import FREE
+from tlspec.cases import Case, Draw, build_case, data_classes, draw_case, fill, generator
+from tlspec.registry import Op
+
+
+def fingerprint(case: Case) -> list[object]:
+    arrays = [
+        None if x is None else (x.shape, x.dtype.str, x.tobytes())
+        for x in [*case.inputs.values(), *case.cotangents.values()]
+    ]
+    return [case.dims, case.params, arrays]
+
+
+def test_same_four_give_the_same_case(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    for data in data_classes(row, which):
+        one, two = (draw_case(row, 5, data, "small", which) for _ in range(2))
+        assert fingerprint(one) == fingerprint(two)
+        again = draw_case(row, 6, data, "small", which)
+        assert fingerprint(again) != fingerprint(one) or not one.values
+
+
+def test_another_process_draws_the_same() -> None:
+    code = (
+        "from tlspec.cases import *; from tlspec import registry; import hashlib; h = hashlib.sha256()\n"
+        "for r in registry.ops():\n"
+        "    c = draw_case(r, 3, 'normal', 'small')\n"
+        "    h.update(repr((c.dims, c.params)).encode())\n"
+        "    [h.update(x.tobytes()) for x in c.inputs.values() if x is not None]\n"
+        "print(h.hexdigest())"
+    )
+    seen = set()
+    for salt in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": salt, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seen.add(run.stdout)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("size", list(cases.SIZES))
+def test_cases_are_admissible(entry: tuple[Op, str], size: str) -> None:
+    row, which = entry
+    for seed in range(3 if size == "large" else 12):
+        case = draw_case(row, seed, "normal", size, which)
+        assert cases.refused_by(row, case.values) is None
+        total = sum(x.size for x in case.inputs.values() if x is not None)
+        assert total <= cases.SIZES[size]
+        for a in case.signature.inputs:
+            x = case.arguments[a.name]
+            assert a.optional if x is None else x.shape == case.shape(a)
+            if x is not None:
+                assert x.dtype == {"u32": np.uint32, "f64": np.float64}.get(a.kind, np.float32)
+
+
+def test_forward_and_vjp_share_their_inputs(entry: tuple[Op, str]) -> None:
+    row, which = entry
+    for data in ("normal", "special"):
+        one, two = draw_case(row, 9, data, "small"), draw_case(row, 9, data, "small", which)
+        assert [x is None or x.tobytes() for x in one.inputs.values()] == [
+            x is None or x.tobytes() for x in two.inputs.values()
+        ]
+
+
+def test_references_fit_their_signatures(entry: tuple[Op, str]) -> None:
+    """Shapes (Case.expected checks them), tolerances of the same shapes, never negative or NaN where the result is a number."""
+    row, which = entry
+    for data in data_classes(row, which):
+        for seed in range(4):
+            expected = draw_case(row, seed, data, "small", which).expected
+            for out, tol in zip(expected.outputs, expected.tolerances, strict=True):
+                assert out.shape == tol.shape
+                finite = np.isfinite(out)
+                assert np.all(tol[finite] >= 0), f"{data} {seed}: a tolerance is negative or NaN"
+
+
+def test_rounded_reference_passes(entry: tuple[Op, str]) -> None:
+    """The correctly rounded result is within every bound."""
+    from tlspec.compare import compare
+
+    row, which = entry
+    for data in data_classes(row, which):
+        for seed in range(4):
+            case = draw_case(row, seed, data, "small", which)
+            expected = case.expected
+            for a, out, tol, bits in zip(
+                case.signature.outputs, expected.outputs, expected.tolerances, expected.bits, strict=True
+            ):
+                with np.errstate(all="ignore"):
+                    rounded = out.astype(np.float64 if a.host else np.float32)
+                if bits is not None:  # widening quiets signalling NaNs
+                    nan = np.isnan(out) & (bits != FREE)
+                    assert np.all(nan | (bits == FREE) | (rounded.view(np.uint32) == bits))
+                    rounded.view(np.uint32)[nan] = bits[nan]
+                found = compare(rounded, out, tol, signed_zeros=expected.signed_zeros, bits=bits)
+                assert found.ok, found.explain(a.name)
+
+
+@pytest.mark.only(where=lambda row, which: row.bound_of(which).in_float32)
+def test_ordered_references_add_in_order(entry: tuple[Op, str]) -> None:
+    """The float32 reference is within the worst case of the float64 one, and where nothing rounds it is the same."""
+    row, which = entry
+    for data in ("normal", "uniform", "integers"):
+        for seed in range(5):
+            case = draw_case(row, seed, data, "medium", which)
+            for exactly, real, tol in zip(case.expected.outputs, *case.real, strict=True):
+                assert np.all(np.abs(exactly - real) <= tol)
+                if data == "integers":
+                    assert np.array_equal(exactly, real)
+
+
+def test_ordered_references_add_one_after_the_other() -> None:
+    """0.1 a million times: far from the real sum, and what sequential float32 additions give."""
+    row = next(r for r in registry.ops() if r.bound.in_float32 and r.signature.dims == ("n", "k"))
+    base, values, indices = (a.name for a in row.signature.inputs)
+    given = {
+        base: np.zeros(1, np.float32),
+        values: np.full(10**6, 0.1, np.float32),
+        indices: np.zeros(10**6, np.uint32),
+    }
+    case = build_case(row, {"n": 1, "k": 10**6}, given, generator("chain"))
+    chain = np.cumsum(given[values], dtype=np.float32)[-1]  # cumsum adds one after the other
+    assert case.expected.outputs[0][0] == chain
+    assert abs(case.real[0][0][0] - 1e5) < 1
+    assert abs(float(chain) - 1e5) > 900
+
+
+def test_empty_and_unit_cases_appear() -> None:
+    def smallest(case: Case) -> int:
+        """The size of the smallest input that has a choice, or of the smallest output where there are no inputs."""
+        free = [a for a in case.op.signature.inputs if not a.dims or not all(d.isdigit() for d in a.dims)]
+        inputs = [x.size for a in free if (x := case.inputs[a.name]) is not None]
+        return min(inputs or [int(np.prod(case.shape(o), dtype=np.int64)) for o in case.signature.outputs])
+
+    for row in registry.ops():
+        sizes = [smallest(draw_case(row, s, "normal", "small")) for s in range(150)]
+        if row.draw is None and not row.checks:
+            assert 0 in sizes, f"{row.name}: no empty case among 150"
+        assert max(sizes) > 1
+
+
+def test_a_dimension_above_65535_appears() -> None:
+    row = next(r for r in registry.ops() if r.signature.elementwise)
+    assert any(
+        x.size > 65535 for s in range(20) for x in draw_case(row, s, "normal", "large").inputs.values() if x is not None
+    )
+
+
+def test_dims_are_distinct() -> None:
+    d = Draw(generator("test"), 2**16)
+    drawn = [d.dim(2) for _ in range(4)]
+    assert len(set(drawn)) == 4
+
+
+def test_indices() -> None:
+    d = Draw(generator("indices"), 2**16)
+    inside = d.indices(2000, 31)
+    assert inside.dtype == np.uint32
+    assert inside.max() == 30
+    assert inside.min() == 0
+    assert max(Counter(inside.tolist()).values()) > 100
+    outside = d.indices(2000, 31, outside=True)
+    assert {31, 2**32 - 1} <= set(outside.tolist())
+
+
+def test_data_classes() -> None:
+    n = (20000,)
+    wide = fill(generator("w"), n, "wide")
+    assert np.isfinite(wide).all()
+    assert len(np.unique(np.frexp(wide)[1])) > 270
+    assert (np.abs(wide[wide != 0]) < 2.0**-126).any()
+    special = fill(generator("s"), n, "special")
+    assert np.isnan(special).any()
+    assert np.isposinf(special).any()
+    assert np.isneginf(special).any()
+    assert (np.signbit(special) & (special == 0)).any()
+    tame = fill(generator("s"), n, "special", extremes=False)
+    assert np.nanmax(np.abs(tame[np.isfinite(tame)])) < 10
+    whole = fill(generator("i"), n, "integers")
+    assert np.array_equal(whole, np.rint(whole))
+    grid = fill(generator("g"), n, "grid") * 64
+    assert np.array_equal(grid, np.rint(grid))
+    uniform = fill(generator("u"), n, "uniform")
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+    for _ in range(20):
+        structured = fill(generator("t", _), (40, 50), "structured")
+        assert np.array_equal(structured * 64, np.rint(structured * 64))
+    with pytest.raises(ValueError, match="no data class"):
+        fill(generator(), n, "nonsense")
+
+
+def test_integer_mode_is_exact() -> None:
+    """Sums of the integer class stay below 2^24 in every order, and their tolerance is zero."""
+    for row in registry.ops():
+        if "integers" in data_classes(row):
+            case = draw_case(row, 1, "integers", "medium")
+            for out, tol in zip(case.expected.outputs, case.expected.tolerances, strict=True):
+                if np.array_equal(out, np.rint(out)):
+                    assert not tol.any()
+                    assert np.abs(out).max(initial=0) < 2**24
+                break
+
+
+@pytest.mark.only(where=lambda row: row.checks)
+def test_checks_can_be_broken(row: Op) -> None:
+    for check in row.checks:
+        values = cases.break_check(row, check)
+        assert values is not None, check.expression
+        assert cases.refused_by(row, values) is check
