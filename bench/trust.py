@@ -74,9 +74,18 @@ def promises() -> list[str]:
                 vjp = f"none: {row.no_vjp}" if row.no_vjp else "none"
             else:
                 vjp = "composed of other operations" if rule.via is not None else f"`{row.entry('vjp')}`"
-            laws = sorted({str(getattr(law, "name", law)) for law in row.laws}) if forward else []
-            cells = [f"`{e.symbol}`", f"`{abi.shapes_text(e)}`", "same bits" if row.same_bits else "within bound"]
-            cells += ["own kernel" if row.cuda == "own" else row.cuda, bound(e), vjp, ", ".join(laws) or NONE]
+            laws = sorted({str(getattr(law, "name", law)) for law in row.contract.laws}) if forward else []
+            cells = [
+                f"`{e.symbol}`",
+                f"`{abi.shapes_text(e)}`",
+                "same bits" if row.contract.same_bits else "within bound",
+            ]
+            cells += [
+                "own kernel" if row.contract.cuda == "own" else row.contract.cuda,
+                bound(e),
+                vjp,
+                ", ".join(laws) or NONE,
+            ]
             out.append(line(cells))
     return out
 
@@ -114,7 +123,7 @@ class Table:
         text = f"{count(r['cases'])} cases, {'exact' if exact else f'{share(closest)} of the bound'}"
         if not exact:
             text += f", {share(evidence.worst(rows, 'ulp'))} ulp"
-        if e.op.same_bits and device != "cpu":
+        if e.op.contract.same_bits and device != "cpu":
             bits = {x["identical"] for x in rows}
             text += ", **other bits**" if False in bits else ", bits as CPU" if True in bits else ""
         return self.mark("verify", e, device, text)

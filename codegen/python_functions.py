@@ -13,8 +13,9 @@ import textwrap
 
 from codegen import abi
 from tlspec import registry
-from tlspec.entries import EXCEPTIONS, Argument, Entry, all_entries, arguments, inferred, known_names, names_in
-from tlspec.registry import Array
+from tlspec.entries import EXCEPTIONS, Argument, Entry, all_entries, arguments, inferred, known_names
+from tlspec.expressions import names_in
+from tlspec.signature import Array
 
 __all__ = ["abi_page", "module", "stub"]
 
@@ -132,7 +133,7 @@ def _errors(e: Entry) -> str:
     if "u32" in kinds:
         raises.append("IndexOutOfRangeError for an index below 0 or of 2^32 and more")
     known = known_names(e.signature)
-    for c in e.op.checks:
+    for c in e.op.contract.checks:
         if names_in(c.expression) <= known:
             raises.append(f"{EXCEPTIONS.get(c.status, 'TorchleanError')} unless {c.say or c.expression} ({c.name})")
     return "Raises " + "; ".join(raises) + "."

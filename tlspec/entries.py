@@ -8,7 +8,6 @@ dimensions that no host array tells, the parameters; then by keyword optional in
 
 from __future__ import annotations
 
-import ast
 import inspect
 import keyword
 from collections.abc import Iterator, Mapping
@@ -17,11 +16,13 @@ from functools import lru_cache
 from typing import Any
 
 from tlspec import registry
-from tlspec.registry import Array, Op, Signature
+from tlspec.expressions import names_in
+from tlspec.registry import Op
+from tlspec.signature import Array, Signature
 
 __all__ = [
     "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "composition_arguments", "entries",
-    "inferred", "known_names", "names_in",
+    "inferred", "known_names",
 ]  # fmt: skip
 
 #: the exception of a check's status
@@ -73,12 +74,6 @@ def entries(row: Op) -> Iterator[Entry]:
 
 def all_entries(family: str | None = None) -> list[Entry]:
     return [e for r in registry.ops() if family in (None, r.family) for e in entries(r)]
-
-
-def names_in(expression: str) -> set[str]:
-    tree = ast.parse(expression, mode="eval")
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - called
 
 
 def known_names(sig: Signature) -> set[str]:
@@ -175,8 +170,8 @@ def _role(e: Entry, name: str, kind: str) -> str:
     """What an integer parameter is: an index or a dimension if the check it must pass has that status."""
     if kind not in ("u32", "u64"):
         return "dimension"
-    named = {c.status for c in e.op.checks if c.name == name}
-    if "INDEX" in (named or {c.status for c in e.op.checks if name in names_in(c.expression)}):
+    named = {c.status for c in e.op.contract.checks if c.name == name}
+    if "INDEX" in (named or {c.status for c in e.op.contract.checks if name in names_in(c.expression)}):
         return "index"
     if named & {"SHAPE", "OVERFLOW"}:
         return "dimension"

@@ -105,7 +105,7 @@ def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, c
     """The last path of conv2d is one that Hopper's kernels cut into three segments of 32 channels each, added in a row; too
     small a value makes them compute a segment without tensor cores."""
     row = registry.get("conv2d")
-    values = row.paths[-1]
+    values = row.drawing.paths[-1]
     whole = build_case(row, values, {}, generator("segments"))
     x = np.array(whole.inputs["x"])
     x[:, list(channels)] = 2.0**-110

@@ -6,7 +6,8 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import exact
-from tlspec.registry import Op, Signature
+from tlspec.registry import Op
+from tlspec.signature import Signature
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,15 @@ def test_lists() -> None:
     assert sig.sizes == ("count", "lengths")
     assert not sig.needs_context
     assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
-    row = Op("toy", "optim", "", sig, lambda a, x, c: a, exact())
+    row = Op(name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact())
     with pytest.raises(ValueError, match="no VJP"):
         row.vjp("g -> ga")
 
 
 def toy() -> Op:
     text = "a[n], b[n] -> out[n]"
-    return Op("toy", "elementwise", text, Signature.parse(text), lambda a, b: a, exact())
+    sig = Signature.parse(text)
+    return Op(name="toy", family="elementwise", text=text, signature=sig, reference=lambda a, b: a, bound=exact())
 
 
 @pytest.mark.parametrize(
