@@ -14,8 +14,8 @@ from typing import Any
 from audit import evidence, faults
 from audit.evidence import PARTS, Evidence
 from audit.html import calls, count, inputs, share
-from codegen import abi
 from tlspec import entries, registry
+from tlspec.declarations import declarations
 from tlspec.entries import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +77,7 @@ def promises() -> list[str]:
             laws = sorted({str(getattr(law, "name", law)) for law in row.contract.laws}) if forward else []
             cells = [
                 f"`{e.symbol}`",
-                f"`{abi.shapes_text(e)}`",
+                f"`{entries.shapes_text(e)}`",
                 "same bits" if row.contract.same_bits else "within bound",
             ]
             cells += [
@@ -217,7 +217,7 @@ def operations(ev: Evidence) -> list[str]:
 def symbols() -> list[str]:
     """Every exported symbol that the hand-written header declares."""
     header = (ROOT / "native/include/torchlean_cuda.h").read_text()
-    return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations(header))))
+    return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(header))))
 
 
 def hostile(ev: Evidence, symbol: str, device: str) -> str:

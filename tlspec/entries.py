@@ -17,12 +17,12 @@ from typing import Any
 
 from tlspec import registry
 from tlspec.expressions import names_in
-from tlspec.registry import Op
+from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
 __all__ = [
-    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "composition_arguments", "entries",
-    "inferred", "known_names",
+    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "checks_of",
+    "composition_arguments", "entries", "inferred", "known_names", "shapes_text",
 ]  # fmt: skip
 
 #: the exception of a check's status
@@ -64,8 +64,6 @@ def entries(row: Op) -> Iterator[Entry]:
         return
     name, sig = f"{row.name}_bwd", row.vjp_signature
     doc = f"Vector-Jacobian product of {row.name}.\n\n{rule.doc}"
-    if len(sig.outputs) > 1:
-        doc += "\n\nA gradient whose output pointer is NULL (in Python: not in `want`) is not computed."
     yield Entry(row, name, f"{row.stem}_bwd", sig, doc, name)
     for i, suffix in enumerate(rule.each):
         text = f"The gradient {sig.outputs[i].name} of {name} alone.\n\n{rule.doc}"
@@ -79,6 +77,21 @@ def all_entries(family: str | None = None) -> list[Entry]:
 def known_names(sig: Signature) -> set[str]:
     arrays = {a.name for a in sig.inputs if a.host or a.optional}
     return {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | arrays
+
+
+def checks_of(e: Entry) -> list[Check]:
+    """The preconditions of an entry point: those of its row whose names it knows."""
+    known = known_names(e.signature)
+    return [c for c in e.op.contract.checks if names_in(c.expression) <= known]
+
+
+def shapes_text(e: Entry) -> str:
+    """``A[batch, m, n], B[batch, n, p] -> out[batch, m, p]``."""
+
+    def one(a: Array) -> str:
+        return f"{a.name}{'?' if a.optional else ''}{': ' + a.kind if a.kind != 'f32' else ''}[{', '.join(a.dims)}]"
+
+    return f"{', '.join(one(a) for a in e.signature.inputs)} -> {', '.join(one(a) for a in e.outputs)}".strip()
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def scatter_add(x, values, indices):
 @scatter_add.vjp(
     "indices, g -> gx, gvalues",
     bound=moved(),
-    via=lambda ops, /, indices, g, n, **_: (ops.share(g), ops.gather_vec(g, indices, n=n)),
+    via=lambda k, /, indices, g, n, **_: (k.share(g), k.gather_vec(g, indices, n=n)),
 )
 def scatter_add_vjp(indices, g):
     """gx = g (shared storage), gvalues[j] = g[indices[j]], 0 where the index was out of range."""
@@ -167,7 +167,7 @@ def scatter_add_rows(mat, values, indices):
 @scatter_add_rows.vjp(
     "indices, g -> gmat, gvalues",
     bound=moved(),
-    via=lambda ops, /, indices, g, rows, cols, **_: (ops.share(g), ops.gather_rows(g, indices, rows=rows, cols=cols)),
+    via=lambda k, /, indices, g, rows, cols, **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)),
 )
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
@@ -201,7 +201,7 @@ def scatter_add_row(mat, row, i):
 @scatter_add_row.vjp(
     "g -> gmat, grow",
     bound=moved(),
-    via=lambda ops, g, rows, cols, i: (ops.share(g), ops.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
+    via=lambda k, g, rows, cols, i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
 )
 def scatter_add_row_vjp(g, i):
     """gmat = g (shared storage), grow = g[i]."""
