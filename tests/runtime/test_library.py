@@ -57,7 +57,8 @@ def test_missing(python, tmp_path):
 
 
 def test_no_library_at_all(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     (tmp_path / "native").mkdir()
     shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
     done = python(PROBE, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
@@ -68,7 +69,8 @@ def test_no_library_at_all(python, tmp_path):
 
 
 def test_no_headers(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     done = python(PROBE, PYTHONPATH=str(tmp_path))
     assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
     assert "torchlean_cuda_ops.h" in done.stdout
@@ -104,7 +106,8 @@ def test_stale(python, tmp_path, source, said):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
     good, bad = tmp_path / "native/build/cpu", tmp_path / "native/build/cuda"
     good.mkdir(parents=True)
