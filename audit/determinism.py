@@ -114,7 +114,7 @@ class Determinism:
                 for kind, again in self._again(runtime, case, times):
                     row[kind] += 1
                     self._compare(row, kind, case, first, again)
-            paths = [draw_case(op, k, data_classes(op, which)[0], PATH, which) for k in range(len(op.paths))]
+            paths = [draw_case(op, k, data_classes(op, which)[0], PATH, which) for k in range(len(op.drawing.paths))]
             for case in paths:
                 first = runtime.run(case)
                 for kind in ("repeats", "reused"):
@@ -163,7 +163,7 @@ class Determinism:
         these."""
         if (op.name not in BATCH and not op.signature.elementwise) or not op.outputs_on_device:
             return {"batches": None, "batch": "no batch"}
-        promised = op.cuda == "own" or not runtime.device.is_cuda
+        promised = op.contract.cuda == "own" or not runtime.device.is_cuda
         name = "*" if op.signature.elementwise else BATCH[op.name][0]
         tried, differing = 0, 0
         cases = []

@@ -303,7 +303,7 @@ HEAD = (
 def _unpromised(entry: str) -> str:
     """Why bits were not compared with the CPU's."""
     try:
-        return "not compared" if registry.get(entry.removesuffix("_bwd")).same_bits else "not promised"
+        return "not compared" if registry.get(entry.removesuffix("_bwd")).contract.same_bits else "not promised"
     except KeyError:
         return "not compared"
 

@@ -109,8 +109,8 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
     verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda"]
     runs = {"": ["--cases", "1", "--size", "medium", *ops]}
     for row in registry.ops(ops[1] if ops else None):
-        if row.paths:
-            runs[row.name] = ["--cases", str(len(row.paths)), "--size", "path", "--ops", row.name]
+        if row.drawing.paths:
+            runs[row.name] = ["--cases", str(len(row.drawing.paths)), "--size", "path", "--ops", row.name]
     summaries: dict[str, str] = {}
     for check in ("memcheck", "racecheck"):
         if check == "racecheck":

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
+from bench.rivals import rival_of
 from tlrt import kernels
 from tlrt.verify.run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
@@ -161,19 +162,19 @@ class Subject:
     """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's."""
 
     def __init__(self, op: Op, size: Mapping[str, Any], which: str):
-        self.op, self.which = op, which
+        self.op, self.which, self.rival = op, which, rival_of(op.name)
         self.signature = op.signature_of(which)
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
         self.bytes = operand_bytes(self.signature, self.names)
-        self.flops = float(call_named(op.flops, self.names)) if op.flops else 0.0
+        self.flops = float(call_named(self.rival.flops, self.names)) if self.rival.flops else 0.0
         if which == "vjp":
             self.flops *= len(self.signature.outputs)
 
     @cached_property
     def inputs(self) -> dict[str, np.ndarray]:
         drawn = draw_inputs(self.signature, self.names)
-        for name in self.op.nonnegative:
+        for name in self.op.drawing.nonnegative:
             np.abs(drawn[name], out=drawn[name])
         return drawn
 
@@ -235,16 +236,16 @@ class Subject:
             return call_reference(self.op.reference_of(self.which), inputs, self.names)
 
     def numpy(self) -> Callable[[], Any] | None:
-        function = self.op.numpy
+        function = self.rival.numpy
         if function is None or self.which != "forward":
             return None
         values = {"np": np, **self.names, **self.inputs}
         return lambda: call_named(function, values)
 
     def torch(self, torch: Any, place: str) -> Callable[[], Any] | None:
-        """PyTorch's call. A row's function that returns a function has made what a model keeps between calls (tables, what a
+        """PyTorch's call. A rival that returns a function has made what a model keeps between calls (tables, what a
         forward saves for its backward), and only what it returned is timed."""
-        function = self.op.torch if self.which == "forward" else self.op.torch_vjp
+        function = self.rival.torch if self.which == "forward" else self.rival.torch_vjp
         if function is None:
             return None
         tensors: dict[str, Any] = {a.name: None for a in self.signature.inputs if a.optional}

@@ -14,8 +14,8 @@ from typing import Any
 from audit import evidence, faults
 from audit.evidence import PARTS, Evidence
 from audit.html import calls, count, inputs, share
-from codegen import abi
 from tlspec import entries, registry
+from tlspec.declarations import declarations
 from tlspec.entries import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,9 +74,18 @@ def promises() -> list[str]:
                 vjp = f"none: {row.no_vjp}" if row.no_vjp else "none"
             else:
                 vjp = "composed of other operations" if rule.via is not None else f"`{row.entry('vjp')}`"
-            laws = sorted({str(getattr(law, "name", law)) for law in row.laws}) if forward else []
-            cells = [f"`{e.symbol}`", f"`{abi.shapes_text(e)}`", "same bits" if row.same_bits else "within bound"]
-            cells += ["own kernel" if row.cuda == "own" else row.cuda, bound(e), vjp, ", ".join(laws) or NONE]
+            laws = sorted({str(getattr(law, "name", law)) for law in row.contract.laws}) if forward else []
+            cells = [
+                f"`{e.symbol}`",
+                f"`{entries.shapes_text(e)}`",
+                "same bits" if row.contract.same_bits else "within bound",
+            ]
+            cells += [
+                "own kernel" if row.contract.cuda == "own" else row.contract.cuda,
+                bound(e),
+                vjp,
+                ", ".join(laws) or NONE,
+            ]
             out.append(line(cells))
     return out
 
@@ -114,7 +123,7 @@ class Table:
         text = f"{count(r['cases'])} cases, {'exact' if exact else f'{share(closest)} of the bound'}"
         if not exact:
             text += f", {share(evidence.worst(rows, 'ulp'))} ulp"
-        if e.op.same_bits and device != "cpu":
+        if e.op.contract.same_bits and device != "cpu":
             bits = {x["identical"] for x in rows}
             text += ", **other bits**" if False in bits else ", bits as CPU" if True in bits else ""
         return self.mark("verify", e, device, text)
@@ -208,7 +217,7 @@ def operations(ev: Evidence) -> list[str]:
 def symbols() -> list[str]:
     """Every exported symbol that the hand-written header declares."""
     header = (ROOT / "native/include/torchlean_cuda.h").read_text()
-    return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations(header))))
+    return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(header))))
 
 
 def hostile(ev: Evidence, symbol: str, device: str) -> str:

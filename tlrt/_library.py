@@ -13,7 +13,6 @@ compared with the one compiled into the library. Nothing is loaded before the fi
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 import re
@@ -25,9 +24,10 @@ from typing import Any
 import cffi
 
 from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
+from tlspec.declarations import abi_hash, declarations
 
 __all__ = [
-    "NAME", "Library", "abi_hash", "build_command", "candidates", "declarations", "failure", "headers", "load", "remedy",
+    "NAME", "Library", "build_command", "candidates", "failure", "headers", "load", "remedy",
 ]  # fmt: skip
 
 NAME = "libtorchlean_cuda.so"
@@ -61,19 +61,6 @@ class Library:
         """``major.minor.patch``."""
         number = int(self.lib.torchlean_cuda_version())
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def declarations(header: str) -> str:
-    """A header as cffi reads it: comments, preprocessor lines and linkage marks removed, white space folded."""
-    text = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
-    text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.S)
-    text = re.sub(r"^\s*#.*$", "", text, flags=re.M).replace("TL_API ", "")
-    return "\n".join(line for line in (" ".join(chunk.split()) + ";" for chunk in text.split(";")) if line != ";")
-
-
-def abi_hash(*texts: str) -> str:
-    """SHA-256, in hex, over the declarations of the headers in order."""
-    return hashlib.sha256("\n".join(map(declarations, texts)).encode()).hexdigest()
 
 
 def headers() -> tuple[str, ...]:

@@ -331,7 +331,7 @@ class _Function:
             return flat
         shape = shape_of(array, values)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
-            text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected {array.spelled}"
+            text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected {array.length_text}"
             raise errors.ShapeError(text, op=self.__name__)
         return flat.reshape(shape)
 

@@ -7,10 +7,9 @@ that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 wh
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ import numpy as np
 from tlspec import registry
 from tlspec.bounds import Bound, call_reference
 from tlspec.data import DATA, corners, double, fill, generator
-from tlspec.registry import Array, Check, Op, Signature
-from tlspec.shapes import FUNCTIONS
+from tlspec.expressions import evaluate, names_in
+from tlspec.registry import Check, Op
+from tlspec.signature import Array, Signature
 
 __all__ = [
     "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes",
-    "draw_case", "fill", "generator", "refused_by", "shape_of",
+    "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of",
 ]  # fmt: skip
 
 #: elements of all arrays of a case together
@@ -291,16 +291,6 @@ def _integral(outs: Sequence[np.ndarray]) -> bool:
     return all(bool(np.all(np.abs(o) < INTEGERS) and np.all(o == np.rint(o))) for o in outs)
 
 
-@lru_cache(maxsize=4096)
-def _compiled(expression: str) -> Any:
-    return compile(ast.parse(expression, mode="eval"), expression, "eval")
-
-
-def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
-    """An expression of the grammar over dimensions and parameters."""
-    return eval(_compiled(expression), {"__builtins__": {}, **FUNCTIONS}, dict(values))
-
-
 def shape_of(array: Array, values: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape of an array for given dimensions and parameters, of an elementwise one (n); of a list, that of its elements end
     to end."""
@@ -321,8 +311,8 @@ def refused_by(op: Op, values: Mapping[str, Any]) -> Check | None:
     """The first of the row's checks that these dimensions and parameters fail, or None. Host arrays and optional inputs (None:
     not given) may be among the values; a check of one that is not there is passed over."""
     absent = {a.name for a in op.signature.inputs if a.host or a.optional} - values.keys()
-    words = {c: {n.id for n in ast.walk(ast.parse(c.expression)) if isinstance(n, ast.Name)} for c in op.checks}
-    return next((c for c in op.checks if not absent & words[c] and not evaluate(c.expression, values)), None)
+    checks = (c for c in op.contract.checks if not absent & names_in(c.expression))
+    return next((c for c in checks if not evaluate(c.expression, values)), None)
 
 
 def cotangent_names(op: Op) -> dict[str, Array]:
@@ -333,8 +323,8 @@ def cotangent_names(op: Op) -> dict[str, Array]:
 
 def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
     """The data classes a row is drawn with: its own, else those of its bound's kind."""
-    if op.data is not None:
-        return op.data
+    if op.drawing.data is not None:
+        return op.drawing.data
     if op.bound_of(which).kind == "tree":
         return ("normal", "uniform", "integers", "special", "structured")
     return ("normal", "uniform", "wide", "special", "structured")
@@ -346,7 +336,7 @@ def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
 def _values(op: Op, d: Draw) -> dict[str, Any]:
     """Dimensions, parameters and host arrays: the row's draw, completed by the default one."""
     sig = op.signature
-    values = dict(op.draw(d)) if op.draw is not None else {}
+    values = dict(op.drawing.draw(d)) if op.drawing.draw is not None else {}
     for a in sig.inputs:  # a host array that the row drew gives its dimensions
         if a.name in values and values[a.name] is not None:
             values.update(
@@ -407,8 +397,10 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
     """The case of (operation, seed, data class, size). Forward and VJP of the same four share inputs and parameters. Without
     a data class the seed picks one of the row's."""
     row = registry.get(op) if isinstance(op, str) else op
-    if size not in SIZES and not (size == PATH and row.paths):
-        raise ValueError(f"no size {size!r} of {row.name}; there are {', '.join(SIZES)}{', path' if row.paths else ''}")
+    if size not in SIZES and not (size == PATH and row.drawing.paths):
+        raise ValueError(
+            f"no size {size!r} of {row.name}; there are {', '.join(SIZES)}{', path' if row.drawing.paths else ''}"
+        )
     if data is None:
         classes = data_classes(row, which)
         data = classes[int(generator("data", row.name, seed).integers(len(classes)))]
@@ -416,7 +408,7 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
         raise ValueError(f"no data class {data!r}; there are {', '.join(DATA)}")
     rng = generator(row.name, seed, data, size)
     if size == PATH:
-        chosen = row.paths[seed % len(row.paths)]
+        chosen = row.drawing.paths[seed % len(row.drawing.paths)]
         values = {n: v(rng) if callable(v) else v for n, v in chosen.items()}
     else:
         values = _admissible(row, rng, SIZES[size])
@@ -450,7 +442,7 @@ def build_case(
         if array.kind == "f64":
             return double(stream, shape, data)
         x = fill(stream, shape, data, extremes=extremes, span=span)
-        if array.name in op.nonnegative and data != "special":
+        if array.name in op.drawing.nonnegative and data != "special":
             x = np.abs(x)
         return patterned(generator("payload", *tags, key), x) if payloads else x
 
@@ -508,7 +500,7 @@ def break_check(op: Op, check: Check, seed: int = 0) -> dict[str, Any] | None:
     """Dimensions and parameters that `check` refuses and the checks before it accept; None where the search finds none."""
     rng = generator("refused", op.name, check.expression, seed)
     start = _admissible(op, rng, SIZES["small"])
-    named = {n.id for n in ast.walk(ast.parse(check.expression)) if isinstance(n, ast.Name) and n.id in start}
+    named = names_in(check.expression) & start.keys()
     floats = {p.name for p in op.signature.params if p.kind == "float"}
     optional = {a.name for a in op.signature.inputs if a.optional}
     for _ in range(2000):

@@ -8,7 +8,6 @@ dimensions that no host array tells, the parameters; then by keyword optional in
 
 from __future__ import annotations
 
-import ast
 import inspect
 import keyword
 from collections.abc import Iterator, Mapping
@@ -17,11 +16,13 @@ from functools import lru_cache
 from typing import Any
 
 from tlspec import registry
-from tlspec.registry import Array, Op, Signature
+from tlspec.expressions import names_in
+from tlspec.registry import Check, Op
+from tlspec.signature import Array, Signature
 
 __all__ = [
-    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "composition_arguments", "entries",
-    "inferred", "known_names", "names_in",
+    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "checks_of",
+    "composition_arguments", "entries", "inferred", "known_names", "shapes_text",
 ]  # fmt: skip
 
 #: the exception of a check's status
@@ -63,8 +64,6 @@ def entries(row: Op) -> Iterator[Entry]:
         return
     name, sig = f"{row.name}_bwd", row.vjp_signature
     doc = f"Vector-Jacobian product of {row.name}.\n\n{rule.doc}"
-    if len(sig.outputs) > 1:
-        doc += "\n\nA gradient whose output pointer is NULL (in Python: not in `want`) is not computed."
     yield Entry(row, name, f"{row.stem}_bwd", sig, doc, name)
     for i, suffix in enumerate(rule.each):
         text = f"The gradient {sig.outputs[i].name} of {name} alone.\n\n{rule.doc}"
@@ -75,15 +74,24 @@ def all_entries(family: str | None = None) -> list[Entry]:
     return [e for r in registry.ops() if family in (None, r.family) for e in entries(r)]
 
 
-def names_in(expression: str) -> set[str]:
-    tree = ast.parse(expression, mode="eval")
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - called
-
-
 def known_names(sig: Signature) -> set[str]:
     arrays = {a.name for a in sig.inputs if a.host or a.optional}
     return {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | arrays
+
+
+def checks_of(e: Entry) -> list[Check]:
+    """The preconditions of an entry point: those of its row whose names it knows."""
+    known = known_names(e.signature)
+    return [c for c in e.op.contract.checks if names_in(c.expression) <= known]
+
+
+def shapes_text(e: Entry) -> str:
+    """``A[batch, m, n], B[batch, n, p] -> out[batch, m, p]``."""
+
+    def one(a: Array) -> str:
+        return f"{a.name}{'?' if a.optional else ''}{': ' + a.kind if a.kind != 'f32' else ''}[{', '.join(a.dims)}]"
+
+    return f"{', '.join(one(a) for a in e.signature.inputs)} -> {', '.join(one(a) for a in e.outputs)}".strip()
 
 
 @dataclass(frozen=True)
@@ -175,8 +183,8 @@ def _role(e: Entry, name: str, kind: str) -> str:
     """What an integer parameter is: an index or a dimension if the check it must pass has that status."""
     if kind not in ("u32", "u64"):
         return "dimension"
-    named = {c.status for c in e.op.checks if c.name == name}
-    if "INDEX" in (named or {c.status for c in e.op.checks if name in names_in(c.expression)}):
+    named = {c.status for c in e.op.contract.checks if c.name == name}
+    if "INDEX" in (named or {c.status for c in e.op.contract.checks if name in names_in(c.expression)}):
         return "index"
     if named & {"SHAPE", "OVERFLOW"}:
         return "dimension"

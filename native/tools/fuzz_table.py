@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from codegen import abi
+from codegen.entry_points import array_length
 from tlspec import entries
 from tlspec.entries import Entry
 from tlspec.cases import Case, data_classes, draw_case
@@ -58,9 +58,8 @@ def lengths(e: Entry) -> list[str]:
         elif a.kind == "list":
             expressions.append(f"n[{at[a.name]}] = {a.dims[0]}_;")
         else:
-            extra: list[str] = []
-            _, count = abi._size(e, a, extra)
-            helpers += extra
+            _, count, declarations = array_length(e, a)
+            helpers += declarations
             expressions.append(f"n[{at[a.name]}] = {count};")
     text = " ".join(helpers + expressions)
     locals_ = []

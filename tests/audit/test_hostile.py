@@ -16,9 +16,9 @@ import pytest
 import tlrt
 from audit import command, hostile
 from audit.scratch import scratch
-from codegen import abi
 from tlrt import checkpoint
 from tlrt._library import load
+from tlspec.declarations import declarations
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
@@ -72,7 +72,7 @@ def test_calls_on_a_gpu(driver, shared):
 def test_every_function_is_called(driver):
     """The generated table and the hand-written one hold every exported name but those without an argument."""
     headers = (hostile.ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
-    declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations("".join(h.read_text() for h in headers))))
+    declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in headers))))
     done = subprocess.run([driver, "--calls", "1"], capture_output=True, text=True, check=True)
     plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
     assert declared - set(json.loads(done.stdout)["entries"]) == {f"torchlean_cuda_{n}" for n in plain}

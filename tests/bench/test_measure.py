@@ -16,6 +16,7 @@ import tlrt
 from audit.report import Meter
 from bench import gpu, growth, results, trust
 from bench.measure import Subject, draw_inputs, operand_bytes
+from bench.rivals import RIVALS, rival_of
 from tlspec import registry
 from tlspec.cases import refused_by, shape_of
 from tlspec.registry import Op
@@ -24,13 +25,24 @@ from tlspec.registry import Op
 SMALL = 2**26
 
 
-@pytest.mark.only(where=lambda row: row.bench)
+def test_every_row_has_sizes_or_a_reason(row: Op) -> None:
+    rival = RIVALS[row.family].get(row.name)
+    assert rival is not None, f"bench/rivals/{row.family}.py has no entry for {row.name}"
+    assert bool(rival.sizes) != bool(rival.reason), f"{row.name}: give sizes, or the reason why it is not timed"
+
+
+def test_no_entry_without_a_row() -> None:
+    rows = {f: {r.name for r in registry.ops() if r.family == f} for f in registry.families()}
+    assert {f: entries.keys() - rows[f] for f, entries in RIVALS.items()} == {f: set() for f in rows}
+
+
+@pytest.mark.only(where=lambda row: rival_of(row.name).sizes)
 def test_sizes_are_calls_of_the_row(row: Op) -> None:
     sig = row.signature
     known = {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | ({"n"} if sig.elementwise else set())
     known |= {"lengths"} if sig.lists else set()
     inputs = {a.name for a in sig.inputs}
-    for size in row.bench:
+    for size in rival_of(row.name).sizes:
         assert set(size) <= known | inputs
         for name in set(size) & inputs:
             low, high = size[name]
@@ -40,10 +52,10 @@ def test_sizes_are_calls_of_the_row(row: Op) -> None:
         )
 
 
-@pytest.mark.only(where=lambda row: row.bench)
+@pytest.mark.only(where=lambda row: rival_of(row.name).sizes)
 def test_bytes_are_those_of_the_arrays(row: Op) -> None:
     for which in ("forward", "vjp") if row.vjp_rule is not None else ("forward",):
-        for size in row.bench:
+        for size in rival_of(row.name).sizes:
             subject = Subject(row, size, which)
             if subject.bytes > SMALL:
                 continue
@@ -68,11 +80,13 @@ def test_slope_of_a_power() -> None:
     assert growth.slope(sizes, [3 * n**1.75 for n in sizes]) == pytest.approx(1.75)
 
 
-@pytest.mark.only(where=lambda row: row.torch is not None and any(o.listed for o in row.signature.outputs))
+@pytest.mark.only(
+    where=lambda row: rival_of(row.name).torch is not None and any(o.listed for o in row.signature.outputs)
+)
 def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op) -> None:
     """Its first result is compared with the reference's single step."""
     torch = MagicMock()
-    call = Subject(row, {**row.bench[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
+    call = Subject(row, {**rival_of(row.name).sizes[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
     in_place = lambda: [name for name, *_ in torch.method_calls if name.endswith("_")]
     assert call is not None and in_place() == []
     call()

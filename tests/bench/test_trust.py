@@ -15,10 +15,10 @@ from audit import evidence
 from audit.evidence import Evidence, EvidenceError
 from audit.html import share
 from bench import trust
-from codegen import abi
 from tests import ROOT
 from tlrt.verify.report import told
 from tlspec import entries, registry
+from tlspec.declarations import declarations
 
 TEXT = (ROOT / "TRUST_BOUNDARIES.md").read_text()
 ENTRIES = {e.symbol: e for e in entries.all_entries()}
@@ -55,7 +55,7 @@ def cells(text: str, entry: str) -> list[str]:
 def exported() -> set[str]:
     headers = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
     text = "".join((ROOT / "native/include" / h).read_text() for h in headers)
-    return set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations(text)))
+    return set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(text)))
 
 
 def test_the_document_is_what_the_files_give() -> None:

@@ -153,7 +153,7 @@ def faults(row: Op, which: str, runtime: Runtime) -> list[str]:
                     mine, lone = whole[j], own[j]
                     assert mine is not None and lone is not None
                     result = same_bits(mine[i : i + 1], lone)
-                    if not result.ok and not row.same_bits:
+                    if not result.ok and not row.contract.same_bits:
                         e = one.expected
                         result = compare(mine[i : i + 1], e.outputs[j], e.tolerances[j], signed_zeros=e.signed_zeros)
                     if not result.ok:

@@ -108,7 +108,7 @@ def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, c
     if not runtime.device.is_cuda and len(channels) < 3:
         pytest.skip("the CPU path has no segments: all three at once are enough")
     row = registry.get("conv2d")
-    values = row.paths[-1]
+    values = row.drawing.paths[-1]
     whole = build_case(row, values, {}, generator("segments"))
     x = np.array(whole.inputs["x"])
     x[:, list(channels)] = 2.0**-110

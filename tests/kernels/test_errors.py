@@ -339,10 +339,10 @@ def test_rank_nine(call: Call) -> None:
         call.refused(errors.ShapeError, [name])
 
 
-@pytest.mark.only(where=lambda row, which: row.checks)
+@pytest.mark.only(where=lambda row, which: row.contract.checks)
 def test_every_check_refuses(entry: tuple[Op, str], runtime: Runtime) -> None:
     row, which = entry
-    for check in row.checks:
+    for check in row.contract.checks:
         for seed in range(3):
             values = break_check(row, check, seed)
             assert values is not None, f"the search found nothing that {check.expression} refuses"

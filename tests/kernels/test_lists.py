@@ -185,9 +185,9 @@ def test_foreign_buffer(call: ListCall) -> None:
                 getattr(kernels, call.case.name)(**call.arguments, **options, device=other)
 
 
-@pytest.mark.only(where=lambda row: row.checks)
+@pytest.mark.only(where=lambda row: row.contract.checks)
 def test_every_check_refuses(row: Op, runtime: Runtime) -> None:
-    for check, seed in itertools.product(row.checks, range(3)):
+    for check, seed in itertools.product(row.contract.checks, range(3)):
         values = break_check(row, check, seed)
         assert values is not None, check.expression
         call = ListCall(case_of(row, LENGTHS), runtime)

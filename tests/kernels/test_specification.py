@@ -54,14 +54,14 @@ def test_large(entry: tuple[Op, str], runtime: Runtime) -> None:
     )
 
 
-@pytest.mark.only(where=lambda row, which: row.paths)
+@pytest.mark.only(where=lambda row, which: row.drawing.paths)
 def test_paths(entry: tuple[Op, str], runtime: Runtime) -> None:
     row, which = entry
     classes = data_classes(row, which)
     every = len(classes) if runtime.name.startswith("cuda") else 1
     cases = [
         draw_case(row, i, classes[(i + k) % len(classes)], PATH, which)
-        for i in range(len(row.paths))
+        for i in range(len(row.drawing.paths))
         for k in range(every)
     ]
     demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
@@ -85,10 +85,10 @@ def test_devices_agree(entry: tuple[Op, str]) -> None:
     demand(Verifier({d: Runtime(d) for d in ("cpu", "cuda")}).entry(row, which, cases))
 
 
-@pytest.mark.only(where=lambda row: row.laws)
+@pytest.mark.only(where=lambda row: row.contract.laws)
 def test_laws(row: Op, runtime: Runtime, thorough: bool) -> None:
     broken = []
-    for law in row.laws:
+    for law in row.contract.laws:
         for data in law.data:
             for seed in range(10 if thorough else 1):
                 for world in (laws.Spec(), laws.Device(runtime.name, runtime.run)):
@@ -100,7 +100,7 @@ def test_laws(row: Op, runtime: Runtime, thorough: bool) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
-@pytest.mark.only(where=lambda row: row.family == "reduce" and row.cuda == "own" and row.bound.kind == "tree")
+@pytest.mark.only(where=lambda row: row.family == "reduce" and row.contract.cuda == "own" and row.bound.kind == "tree")
 def test_sum_of_zeros_is_plus_zero(row: Op, runtime: Runtime) -> None:
     """A sum is never -0, whatever the signs of the zeros it is of; a mean over nothing is NaN."""
     for seed in range(12):

@@ -125,6 +125,6 @@ def same_bits_on_devices(tape: Tape) -> list[bool]:
     """For every node, whether the CPU and CUDA give the same bits: its row does, and so did its parents."""
     same: list[bool] = []
     for node in tape.nodes:
-        mine = node.plan is None or node.plan.row.same_bits
+        mine = node.plan is None or node.plan.row.contract.same_bits
         same.append(mine and all(same[p] for p in node.parents if p is not None))
     return same

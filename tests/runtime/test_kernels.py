@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import tlrt
-from codegen import abi
 from tlrt import errors, kernels
 from tlspec import entries
 
 ENTRIES = {e.name: e for e in entries.all_entries()}
 
 
-def plain(entry: abi.Entry, device: tlrt.Device) -> dict[str, object]:
+def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     """Arguments of the right Python types (their values need not fit together)."""
     values = {
         "device": device, "u32": [0], "f64": np.zeros((1, 1)), "dim": 1, "dims": [1], "int": 0, "float": 1.0,

@@ -11,6 +11,7 @@ import pytest
 import tlrt
 from tests import ROOT
 from tlrt import _library, errors
+from tlspec.declarations import abi_hash, declarations
 
 PROBE = """
 import tlrt
@@ -29,11 +30,7 @@ except ImportError as error:
 
 
 def test_one_hash_in_generator_library_and_binding():
-    from codegen import abi
-
-    core, operations = _library.headers()
-    assert _library.declarations(core) == abi.declarations(core)
-    assert _library.abi_hash(core, operations) == abi.abi_hash(core, operations) == _library.load().hash
+    assert abi_hash(*_library.headers()) == _library.load().hash
 
 
 def test_one_version_everywhere():
@@ -43,7 +40,7 @@ def test_one_version_everywhere():
 
 def test_every_declared_function_is_exported():
     library = _library.load()
-    names = re.findall(r"\b(torchlean_cuda_\w+)\(", "\n".join(map(_library.declarations, _library.headers())))
+    names = re.findall(r"\b(torchlean_cuda_\w+)\(", "\n".join(map(declarations, _library.headers())))
     assert len(names) > 25
     for name in names:
         assert getattr(library.lib, name)
@@ -59,7 +56,8 @@ def test_missing(python, tmp_path):
 
 
 def test_no_library_at_all(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     (tmp_path / "native").mkdir()
     shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
     done = python(PROBE, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
@@ -70,7 +68,8 @@ def test_no_library_at_all(python, tmp_path):
 
 
 def test_no_headers(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     done = python(PROBE, PYTHONPATH=str(tmp_path))
     assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
     assert "torchlean_cuda_ops.h" in done.stdout
@@ -106,7 +105,8 @@ def test_stale(python, tmp_path, source, said):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
-    shutil.copytree(ROOT / "tlrt", tmp_path / "tlrt", ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    for package in ("tlrt", "tlspec"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
     shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
     good, bad = tmp_path / "native/build/cpu", tmp_path / "native/build/cuda"
     good.mkdir(parents=True)

@@ -152,7 +152,7 @@ def test_empty_and_unit_cases_appear() -> None:
 
     for row in registry.ops():
         sizes = [smallest(draw_case(row, s, "normal", "small")) for s in range(150)]
-        if row.draw is None and not row.checks:
+        if row.drawing.draw is None and not row.contract.checks:
             assert 0 in sizes, f"{row.name}: no empty case among 150"
         assert max(sizes) > 1
 
@@ -220,9 +220,9 @@ def test_integer_mode_is_exact() -> None:
                 break
 
 
-@pytest.mark.only(where=lambda row: row.checks)
+@pytest.mark.only(where=lambda row: row.contract.checks)
 def test_checks_can_be_broken(row: Op) -> None:
-    for check in row.checks:
+    for check in row.contract.checks:
         values = cases.break_check(row, check)
         assert values is not None, check.expression
         assert cases.refused_by(row, values) is check

@@ -12,7 +12,8 @@ from tlspec import laws
 from tlspec.bounds import exact, tree
 from tlspec.cases import draw_case
 from tlspec.laws import Law
-from tlspec.registry import Op, Signature
+from tlspec.registry import Contract, Op
+from tlspec.signature import Signature
 
 Reference = Callable[..., Any]
 
@@ -20,7 +21,10 @@ Reference = Callable[..., Any]
 def toy(text: str, reference: Reference, law: Law, vjp: tuple[str, Reference] | None = None, sums: bool = False) -> Op:
     """An operation of the test's own, outside the registry."""
     bound = tree(lambda cols: cols) if sums else exact()
-    row = Op("toy", "elementwise", text, Signature.parse(text), reference, bound, laws=(law,))
+    sig, contract = Signature.parse(text), Contract(laws=(law,))
+    row = Op(
+        name="toy", family="elementwise", text=text, signature=sig, reference=reference, bound=bound, contract=contract
+    )  # fmt: skip
     if vjp is not None:
         row.vjp(vjp[0])(vjp[1])
     return row

@@ -6,7 +6,9 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import exact
-from tlspec.registry import Op, Signature
+from tlspec.methods import forwarding_method
+from tlspec.registry import Op
+from tlspec.signature import Signature
 
 pytestmark = pytest.mark.every_choice
 
@@ -60,14 +62,15 @@ def test_lists() -> None:
     assert sig.sizes == ("count", "lengths")
     assert not sig.needs_context
     assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
-    row = Op("toy", "optim", "", sig, lambda a, x, c: a, exact())
+    row = Op(name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact())
     with pytest.raises(ValueError, match="no VJP"):
         row.vjp("g -> ga")
 
 
 def toy() -> Op:
     text = "a[n], b[n] -> out[n]"
-    return Op("toy", "elementwise", text, Signature.parse(text), lambda a, b: a, exact())
+    sig = Signature.parse(text)
+    return Op(name="toy", family="elementwise", text=text, signature=sig, reference=lambda a, b: a, bound=exact())
 
 
 @pytest.mark.parametrize(
@@ -100,3 +103,21 @@ def test_selection() -> None:
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
     assert (row.vjp_rule is None) == bool(row.no_vjp)
     assert row.doc
+
+
+def test_methods_that_rows_determine() -> None:
+    from tlrt.operations import Operations
+
+    methods = {m.name: m for row in registry.ops() if (m := forwarding_method(row)) is not None}
+    assert [n for n in methods if not hasattr(Operations, n)] == []
+    assert {n for n, m in methods.items() if m.broadcast} == {"add", "sub", "mul", "div", "max", "min"}
+    assert methods["clamp"].operands == ("x",) and [p.name for p in methods["clamp"].parameters] == ["lo", "hi"]
+    assert methods["reduce_max_axis0"].doc == "Maximum down the rows of a matrix, one for each column."
+    assert not methods.keys() & {
+        "gather_vec",
+        "flash_attention",
+        "broadcast_to",
+        "sgd_step",
+        "reduce_sum_axis",
+        "dgemm",
+    }

@@ -298,7 +298,7 @@ def swapped_dims(c: Inside) -> Arrays:
 
 def lengths_survive_swap(e: Entry) -> bool:
     names = [d for d in e.signature.dims if not d.startswith("*")]
-    if len(names) < 2 or any(n not in {a.of for a in arguments_of(e.name)} for n in names) or e.op.checks:
+    if len(names) < 2 or any(n not in {a.of for a in arguments_of(e.name)} for n in names) or e.op.contract.checks:
         return False
     values: dict[str, Any] = {n: 2 * i + 3 for i, n in enumerate(names)}
     if any(not named(a) for a in e.signature.inputs + e.signature.outputs):
@@ -375,7 +375,9 @@ def off_by_one(c: Inside) -> Arrays:
 def ignored_scalar(c: Inside) -> Arrays:
     name = next(p.name for p in c.entry.signature.params if p.kind == "float")
     return (
-        c.run(**{name: np.float32(1.0).item() if c.arguments[name] != 1 else 2.0}) if not c.entry.op.checks else c.run()
+        c.run(**{name: np.float32(1.0).item() if c.arguments[name] != 1 else 2.0})
+        if not c.entry.op.contract.checks
+        else c.run()
     )
 
 
@@ -439,7 +441,11 @@ DEFECTS = [
     ),
     Defect("one ulp off", ("elementwise", "reduce"), lambda e: on_device(e) and exact(e), one_ulp_off),
     Defect(
-        "other summation order", ("reduce", "index"), lambda e: summing(e) and e.op.same_bits, other_order, beside=True
+        "other summation order",
+        ("reduce", "index"),
+        lambda e: summing(e) and e.op.contract.same_bits,
+        other_order,
+        beside=True,
     ),
     Defect("last term dropped", ("reduce", "index", "linalg"), on_device, dropped_term),
     Defect(
@@ -468,7 +474,7 @@ DEFECTS = [
     Defect(
         "scalar ignored",
         ("elementwise",),
-        lambda e: any(p.kind == "float" for p in e.signature.params) and not e.op.checks,
+        lambda e: any(p.kind == "float" for p in e.signature.params) and not e.op.contract.checks,
         ignored_scalar,
     ),
     Defect("input overwritten", ALL, on_device, spoils_its_input),

@@ -139,7 +139,7 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("planted")
 
     monkeypatch.setattr(verify.laws, "check", broken)
-    row = some(lambda r: r.laws)
+    row = some(lambda r: r.contract.laws)
     results = verify.Verifier({"cpu": verify_run.Runtime("cpu")}, verify.Settings(cases=1)).entry(row, "forward")
     failures = [f for r in results for f in r.failures]
     assert {f.kind for f in failures} == {"law"}

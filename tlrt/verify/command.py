@@ -74,7 +74,7 @@ def plan(op: Op, which: str, settings: Settings) -> Iterator[tuple[int, str, str
             yield settings.seed + i, data, settings.size or ROTATION[i % len(ROTATION)]
     if settings.size is None and settings.cases >= len(ROTATION):
         yield settings.seed, chosen[0], "large"
-        for i in range(len(op.paths)):
+        for i in range(len(op.drawing.paths)):
             yield i, chosen[i % len(chosen)], PATH
 
 
@@ -99,7 +99,7 @@ class Verifier:
 
     def laws(self, op: Op, results: Mapping[str, Result]) -> None:
         """Checks the laws that the row names, on the reference and on every device."""
-        for law in op.laws:
+        for law in op.contract.laws:
             for data in law.data:
                 case = draw_case(op, self.settings.seed, data, "small")
                 for device, runtime in self.runtimes.items():
@@ -127,7 +127,7 @@ class Verifier:
         for device, runtime in self.runtimes.items():
             result, start = results[device], time.perf_counter()
             outs = self._checked(case, runtime, result)
-            if outs is not None and first is not None and case.op.same_bits:
+            if outs is not None and first is not None and case.op.contract.same_bits:
                 result.identical = result.identical is not False
                 for a, left, right in zip(case.signature.outputs, first, outs, strict=True):
                     assert left is not None and right is not None

@@ -210,23 +210,6 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
     yield out, np.where(rows[:, :, None], 0.0, np.ones(V.shape))
 
 
-def _torch_mask(torch, mask, mask_mode):
-    if mask_mode == 1:
-        return torch.where(mask == 0, FILL, 0.0)  # the nearest that the fused operation has
-    return mask != 0 if mask_mode == 2 else None
-
-
-def _torch_attention(torch, Q, K, V, mask, mask_mode, scale):
-    attention = torch.nn.functional.scaled_dot_product_attention
-    return attention(Q, K, V, attn_mask=_torch_mask(torch, mask, mask_mode), is_causal=mask_mode == 3, scale=scale)
-
-
-def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
-    Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
-    out = _torch_attention(torch, Q, K, V, mask, mask_mode, scale)
-    return lambda: torch.autograd.grad(out, (Q, K, V), g, retain_graph=True)
-
-
 @op(
     "Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
     bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"),
@@ -244,16 +227,6 @@ def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
         laws.adjoint("V"),
         laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False),
     ],
-    bench=[
-        {"batch": 8, "n": 512, "d": 64, "mask_mode": 0, "scale": 0.125},
-        {"batch": 64, "n": 2048, "d": 64, "mask_mode": 0, "scale": 0.125},
-        {"batch": 64, "n": 2048, "d": 64, "mask_mode": 3, "scale": 0.125},
-        {"batch": 32, "n": 4096, "d": 128, "mask_mode": 0, "scale": 128**-0.5},
-        {"batch": 16, "n": 8192, "d": 64, "mask_mode": 0, "scale": 0.125},
-    ],
-    flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
-    torch=_torch_attention,
-    torch_vjp=_torch_attention_vjp,
     source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)",
 )
 def flash_attention(Q, K, V, mask, mask_mode, scale):
@@ -334,28 +307,6 @@ def _turn_tolerance(x, base, start, halves, sign):
     return tolerance + spacing(_turn(x, base, start, halves, sign)) / 2
 
 
-def _torch_angles(torch, x, base, start):
-    n, d = x.shape[1:]
-    position, pair = (torch.arange(k, dtype=torch.float64, device=x.device) for k in (n, (d + 1) // 2))
-    return torch.outer(start + position, base ** (-2 * pair / d))
-
-
-def _torch_rotary(torch, x, base, start, halves, sign=1):
-    """Pairs of columns times tables of cosines and sines, which a model makes once."""
-    angle = _torch_angles(torch, x, base, start)
-    c, s, m = angle.cos().float(), sign * angle.sin().float(), x.shape[2] // 2
-    if halves:
-        return lambda: torch.cat((x[..., :m] * c - x[..., m:] * s, x[..., :m] * s + x[..., m:] * c), 2)
-    return lambda: torch.stack((x[..., ::2] * c - x[..., 1::2] * s, x[..., ::2] * s + x[..., 1::2] * c), 3).flatten(2)
-
-
-def _torch_sinusoidal(torch, x, base, start):
-    """A sum with the table, which a model makes once."""
-    angle = _torch_angles(torch, x, base, start)
-    table = torch.stack((angle.sin(), angle.cos()), 2).flatten(1)[:, : x.shape[2]].float()
-    return lambda: x + table
-
-
 def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
@@ -383,7 +334,6 @@ def _norms_keep(f, x):
 POSITION_CHECKS = [
     check("base", "base > 0 and base < 1e38", say="0 < base < 1e38"),
 ]
-POSITION_BENCH = [{"batch": 64, "n": 2048, "d": 64}, {"batch": 32, "n": 4096, "d": 128}]
 
 
 @op(
@@ -398,9 +348,6 @@ POSITION_BENCH = [{"batch": 64, "n": 2048, "d": 64}, {"batch": 32, "n": 4096, "d
     ],
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
-    bench=[{**size, "halves": 1} for size in POSITION_BENCH],
-    torch=_torch_rotary,
-    torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1),
     source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34",
 )
 def rotary(x, base, start, halves):
@@ -451,8 +398,6 @@ def _sinusoidal_draw(d):
     bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"),
     checks=POSITION_CHECKS,
     draw=_sinusoidal_draw,
-    bench=POSITION_BENCH,
-    torch=_torch_sinusoidal,
     source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5",
 )
 def sinusoidal(x, base, start):

@@ -114,7 +114,7 @@ def _conv_transpose_vjp_heights(batch, out_channels, spatial, kernel, stride, pa
     return out_channels * math.prod(kernel), batch * math.prod(spatial), _bias_height(batch, positions)
 
 
-def _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """The lists of a 2-D row."""
     return {
         "spatial": [in_h, in_w], "kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w],
@@ -123,14 +123,14 @@ def _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_
 
 
 def _conv2d_vjp_heights(batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     return _conv_vjp_heights(batch, out_channels, **lists)
 
 
 def _conv_transpose2d_vjp_heights(
     batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
 ):
-    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     return _conv_transpose_vjp_heights(batch, out_channels, **lists)
 
 
@@ -181,7 +181,7 @@ def _draw(transposed: bool, rank: int | None = None):
         lists = [[v[int(i)] for i in order] for v in (spatial, kernel, stride, padding)]
         values = {"batch": batch, "in_channels": in_channels, "out_channels": out_channels}
         values |= dict(zip(("spatial", "kernel", "stride", "padding"), lists, strict=True))
-        return values if rank is None else _flat(values)
+        return values if rank is None else flatten_axes(values)
 
     return draw
 
@@ -215,62 +215,11 @@ CONV_FORMULA = "floor((in + 2*padding - kernel)/stride) + 1"
 TRANSPOSE_FORMULA = "(in - 1)*stride + kernel - 2*padding"
 
 
-def _conv_flops(batch, in_channels, out_channels, spatial, kernel, stride, padding):
-    positions = math.prod(conv_out(spatial, kernel, stride, padding))
-    return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * positions
-
-
-def _conv_transpose_flops(batch, in_channels, out_channels, spatial, kernel, stride, padding):
-    return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * math.prod(spatial)
-
-
-def _conv2d_flops(
-    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_flops(batch, in_channels, out_channels, **lists)
-
-
-def _conv_transpose2d_flops(
-    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = _two(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_transpose_flops(batch, in_channels, out_channels, **lists)
-
-
-def _size(batch, channels, spatial, kernel=3, stride=1, padding=1, out_channels=None, rank=2):
-    """A benchmark size with equal axes."""
-    return {
-        "batch": batch, "in_channels": channels, "out_channels": out_channels or channels, "spatial": [spatial] * rank,
-        "kernel": [kernel] * rank, "stride": [stride] * rank, "padding": [padding] * rank,
-    }  # fmt: skip
-
-
-def _flat(size):
+def flatten_axes(size):
     """The same for a 2-D row."""
     lists = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
     out = {k: v for k, v in size.items() if not isinstance(v, list)}
     return out | {f"{to}_{a}": size[name][i] for to, name in lists.items() for i, a in enumerate("hw")}
-
-
-IMAGES = [_size(1, 64, 56), _size(32, 64, 224), _size(32, 256, 56), _size(32, 512, 28)]
-LAYERS = [_size(32, 3, 224, 7, 2, 3, 64), _size(32, 256, 56, 1, 1, 0), _size(32, 128, 56, 3, 2, 1, 256)]
-VOLUMES = [_size(4, 64, 32, rank=3)]
-
-
-def _torch_conv(torch, x, w, b, spatial, stride, padding):
-    return getattr(torch.nn.functional, f"conv{len(spatial)}d")(x, w, b, stride, padding)
-
-
-def _torch_conv_transpose(torch, x, w, b, spatial, stride, padding):
-    return getattr(torch.nn.functional, f"conv_transpose{len(spatial)}d")(x, w, b, stride, padding)
-
-
-def _torch_backward(torch, x, w, g, stride, padding, transposed):
-    rank = len(stride)
-    return torch.ops.aten.convolution_backward(
-        g, x, w, [g.shape[1]], stride, padding, [1] * rank, transposed, [0] * rank, 1, [True, True, True]
-    )
 
 
 LAWS = [linear("x", "b"), linear("w", "b"), adjoint("x", "b"), adjoint("w", "b")]
@@ -282,7 +231,7 @@ def _same_as(other: str):
     def state(f):
         values = f.case.values
         sizes = {n: values[n] for n in ("batch", "in_channels", "out_channels")}
-        lists = _two(**{n: v for n, v in values.items() if n not in sizes})
+        lists = axes_as_lists(**{n: v for n, v in values.items() if n not in sizes})
         return [(f(), f(f.inputs, values={**sizes, **lists}, op=other))]
 
     return equation(f"f(x, w, b) = {other}(x, w, b)", state)
@@ -319,10 +268,6 @@ TRANSPOSE_PATHS = [
     draw=_draw(False),
     paths=PATHS_OF_AXES,
     laws=LAWS,
-    bench=VOLUMES,
-    flops=_conv_flops,
-    torch=_torch_conv,
-    torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False),
     source="torch.nn.functional.conv1d, conv2d, conv3d",
 )
 def conv(x, w, b, stride, padding):
@@ -358,10 +303,6 @@ def conv_vjp(x, w, g, stride, padding):
     draw=_draw(True),
     paths=TRANSPOSE_PATHS[:1],
     laws=LAWS,
-    bench=[_size(4, 64, 16, 4, 2, 1, rank=3)],
-    flops=_conv_transpose_flops,
-    torch=_torch_conv_transpose,
-    torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
 )
 def conv_transpose(x, w, b, stride, padding):
@@ -398,16 +339,8 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     same_bits=False,
     checks=_checks2d("conv_size", CONV_FORMULA),
     draw=_draw(False, 2),
-    paths=[_flat(p) for p in PATHS],
+    paths=[flatten_axes(p) for p in PATHS],
     laws=[*LAWS, _same_as("conv")],
-    bench=[_flat(s) for s in IMAGES + LAYERS],
-    flops=_conv2d_flops,
-    torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv2d(
-        x, w, b, (stride_h, stride_w), (padding_h, padding_w)
-    ),
-    torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
-        torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), False
-    ),
     source="torch.nn.functional.conv2d",
 )
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
@@ -437,16 +370,8 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     same_bits=False,
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA),
     draw=_draw(True, 2),
-    paths=[_flat(p) for p in TRANSPOSE_PATHS],
+    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS],
     laws=[*LAWS, _same_as("conv_transpose")],
-    bench=[_flat(_size(32, 256, 28, 4, 2, 1, 128)), _flat(_size(32, 64, 56))],
-    flops=_conv_transpose2d_flops,
-    torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv_transpose2d(
-        x, w, b, (stride_h, stride_w), (padding_h, padding_w)
-    ),
-    torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
-        torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), True
-    ),
     source="torch.nn.functional.conv_transpose2d",
 )
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):

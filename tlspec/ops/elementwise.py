@@ -14,9 +14,6 @@ from tlspec import laws
 from tlspec.bounds import F64, TINY, exact, ulp
 from tlspec.registry import check, op
 
-SMALL, LARGE = {"n": 2**20}, {"n": 2**28}
-MEDIUM = {"n": 2**24}
-
 
 def fused(a: F64, p: F64) -> F64:
     """a + p rounded to odd in float64, so that rounding it to float32 gives the correctly rounded sum of a and p: what a
@@ -39,8 +36,7 @@ def expit(x: F64) -> F64:
 # ---- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, a, b: a + b,
-    torch=lambda torch, a, b: a + b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], source="IEEE 754-2019, 5.4.1")
 def add(a, b):
     """Sum, element by element.
 
@@ -59,8 +55,7 @@ def add_vjp(g):
     return g, g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a - b,
-    torch=lambda torch, a, b: a - b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("a[*], b[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def sub(a, b):
     """Difference, element by element.
 
@@ -79,8 +74,7 @@ def sub_vjp(g):
     return g, -g
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], bench=[MEDIUM], torch_vjp=lambda torch, a, b, g: (g * b, g * a), numpy=lambda np, a, b: a * b,
-    torch=lambda torch, a, b: a * b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b")], source="IEEE 754-2019, 5.4.1")
 def mul(a, b):
     """Product, element by element.
 
@@ -99,8 +93,7 @@ def mul_vjp(a, b, g):
     return g * b, g * a
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, a, b: a / b,
-    torch=lambda torch, a, b: a / b, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("a[*], b[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def div(a, b):
     """Quotient, element by element, unguarded.
 
@@ -119,8 +112,9 @@ def div_vjp(a, b, g):
     return g / b, -(g / b) * (a / b)
 
 
-@op("x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], bench=[{**MEDIUM, "c": 1.5}], numpy=lambda np, x, c: x * np.float32(c),
-    torch=lambda torch, x, c: x * c, source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op(
+    "x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], source="IEEE 754-2019, 5.4.1"
+)
 def scale(x, c):
     """Product with a scalar.
 
@@ -139,8 +133,7 @@ def scale_vjp(g, c):
     return c * g
 
 
-@op("a[*], b[*]; c: float -> out[*]", bound=exact(), bench=[{**MEDIUM, "c": 1.5}], numpy=lambda np, a, b, c: a + np.float32(c) * b,
-    torch=lambda torch, a, b, c: torch.add(a, b, alpha=c), source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd")  # fmt: skip
+@op("a[*], b[*]; c: float -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1, fusedMultiplyAdd")
 def axpy(a, b, c):
     """Scaled sum with one rounding (a fused multiply-add).
 
@@ -159,8 +152,7 @@ def axpy_vjp(g, c):
     return g, c * g
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.odd("x")], bench=[MEDIUM], numpy=lambda np, x: 1 / x,
-    torch=lambda torch, x: torch.reciprocal(x), source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.odd("x")], source="IEEE 754-2019, 5.4.1")
 def inv(x):
     """Reciprocal.
 
@@ -179,8 +171,7 @@ def inv_vjp(x, g):
     return -(g / x) / x
 
 
-@op("x[*] -> out[*]", bound=exact(), bench=[MEDIUM], numpy=lambda np, x: np.sqrt(x), torch=lambda torch, x: torch.sqrt(x),
-    source="IEEE 754-2019, 5.4.1")  # fmt: skip
+@op("x[*] -> out[*]", bound=exact(), source="IEEE 754-2019, 5.4.1")
 def sqrt(x):
     """Square root.
 
@@ -202,8 +193,7 @@ def sqrt_vjp(x, g):
 # ---- selections --------------------------------------------------------------------------------------------------------
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent(), laws.even("x")], bench=[MEDIUM], numpy=lambda np, x: np.abs(x), torch=lambda torch, x: torch.abs(x),
-    source="IEEE 754-2019, 5.5.1")  # fmt: skip
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent(), laws.even("x")], source="IEEE 754-2019, 5.5.1")
 def abs_(x):
     """Absolute value.
 
@@ -222,8 +212,12 @@ def abs_vjp(x, g):
     return g * np.sign(x)
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: np.maximum(a, b),
-    torch=lambda torch, a, b: torch.maximum(a, b), source="IEEE 754-2019, 9.6, maximum")  # fmt: skip
+@op(
+    "a[*], b[*] -> out[*]",
+    bound=exact(),
+    laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    source="IEEE 754-2019, 9.6, maximum",
+)
 def max_(a, b):
     """Larger of two values.
 
@@ -249,8 +243,12 @@ def max_vjp(a, b, g):
     return _winner(a, b, g)
 
 
-@op("a[*], b[*] -> out[*]", bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")], bench=[MEDIUM], numpy=lambda np, a, b: np.minimum(a, b),
-    torch=lambda torch, a, b: torch.minimum(a, b), source="IEEE 754-2019, 9.6, minimum")  # fmt: skip
+@op(
+    "a[*], b[*] -> out[*]",
+    bound=exact(),
+    laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    source="IEEE 754-2019, 9.6, minimum",
+)
 def min_(a, b):
     """Smaller of two values.
 
@@ -274,10 +272,12 @@ def _draw_interval(d: Any) -> dict[str, Any]:
     return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 1e30, np.inf])}
 
 
-@op("x[*]; lo: float, hi: float -> out[*]", bound=exact(), bench=[{**MEDIUM, "lo": -0.5, "hi": 0.5}],
-    checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")], draw=_draw_interval,
-    numpy=lambda np, x, lo, hi: np.clip(x, np.float32(lo), np.float32(hi)),
-    torch=lambda torch, x, lo, hi: torch.clamp(x, lo, hi))  # fmt: skip
+@op(
+    "x[*]; lo: float, hi: float -> out[*]",
+    bound=exact(),
+    checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
+    draw=_draw_interval,
+)
 def clamp(x, lo, hi):
     """Limits values to an interval.
 
@@ -298,8 +298,11 @@ def clamp_vjp(x, g, lo, hi):
     return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
 
 
-@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()], bench=[MEDIUM], numpy=lambda np, x: np.maximum(x, np.float32(0)),
-    torch=lambda torch, x: torch.relu(x))  # fmt: skip
+@op(
+    "x[*] -> out[*]",
+    bound=exact(),
+    laws=[laws.idempotent()],
+)
 def relu(x):
     """Rectified linear unit.
 
@@ -321,8 +324,10 @@ def relu_vjp(x, g):
 # ---- transcendental functions and activations ------------------------------------------------------------------------------
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[SMALL, MEDIUM, LARGE], numpy=lambda np, x: np.exp(x),
-    torch=lambda torch, x: torch.exp(x))  # fmt: skip
+@op(
+    "x[*] -> out[*]",
+    bound=ulp(1),
+)
 def exp(x):
     """Exponential.
 
@@ -341,7 +346,10 @@ def exp_vjp(out, g):
     return g * out
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], numpy=lambda np, x: np.log(x), torch=lambda torch, x: torch.log(x))
+@op(
+    "x[*] -> out[*]",
+    bound=ulp(1),
+)
 def log(x):
     """Natural logarithm.
 
@@ -375,11 +383,12 @@ def _safe_log_floor(x: F64, eps: float) -> F64:
     return np.where((eps > 1e-3) & (np.abs(s + eps - 1) < 0.5), 2.0**-25 * s / (s + eps), 0.0)
 
 
-@op("x[*]; eps: float = 1e-6 -> out[*]", bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"), bench=[MEDIUM],
+@op(
+    "x[*]; eps: float = 1e-6 -> out[*]",
+    bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"),
     checks=[check("eps", "eps >= 8.881784197001252e-16", say="eps >= 2^-50")],
     draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 2.0**-50, 0.5, 1.0, d.real(1e-3, 2.0)])},
-    numpy=lambda np, x, eps: np.log(np.logaddexp(np.float32(0), x) + np.float32(eps)),
-    torch=lambda torch, x, eps: torch.log(torch.nn.functional.softplus(x) + eps))  # fmt: skip
+)
 def safe_log(x, eps):
     """Logarithm of a positive reparametrisation: finite for every finite x.
 
@@ -410,8 +419,10 @@ def safe_log_vjp(x, g, eps):
     return g * _safe_log_tail(x, eps)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: 1 / (1 + np.exp(-x)),
-    torch=lambda torch, x: torch.sigmoid(x))  # fmt: skip
+@op(
+    "x[*] -> out[*]",
+    bound=ulp(1),
+)
 def sigmoid(x):
     """Logistic function.
 
@@ -430,9 +441,11 @@ def sigmoid_vjp(out, g):
     return g * out * (1 - out)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")], bench=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x),
-    torch_vjp=lambda torch, out, g: torch.ops.aten.tanh_backward(g, out),
-    torch=lambda torch, x: torch.tanh(x))  # fmt: skip
+@op(
+    "x[*] -> out[*]",
+    bound=ulp(1),
+    laws=[laws.odd("x")],
+)
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
 
@@ -451,8 +464,10 @@ def tanh_vjp(out, g):
     return g * (1 - out) * (1 + out)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM, LARGE], numpy=lambda np, x: np.logaddexp(np.float32(0), x),
-    torch=lambda torch, x: torch.nn.functional.softplus(x))  # fmt: skip
+@op(
+    "x[*] -> out[*]",
+    bound=ulp(1),
+)
 def softplus(x):
     """Smooth rectifier.
 
@@ -471,8 +486,7 @@ def softplus_vjp(x, g):
     return g * expit(x)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], torch_vjp=lambda torch, x, g: torch.ops.aten.silu_backward(g, x), numpy=lambda np, x: x / (1 + np.exp(-x)),
-    torch=lambda torch, x: torch.nn.functional.silu(x), source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018")  # fmt: skip
+@op("x[*] -> out[*]", bound=ulp(1), source="Elfwing, Uchibe and Doya, Neural Networks 107, 2018")
 def silu(x):
     """Sigmoid linear unit.
 
@@ -508,10 +522,7 @@ def _gelu_twice(x: F64) -> F64:
     return 2 * GELU_SLOPE * (x + GELU_CUBIC * x**3)
 
 
-@op("x[*] -> out[*]", bound=ulp(1), bench=[MEDIUM], torch_vjp=lambda torch, x, g: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
-    numpy=lambda np, x: np.float32(0.5) * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3))),
-    torch=lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
-    source="Hendrycks and Gimpel, arXiv:1606.08415")  # fmt: skip
+@op("x[*] -> out[*]", bound=ulp(1), source="Hendrycks and Gimpel, arXiv:1606.08415")
 def gelu(x):
     """Gaussian error linear unit, tanh form.
 

@@ -57,14 +57,13 @@ def draw_row(d):
     return {"rows": rows, "cols": d.dim(), "i": d.integer(0, rows - 1)}
 
 
-SIZE_VEC = {"n": 2**24, "k": 2**22}
-SIZE_ROWS = {"rows": 50257, "cols": 1024, "k": 65536}
-
-
-@op("vec[n], indices: u32[k] -> out[k]", bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
-    bench=[SIZE_VEC], numpy=lambda np, vec, indices: vec[indices],
-    torch=lambda torch, vec, indices: torch.index_select(vec, 0, indices),
-    source="numpy.take; an index out of range reads 0")  # fmt: skip
+@op(
+    "vec[n], indices: u32[k] -> out[k]",
+    bound=moved(),
+    draw=draw_vec,
+    laws=[linear("vec"), adjoint("vec")],
+    source="numpy.take; an index out of range reads 0",
+)
 def gather_vec(vec, indices):
     """Elements of a vector picked by host indices.
 
@@ -85,10 +84,13 @@ def gather_vec_vjp(indices, g, n):
     return scattered(np.zeros(n, g.dtype), g, indices)
 
 
-@op("mat[rows, cols], indices: u32[k] -> out[k, cols]", bound=moved(), draw=draw_rows,
-    laws=[linear("mat"), adjoint("mat")], bench=[SIZE_ROWS],
-    numpy=lambda np, mat, indices: mat[indices], torch=lambda torch, mat, indices: torch.index_select(mat, 0, indices),
-    source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
+@op(
+    "mat[rows, cols], indices: u32[k] -> out[k, cols]",
+    bound=moved(),
+    draw=draw_rows,
+    laws=[linear("mat"), adjoint("mat")],
+    source="torch.nn.functional.embedding; an index out of range reads a zero row",
+)
 def gather_rows(mat, indices):
     """Rows of a matrix picked by host indices.
 
@@ -109,17 +111,13 @@ def gather_rows_vjp(indices, g, rows, cols):
     return scattered(np.zeros((rows, cols), g.dtype), g, indices)
 
 
-def _add_at(np, x, values, indices):
-    out = x.copy()
-    np.add.at(out, indices, values)
-    return out
-
-
-@op("x[n], values[k], indices: u32[k] -> out[n]", bound=ordered(lambda x, indices: hits(indices, len(x))),
-    draw=draw_vec, laws=[linear("x", "values"), adjoint("x", "values")], bench=[SIZE_VEC],
-    numpy=lambda np, x, values, indices: _add_at(np, x, values, indices),
-    torch=lambda torch, x, values, indices: torch.index_add(x, 0, indices, values),
-    source="numpy.add.at, torch.index_add")  # fmt: skip
+@op(
+    "x[n], values[k], indices: u32[k] -> out[n]",
+    bound=ordered(lambda x, indices: hits(indices, len(x))),
+    draw=draw_vec,
+    laws=[linear("x", "values"), adjoint("x", "values")],
+    source="numpy.add.at, torch.index_add",
+)
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
 
@@ -137,19 +135,20 @@ def scatter_add(x, values, indices):
 @scatter_add.vjp(
     "indices, g -> gx, gvalues",
     bound=moved(),
-    via=lambda ops, /, indices, g, n, **_: (ops.share(g), ops.gather_vec(g, indices, n=n)),
+    via=lambda k, /, indices, g, n, **_: (k.share(g), k.gather_vec(g, indices, n=n)),
 )
 def scatter_add_vjp(indices, g):
     """gx = g (shared storage), gvalues[j] = g[indices[j]], 0 where the index was out of range."""
     return g, gathered(g, indices)
 
 
-@op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
-    laws=[linear("mat", "values"), adjoint("mat", "values")], bench=[SIZE_ROWS],
-    numpy=lambda np, mat, values, indices: _add_at(np, mat, values, indices),
-    torch=lambda torch, mat, values, indices: torch.index_add(mat, 0, indices, values),
-    source="numpy.add.at, torch.index_add")  # fmt: skip
+@op(
+    "mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
+    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]),
+    draw=draw_rows,
+    laws=[linear("mat", "values"), adjoint("mat", "values")],
+    source="numpy.add.at, torch.index_add",
+)
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
 
@@ -168,18 +167,21 @@ def scatter_add_rows(mat, values, indices):
 @scatter_add_rows.vjp(
     "indices, g -> gmat, gvalues",
     bound=moved(),
-    via=lambda ops, /, indices, g, rows, cols, **_: (ops.share(g), ops.gather_rows(g, indices, rows=rows, cols=cols)),
+    via=lambda k, /, indices, g, rows, cols, **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)),
 )
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
     return g, gathered(g, indices)
 
 
-@op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]", draw=draw_row,
+@op(
+    "mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
+    draw=draw_row,
     bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
     checks=[check("i", "i < rows", "INDEX", say="i < rows")],
-    laws=[linear("mat", "row"), adjoint("mat", "row")], bench=[{"rows": 16384, "cols": 4096, "i": 8191}],
-    source="IEEE 754-2019, 5.4.1")  # fmt: skip
+    laws=[linear("mat", "row"), adjoint("mat", "row")],
+    source="IEEE 754-2019, 5.4.1",
+)
 def scatter_add_row(mat, row, i):
     """A copy of a matrix with one row added to row i.
 
@@ -199,7 +201,7 @@ def scatter_add_row(mat, row, i):
 @scatter_add_row.vjp(
     "g -> gmat, grow",
     bound=moved(),
-    via=lambda ops, g, rows, cols, i: (ops.share(g), ops.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
+    via=lambda k, g, rows, cols, i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
 )
 def scatter_add_row_vjp(g, i):
     """gmat = g (shared storage), grow = g[i]."""

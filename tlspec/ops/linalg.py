@@ -18,8 +18,6 @@ from tlspec import laws
 from tlspec.bounds import column_height, custom, factor, tree
 from tlspec.registry import op
 
-SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
-BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64, "n": 64, "p": 64}]
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
 #: warp group products, and split products
 PATHS = [
@@ -32,9 +30,15 @@ BATCH_PATHS = [
 ]  # fmt: skip
 
 
-@op("A[m, n], B[n, p] -> out[m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
-    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], bench=SQUARES, paths=PATHS,
-    flops=lambda m, n, p: 2 * m * n * p, torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g), numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: A @ B, source="torch.matmul, numpy.matmul")  # fmt: skip
+@op(
+    "A[m, n], B[n, p] -> out[m, p]",
+    bound=tree(lambda n: n),
+    same_bits=False,
+    cuda="own kernel, cuBLAS",
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
+    paths=PATHS,
+    source="torch.matmul, numpy.matmul",
+)
 def matmul(A, B):
     """Matrix product.
 
@@ -53,10 +57,15 @@ def matmul_vjp(A, B, g):
     return g @ B.T, A.T @ g
 
 
-@op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]", bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+@op(
+    "A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
+    bound=tree(lambda n: n),
+    same_bits=False,
+    cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
-    bench=BATCHES, paths=BATCH_PATHS, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: torch.bmm(A, B),
-    source="torch.bmm")  # fmt: skip
+    paths=BATCH_PATHS,
+    source="torch.bmm",
+)
 def bmm(A, B):
     """Batched matrix product.
 
@@ -75,13 +84,15 @@ def bmm_vjp(A, B, g):
     return g @ B.swapaxes(1, 2), A.swapaxes(1, 2) @ g
 
 
-@op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]", bound=tree(lambda inputs: inputs + 1),
-    same_bits=False, cuda="own kernel, cuBLAS", laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
-    bench=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
+@op(
+    "W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
+    bound=tree(lambda inputs: inputs + 1),
+    same_bits=False,
+    cuda="own kernel, cuBLAS",
+    laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
-    flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
-    torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)), numpy=lambda np, W, x, b: x @ W.T + b, torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
-    source="torch.nn.functional.linear")  # fmt: skip
+    source="torch.nn.functional.linear",
+)
 def linear(W, x, b):
     """Affine layer; one vector is a batch of 1.
 
@@ -106,10 +117,15 @@ def _dgemm_tolerance(A, B):
     return factor(h) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
 
 
-@op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]", bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"),
-    same_bits=False, cuda="cuBLAS", data=["normal", "uniform", "integers", "special", "structured"], bench=SQUARES[:5],
-    numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: (A @ B).cpu(), source="BLAS dgemm",
-    no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
+@op(
+    "A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
+    bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"),
+    same_bits=False,
+    cuda="cuBLAS",
+    data=["normal", "uniform", "integers", "special", "structured"],
+    source="BLAS dgemm",
+    no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves",
+)
 def dgemm(A, B):
     """Matrix product of host float64 arrays; the result is back on the host when the call returns.
 

@@ -34,10 +34,6 @@ def mse_vjp_tolerance(yhat, target, g):
         lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
         peak=lambda yhat, target: squares(yhat, target),
     ),
-    bench=[{"n": 2**20}, {"n": 2**26}],
-    numpy=lambda np, yhat, target: np.mean((yhat - target) ** 2),
-    torch=lambda torch, yhat, target: torch.nn.functional.mse_loss(yhat, target),
-    torch_vjp=lambda torch, yhat, target, g: torch.ops.aten.mse_loss_backward(g[0], yhat, target, 1),
     source="native/src/formula/sum_tree.h",
 )
 def mse_loss(yhat, target):
@@ -107,8 +103,6 @@ LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label be
     checks=[LABELS],
     data=("normal", "uniform", "special", "structured"),
     draw=draw_labels,
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 50257}],
-    torch=lambda torch, logits, labels: torch.nn.functional.cross_entropy(logits, labels),
     source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h",
 )
 def cross_entropy(logits, labels):

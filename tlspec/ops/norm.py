@@ -145,9 +145,6 @@ def _shift(f, x):
     draw=draw_rows,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)],
     paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 8196, "eps": 1e-6}],  # rows in turn
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
-    torch=lambda torch, x, gamma, beta, cols, eps: torch.nn.functional.layer_norm(x, (cols,), gamma, beta, eps),
-    torch_vjp=lambda torch, x, gamma, g, cols, eps: _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps),
     source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h",
 )
 def layer_norm(x, gamma, beta, eps):
@@ -181,13 +178,6 @@ def layer_norm_vjp(x, gamma, g, eps):
     xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
     c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
-
-
-def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
-    """PyTorch's backward with the statistics that its forward saves."""
-    _, mu, istd = torch.ops.aten.native_layer_norm(x, (cols,), gamma, gamma, eps)
-    mask = [True, True, True]
-    return lambda: torch.ops.aten.native_layer_norm_backward(g, x, (cols,), mu, istd, gamma, gamma, mask)
 
 
 # ---- batchnorm_channel_first ------------------------------------------------------------------------------------------
@@ -230,10 +220,6 @@ def _channel(f, x, gamma, beta, channels):
         equation("f(x + 3) = f(x)", _shift, exact=False),
         equation("a channel does not depend on the others", _channel),
     ],
-    bench=[{"channels": 64, "height": 56, "width": 56}, {"channels": 256, "height": 512, "width": 512}],
-    torch=lambda torch, x, gamma, beta, eps: torch.nn.functional.batch_norm(
-        x[None], None, None, gamma, beta, True, 0.1, eps
-    ),
     source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h",
 )
 def batchnorm_channel_first(x, gamma, beta, eps):

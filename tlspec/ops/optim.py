@@ -20,7 +20,6 @@ from tlspec.registry import check, op
 ADAM = "Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1"
 ADAMW = "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2"
 NO_VJP = "an optimiser step is made after differentiation, not part of what is differentiated"
-SIZES = [{"lengths": [2**16] * 100}, {"lengths": [2**24]}, {"lengths": [2**28]}]
 FINITE = 3.5e38  # above the largest float32, below infinity
 
 # ---- bounds: the float32 computation, followed in float64 ----------------------------------------------------------------
@@ -123,11 +122,6 @@ def _standing(name: str) -> laws.Law:
     return laws.Law(plain.name, plain.text, plain.state, ("normal",))
 
 
-def _pieces(x: Any, lengths: list[int]) -> Any:
-    """PyTorch's list of tensors."""
-    return list(x.split(list(lengths)))
-
-
 def _rates(d: Any) -> dict[str, Any]:
     return {"lr": d.choice([0.01, 0.5, 0.0, d.real(0, 2)]), "weight_decay": d.choice([0.0, 0.0, 0.01, d.real(0, 1)])}
 
@@ -147,23 +141,15 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
     return Run.of(-lr).fma(_decayed(p, Run.of(gs), weight_decay), p)
 
 
-def _sgd_torch(torch: Any, ps: Any, gs: Any, lengths: list[int], lr: float, weight_decay: float) -> Any:
-    pieces = [_pieces(x, lengths) for x in (ps, gs)]
-
-    def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False, maximize=False,
-            is_first_step=False,
-        )  # fmt: skip
-        return ps
-
-    return step
-
-
-@op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
-    bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
-    laws=[split2, _standing("sgd_step")], bench=SIZES, torch=_sgd_torch,
-    source="Robbins and Monro, Ann. Math. Statist. 22, 1951")  # fmt: skip
+@op(
+    "ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
+    bound=followed(_sgd_run),
+    draw=_rates,
+    checks=RATES,
+    no_vjp=NO_VJP,
+    laws=[split2, _standing("sgd_step")],
+    source="Robbins and Monro, Ann. Math. Statist. 22, 1951",
+)
 def sgd_step(ps, gs, lr, weight_decay):
     """A step of stochastic gradient descent on every tensor of a list.
 
@@ -196,32 +182,26 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
     return {**_rates(d), "nesterov": nesterov, "momentum": momentum, "dampening": dampening}
 
 
-def _momentum_torch(
-    torch: Any, ps: Any, gs: Any, vs: Any, lengths: list[int], lr: float, momentum: float, dampening: float,
-    weight_decay: float, nesterov: int,
-) -> Any:  # fmt: skip
-    pieces = [_pieces(x, lengths) for x in (ps, gs, vs)]
-
-    def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening, nesterov=bool(nesterov),
-            maximize=False, is_first_step=False,
-        )  # fmt: skip
-        return ps, vs
-
-    return step
-
-
-@op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
+@op(
+    "ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
-    bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
-    checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
-            check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
-            check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
-                  say="0, or 1 with momentum > 0 and dampening = 0")],
-    laws=[split3, _standing("momentum_step")], bench=SIZES, torch=_momentum_torch,
+    bound=followed(_momentum_run),
+    draw=_draw_momentum,
+    no_vjp=NO_VJP,
+    checks=[
+        *RATES,
+        check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+        check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
+        check(
+            "nesterov",
+            "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
+            say="0, or 1 with momentum > 0 and dampening = 0",
+        ),
+    ],
+    laws=[split3, _standing("momentum_step")],
     source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
-    "ICML 2013")  # fmt: skip
+    "ICML 2013",
+)
 def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     """A step of gradient descent with momentum on every tensor of a list.
 
@@ -290,26 +270,6 @@ def _draw_adam(d: Any) -> dict[str, Any]:
     }
 
 
-def _adam_torch(fused: str) -> Any:
-    def call(
-        torch: Any, device: Any, ps: Any, gs: Any, ms: Any, vs: Any, lengths: list[int], step: int, lr: float, beta1: float,
-        beta2: float, eps: float, weight_decay: float,
-    ) -> Any:  # fmt: skip
-        pieces = [_pieces(x, lengths) for x in (ps, gs, ms, vs)]
-        steps = [torch.tensor(float(step), device=device) for _ in lengths]
-
-        def run() -> Any:
-            getattr(torch, fused)(
-                *pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False,
-                maximize=False,
-            )  # fmt: skip
-            return ps, ms, vs
-
-        return run
-
-    return call
-
-
 ADAM_CHECKS = [
     check("step", "step >= 1"),
     *RATES,
@@ -317,7 +277,6 @@ ADAM_CHECKS = [
     check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
     check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
 ]
-ADAM_SIZES = [{**size, "step": 10} for size in SIZES]
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
     lambda f: zip(
@@ -328,11 +287,18 @@ adam_is_adamw = laws.equation(
 )
 
 
-@op("ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
+@op(
+    "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS,
-    no_vjp=NO_VJP, laws=[split4], bench=ADAM_SIZES, torch=_adam_torch("_fused_adam_"), source=ADAM)  # fmt: skip
+    bound=followed(_coupled_run),
+    draw=_draw_adam,
+    nonnegative=("vs",),
+    checks=ADAM_CHECKS,
+    no_vjp=NO_VJP,
+    laws=[split4],
+    source=ADAM,
+)
 def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
 
@@ -354,12 +320,18 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     return _adam(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
 
 
-@op("ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
+@op(
+    "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS,
-    no_vjp=NO_VJP, laws=[split4, adam_is_adamw], bench=ADAM_SIZES, torch=_adam_torch("_fused_adamw_"),
-    source=ADAMW)  # fmt: skip
+    bound=followed(_decoupled_run),
+    draw=_draw_adam,
+    nonnegative=("vs",),
+    checks=ADAM_CHECKS,
+    no_vjp=NO_VJP,
+    laws=[split4, adam_is_adamw],
+    source=ADAMW,
+)
 def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of AdamW on every tensor of a list, weight decay decoupled.
 
@@ -391,18 +363,20 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
     return spacing(r) / 2 + np.abs(r) * ((h + 64) / 2 + 2) * 2.0**-53
 
 
-def _norm_torch(torch: Any, gs: Any, lengths: list[int]) -> Any:
-    pieces = _pieces(gs, lengths)
-    return lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))[None]
-
-
-@op("gs: list[count] -> out[1]", bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
-    laws=[laws.homogeneous("gs"),
-          laws.equation("the norm of a list is the norm of all its numbers",
-                        lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
-    bench=SIZES, source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
-    numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None],
-    torch=_norm_torch)  # fmt: skip
+@op(
+    "gs: list[count] -> out[1]",
+    bound=custom(_norm_tolerance, "½ ulp"),
+    no_vjp="clipping is not part of what is differentiated",
+    laws=[
+        laws.homogeneous("gs"),
+        laws.equation(
+            "the norm of a list is the norm of all its numbers",
+            lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))],
+            exact=False,
+        ),
+    ],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
+)
 def global_norm(gs):
     """The Euclidean norm of all numbers of a list of tensors, left on the device.
 
@@ -436,26 +410,24 @@ def _draw_clip(d: Any) -> dict[str, Any]:
     }
 
 
-def _clip_torch(torch: Any, gs: Any, norm: Any, lengths: list[int], max_norm: float, eps: float) -> Any:
-    pieces = _pieces(gs, lengths)
-
-    def clip() -> Any:
-        torch._foreach_mul_(pieces, torch.clamp(max_norm / (norm[0] + eps), max=1.0))
-        return gs
-
-    return clip
-
-
-@op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
-    bound=followed(_clip_run), nonnegative=("norm",),
+@op(
+    "gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
+    bound=followed(_clip_run),
+    nonnegative=("norm",),
     no_vjp="clipping is not part of what is differentiated",
     draw=_draw_clip,
-    checks=[check("max_norm", "max_norm >= 0"), check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],
-    laws=[laws.equation("gradients below the norm stay as they are, bit for bit",
-                        lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
-    bench=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES],
-    torch=_clip_torch,
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
+    checks=[
+        check("max_norm", "max_norm >= 0"),
+        check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
+    ],
+    laws=[
+        laws.equation(
+            "gradients below the norm stay as they are, bit for bit",
+            lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)],
+        )
+    ],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
+)
 def clip_scale(gs, norm, max_norm, eps):
     """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
 

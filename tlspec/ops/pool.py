@@ -84,7 +84,7 @@ def _smooth_draw(d, rank=None):
     return {**_draw(d, rank), "beta": beta}
 
 
-def _flat(values):
+def flatten_axes(values):
     """The 2-D rows' arguments from the N-D rows'."""
     out = {"channels": values["channels"]}
     names = {"spatial": "in_{}", "kernel": "kernel_{}", "stride": "stride_{}", "padding": "padding_{}"}
@@ -94,7 +94,7 @@ def _flat(values):
     return {**out, **{k: v for k, v in values.items() if k == "beta"}}
 
 
-def _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
+def axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     return {"kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w], "padding": [padding_h, padding_w]}
 
 
@@ -104,7 +104,7 @@ def _same_as(name):
     def state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta=None):
         values = {
             "channels": channels, "spatial": [in_h, in_w],
-            **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w),
+            **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w),
         }  # fmt: skip
         if beta is not None:
             values["beta"] = beta
@@ -156,37 +156,6 @@ _TEXT_2D = (
     " -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)]"
 )
 
-_SHAPES = (
-    (256, [512, 512], [2, 2], [2, 2], [0, 0]),
-    (256, [512, 512], [3, 3], [2, 2], [1, 1]),
-    (256, [512, 512], [3, 3], [1, 1], [1, 1]),
-    (64, [32, 64, 64], [2, 2, 2], [2, 2, 2], [0, 0, 0]),
-)
-
-
-def _bench(flat=False, **extra):
-    rows = [
-        {"channels": c, "spatial": n, "kernel": k, "stride": s, "padding": p, **extra}
-        for c, n, k, s, p in _SHAPES
-    ]  # fmt: skip
-    return [_flat(r) for r in rows if len(r["spatial"]) == 2][:2] if flat else rows
-
-
-def _torch(kind):
-    def run(torch, x, kernel, stride, padding):
-        pool = getattr(torch.nn.functional, f"{kind}_pool{len(kernel)}d")
-        return pool(x[None], tuple(kernel), tuple(stride), tuple(padding))[0]
-
-    return run
-
-
-def _torch_2d(kind):
-    def run(torch, x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-        lists = _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-        return _torch(kind)(torch, x, **lists)
-
-    return run
-
 
 # ---- maximum ----------------------------------------------------------------------------------------------------------
 
@@ -216,8 +185,6 @@ def _max_vjp(x, g, kernel, stride, padding):
     checks=_CHECKS,
     draw=_draw,
     laws=[homogeneous("x")],
-    bench=_bench(),
-    torch=_torch("max"),
     source="IEEE 754-2019, 9.6 (maximum)",
 )
 def max_pool(x, kernel, stride, padding):
@@ -253,10 +220,8 @@ def max_pool_vjp(x, g, kernel, stride, padding):
     _TEXT_2D.format(""),
     bound=exact(),
     checks=_CHECKS_2D,
-    draw=lambda d: _flat(_draw(d, 2)),
+    draw=lambda d: flatten_axes(_draw(d, 2)),
     laws=[homogeneous("x"), _same_as("max_pool")],
-    bench=_bench(flat=True),
-    torch=_torch_2d("max"),
     source="IEEE 754-2019, 9.6 (maximum)",
 )
 def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
@@ -270,17 +235,17 @@ def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
 
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
     """
-    return _maximum(x, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return _maximum(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @max_pool2d.vjp(
     "x, g -> gx",
     bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w]) - 1,
-               lambda x, g, **v: _max_vjp(x, np.abs(g), **_lists(**_only(v)))),
+               lambda x, g, **v: _max_vjp(x, np.abs(g), **axes_as_lists(**_only(v)))),
 )  # fmt: skip
 def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As max_pool_bwd."""
-    return _max_vjp(x, g, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return _max_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 def _only(values):
@@ -306,8 +271,6 @@ def _mean_vjp(g, channels, spatial, kernel, stride, padding):
     checks=_CHECKS,
     draw=_draw,
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=_bench(),
-    torch=_torch("avg"),
     source="native/src/formula/count.h",
 )
 def avg_pool(x, kernel, stride, padding):
@@ -335,10 +298,8 @@ def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     _TEXT_2D.format(""),
     bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)),
     checks=_CHECKS_2D,
-    draw=lambda d: _flat(_draw(d, 2)),
+    draw=lambda d: flatten_axes(_draw(d, 2)),
     laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
-    bench=_bench(flat=True),
-    torch=_torch_2d("avg"),
     source="native/src/formula/count.h",
 )
 def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
@@ -352,7 +313,7 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
 
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
     """
-    return _mean(x, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return _mean(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @avg_pool2d.vjp(
@@ -361,7 +322,7 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
 )
 def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As avg_pool_bwd."""
-    lists = _lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     return _mean_vjp(g, channels, [in_h, in_w], **lists)
 
 
@@ -446,7 +407,6 @@ def _plus_one(value):
     checks=[*_CHECKS, *_BETA],
     draw=_smooth_draw,
     laws=[_SMOOTH_LAW],
-    bench=_bench(beta=4.0),
     source="native/src/formula/explog.h",
 )
 def smooth_max_pool(x, kernel, stride, padding, beta):
@@ -478,11 +438,10 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 
 @op(
     _TEXT_2D.format(", beta: float"),
-    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **_lists(**_only(v))), "ln of the window's sum"),
+    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **axes_as_lists(**_only(v))), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA],
-    draw=lambda d: _flat(_smooth_draw(d, 2)),
+    draw=lambda d: flatten_axes(_smooth_draw(d, 2)),
     laws=[_same_as("smooth_max_pool")],
-    bench=_bench(flat=True, beta=4.0),
     source="native/src/formula/explog.h",
 )
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
@@ -498,17 +457,17 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
     not finite as a float32.
     """
-    return _smooth(x, beta, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return _smooth(x, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @smooth_max_pool2d.vjp(
     "x, g -> gx",
     bound=custom(
-        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **_lists(**_only(v))),
+        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **axes_as_lists(**_only(v))),
         "softmax weights",
-        peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **_lists(**_only(v))),
+        peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **axes_as_lists(**_only(v))),
     ),
 )
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
-    return _smooth_vjp(x, g, beta, **_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return _smooth_vjp(x, g, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))

@@ -13,7 +13,6 @@ from tlspec.registry import check, op
 
 SOURCE = "Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)"
 NO_VJP = "a draw has no differentiable input"
-SIZES = [{"n": 2**24, "key": 1}, {"n": 2**28, "key": 1}]
 
 
 def mix(x: Any) -> np.ndarray:
@@ -36,9 +35,13 @@ def _draw_key(d: Any) -> dict[str, Any]:
     return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
 
 
-@op("; key: u64 -> out[n]", bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE, bench=SIZES,
-    numpy=lambda np, n: np.random.default_rng(1).random(n, dtype=np.float32),
-    torch=lambda torch, n, device: torch.rand(n, device=device))  # fmt: skip
+@op(
+    "; key: u64 -> out[n]",
+    bound=exact(),
+    draw=_draw_key,
+    no_vjp=NO_VJP,
+    source=SOURCE,
+)
 def rand_uniform(n, key):
     """Uniform numbers in [0, 1).
 
@@ -51,9 +54,14 @@ def rand_uniform(n, key):
     return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
-@op("; key: u64, keep: float -> out[n]", bound=exact(), no_vjp=NO_VJP, source=SOURCE, bench=[{**SIZES[0], "keep": 0.9}],
+@op(
+    "; key: u64, keep: float -> out[n]",
+    bound=exact(),
+    no_vjp=NO_VJP,
+    source=SOURCE,
     draw=lambda d: {**_draw_key(d), "keep": d.choice([0.0, 1.0, 0.5, 0.9, d.real(0, 1)])},
-    checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")])  # fmt: skip
+    checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")],
+)
 def bernoulli_mask(n, key, keep):
     """A mask that is 1 with probability keep, else 0.
 
@@ -83,12 +91,14 @@ def _normal_tolerance(n: int, key: int, mean: float, std: float) -> F64:
     return np.abs(std) * (7 * U * z + 1e-14) + U * np.abs(mean + std * _standard_normal(n, key)) + 2.0**-149
 
 
-@op("; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]", bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"),
-    no_vjp=NO_VJP, source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958", bench=SIZES,
+@op(
+    "; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]",
+    bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"),
+    no_vjp=NO_VJP,
+    source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958",
     draw=lambda d: {**_draw_key(d), "mean": d.choice([0.0, d.real(-3, 3)]), "std": d.choice([1.0, 0.0, d.real(0, 3)])},
     checks=[check("std", "std >= 0")],
-    numpy=lambda np, n: np.random.default_rng(1).standard_normal(n, dtype=np.float32),
-    torch=lambda torch, n, device: torch.randn(n, device=device))  # fmt: skip
+)
 def rand_normal(n, key, mean, std):
     """Normal numbers.
 

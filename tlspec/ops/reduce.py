@@ -16,12 +16,6 @@ from tlspec.laws import adjoint, homogeneous, linear
 from tlspec.registry import check, op
 from tlspec.shapes import drop
 
-_MATRICES = [{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}]
-_BLOCKS = [
-    {"dims": [64, 4096, 256], "axis": 1},
-    {"dims": [256, 1024, 1024], "axis": 1},
-    {"dims": [1024, 1024, 256], "axis": 2},
-]
 _AXIS = check("axis", "axis < rank(dims)", say="axis < rank(dims)")
 
 
@@ -41,9 +35,6 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     "x[n] -> out[1]",
     bound=tree(lambda n: tree_height(n)),
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=[{"n": 2**24}, {"n": 2**28}],
-    numpy=lambda np, x: np.sum(x),
-    torch=lambda torch, x: torch.sum(x),
     source="native/src/formula/sum_tree.h",
 )
 def reduce_sum(x):
@@ -70,9 +61,6 @@ def reduce_sum_vjp(g, n):
     "x[rows, cols] -> out[cols]",
     bound=tree(lambda rows, cols: axis_height(rows, cols)),
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=_MATRICES,
-    numpy=lambda np, x: np.sum(x, axis=0),
-    torch=lambda torch, x: torch.sum(x, dim=0),
     source="native/src/formula/sum_tree.h",
 )
 def reduce_sum_axis0(x):
@@ -99,9 +87,6 @@ def reduce_sum_axis0_vjp(g, rows, cols):
     "x[rows, cols] -> out[rows]",
     bound=tree(lambda cols: tree_height(cols)),
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=_MATRICES,
-    numpy=lambda np, x: np.sum(x, axis=1),
-    torch=lambda torch, x: torch.sum(x, dim=1),
     source="native/src/formula/sum_tree.h",
 )
 def reduce_sum_axis1(x):
@@ -129,9 +114,7 @@ def reduce_sum_axis1_vjp(g, rows, cols):
     bound=tree(_axis_height),
     checks=[_AXIS],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=_BLOCKS,
-    numpy=lambda np, x, axis: np.sum(x, axis=axis),
-    torch=lambda torch, x, axis: torch.sum(x, dim=axis),
+    method=False,  # reduce_sum(x, axis)
     source="native/src/formula/sum_tree.h",
 )
 def reduce_sum_axis(x, axis):
@@ -166,9 +149,6 @@ def reduce_sum_axis_vjp(g, dims, axis):
     bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
     checks=[_AXIS],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    bench=_BLOCKS,
-    numpy=lambda np, x, axis: np.mean(x, axis=axis),
-    torch=lambda torch, x, axis: torch.mean(x, dim=axis),
     source="native/src/formula/sum_tree.h, native/src/formula/count.h",
 )
 def reduce_mean(x, axis):
@@ -216,9 +196,6 @@ def _shares(x, out, g, axis: int):
     bound=exact(),
     checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")],
-    bench=_MATRICES,
-    numpy=lambda np, x: np.max(x, axis=0),
-    torch=lambda torch, x: torch.amax(x, dim=0),
     source="IEEE 754-2019, 9.6 (maximum)",
 )
 def reduce_max_axis0(x):
@@ -249,9 +226,6 @@ def reduce_max_axis0_vjp(x, out, g):
     bound=exact(),
     checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")],
-    bench=_MATRICES,
-    numpy=lambda np, x: np.max(x, axis=1),
-    torch=lambda torch, x: torch.amax(x, dim=1),
     source="IEEE 754-2019, 9.6 (maximum)",
 )
 def reduce_max_axis1(x):

@@ -22,9 +22,6 @@ from tlspec.shapes import swap
 @op(
     "a[n], b[m] -> out[n + m]",
     bound=moved(),
-    bench=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}],
-    numpy=lambda np, a, b: np.concatenate([a, b]),
-    torch=lambda torch, a, b: torch.cat([a, b]),
     laws=[linear("a", "b"), adjoint("a", "b")],
     source="numpy.concatenate",
 )
@@ -60,13 +57,6 @@ def _draw_slice(d):
     bound=moved(),
     checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
     draw=_draw_slice,
-    bench=[
-        {"n": 2**25, "start": 2**23 + 1, "len": 2**24},
-        {"n": 2**28, "start": 2**20, "len": 2**27},
-        {"n": 2**28, "start": 2**20 + 3, "len": 2**27},
-    ],
-    numpy=lambda np, x, start, len: x[start : start + len].copy(),
-    torch=lambda torch, x, start, len: x[start : start + len].clone(),
     laws=[linear("x"), adjoint("x")],
     source="numpy basic slicing",
 )
@@ -97,9 +87,6 @@ def slice1d_vjp(g, n, start, len):
     "vec[cols] -> out[rows, cols]",
     order="rows, cols",
     bound=moved(),
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
-    numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
-    torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous(),
     laws=[linear("vec"), adjoint("vec")],
     source="numpy.broadcast_to",
 )
@@ -127,9 +114,6 @@ def broadcast_vec_to_rows_vjp(g):
     "vec[rows] -> out[rows, cols]",
     order="rows, cols",
     bound=moved(),
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
-    numpy=lambda np, vec, rows, cols: np.broadcast_to(vec[:, None], (rows, cols)).copy(),
-    torch=lambda torch, vec, rows, cols: vec[:, None].expand(rows, cols).contiguous(),
     laws=[linear("vec"), adjoint("vec")],
     source="numpy.broadcast_to",
 )
@@ -153,12 +137,12 @@ def broadcast_vec_to_cols_vjp(g):
     return g.sum(axis=1)
 
 
-def _expanded(x, in_dims: Sequence[int], axis_map: Sequence[int]):
+def insert_axes(x, in_dims: Sequence[int], axis_map: Sequence[int]):
     """`x` with an axis of size 1 at every inserted output axis; works on NumPy arrays and PyTorch tensors."""
     return x.reshape([in_dims[k - 1] if k else 1 for k in axis_map])
 
 
-def _summed_axes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> tuple[int, ...]:
+def repeated_axes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> tuple[int, ...]:
     """The output axes along which input elements are repeated."""
     return tuple(
         j
@@ -170,7 +154,7 @@ def _summed_axes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequ
 def sum_passes(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> list[tuple[int, int, int]]:
     """The (outer, length, inner) sums of ``reduce_from_broadcast`` in their order; the twin of
     ``native/src/formula/broadcast_axes.h``. Adjacent repeated axes are summed as one, the innermost run first."""
-    repeated = _summed_axes(in_dims, out_dims, axis_map)
+    repeated = repeated_axes(in_dims, out_dims, axis_map)
     axes: list[tuple[int, bool]] = []
     for j, size in enumerate(out_dims):
         if size == 1:
@@ -222,11 +206,6 @@ _MAP_CHECK = check(
     status="SHAPE",
     say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal",
 )
-_BROADCASTS = [
-    {"in_dims": [64, 1, 512], "out_dims": [64, 512, 512], "axis_map": [1, 2, 3]},
-    {"in_dims": [256, 1], "out_dims": [64, 256, 16384], "axis_map": [0, 1, 2]},
-    {"in_dims": [32, 1, 1024, 1], "out_dims": [32, 16, 1024, 512], "axis_map": [1, 2, 3, 4]},
-]
 
 
 @op(
@@ -234,9 +213,6 @@ _BROADCASTS = [
     bound=moved(),
     checks=[_MAP_CHECK],
     draw=_draw_broadcast,
-    bench=_BROADCASTS,
-    numpy=lambda np, x, in_dims, out_dims, axis_map: np.broadcast_to(_expanded(x, in_dims, axis_map), out_dims).copy(),
-    torch=lambda torch, x, in_dims, out_dims, axis_map: _expanded(x, in_dims, axis_map).expand(out_dims).contiguous(),
     laws=[linear("x"), adjoint("x")],
     source="numpy.broadcast_to",
 )
@@ -252,7 +228,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
     Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
     input axis has size 1 or the size of its output axis.
     """
-    return np.broadcast_to(_expanded(np.asarray(x), in_dims, axis_map), out_dims)
+    return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
 
 
 @broadcast_to.vjp(
@@ -264,7 +240,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 )
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
-    axes = _summed_axes(in_dims, out_dims, axis_map)
+    axes = repeated_axes(in_dims, out_dims, axis_map)
     return (np.sum(g, axis=axes) + 0.0 if axes else np.asarray(g)).reshape(in_dims)
 
 
@@ -274,13 +250,6 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     bound=tree(sum_height, copies=True),
     checks=[_MAP_CHECK],
     draw=_draw_broadcast,
-    bench=_BROADCASTS,
-    numpy=lambda np, x, in_dims, out_dims, axis_map: np.sum(x, axis=_summed_axes(in_dims, out_dims, axis_map)).reshape(
-        in_dims
-    ),
-    torch=lambda torch, x, in_dims, out_dims, axis_map: torch.sum(
-        x, dim=_summed_axes(in_dims, out_dims, axis_map)
-    ).reshape(in_dims),
     laws=[linear("x"), adjoint("x")],
     source="the adjoint of numpy.broadcast_to",
 )
@@ -309,7 +278,7 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
 )
 def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
     """gx = broadcast_to(g)."""
-    return np.broadcast_to(_expanded(np.asarray(g), in_dims, axis_map), out_dims)
+    return np.broadcast_to(insert_axes(np.asarray(g), in_dims, axis_map), out_dims)
 
 
 # ---- permutations of axes -------------------------------------------------------------------------------------------
@@ -318,9 +287,6 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 @op(
     "x[rows, cols] -> out[cols, rows]",
     bound=moved(),
-    bench=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
-    numpy=lambda np, x: x.T.copy(),
-    torch=lambda torch, x: x.T.contiguous(),
     laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
     source="numpy.transpose",
 )
@@ -350,13 +316,6 @@ def _draw_swap(d):
     bound=moved(),
     checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap,
-    bench=[
-        {"dims": [16, 512, 16, 64], "depth": 1},
-        {"dims": [64, 2048, 16, 128], "depth": 1},
-        {"dims": [64, 2048, 2048], "depth": 1},
-    ],
-    numpy=lambda np, x, depth: np.swapaxes(x, depth, depth + 1).copy(),
-    torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).contiguous(),
     laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
     source="numpy.swapaxes",
 )
@@ -380,15 +339,9 @@ def swap_adjacent_at_depth_vjp(g, depth):
     return np.swapaxes(g, depth, depth + 1)
 
 
-_BLOCKS = [{"a": 64, "b": 128, "c": 96}, {"a": 512, "b": 1024, "c": 512}]
-
-
 @op(
     "x[a, b, c] -> out[b, c, a]",
     bound=moved(),
-    bench=_BLOCKS,
-    numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
-    torch=lambda torch, x: x.permute(1, 2, 0).contiguous(),
     laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
     source="numpy.transpose",
 )
@@ -411,9 +364,6 @@ def transpose3d_bca_vjp(g):
 @op(
     "x[a, b, c] -> out[c, a, b]",
     bound=moved(),
-    bench=_BLOCKS,
-    numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
-    torch=lambda torch, x: x.permute(2, 0, 1).contiguous(),
     laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
     source="numpy.transpose",
 )
@@ -436,9 +386,6 @@ def transpose3d_cab_vjp(g):
 @op(
     "x[a, b, c] -> out[a, c, b]",
     bound=moved(),
-    bench=_BLOCKS,
-    numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
-    torch=lambda torch, x: x.permute(0, 2, 1).contiguous(),
     laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
     source="numpy.transpose",
 )

@@ -16,12 +16,6 @@ from tlspec.registry import op
 #: relative error of the shared exponential and logarithm: 1½ ulp, an ulp being at most 2u of the value
 EXP = 3 * U
 DATA = ("normal", "uniform", "integers", "special", "structured")
-SIZES = [
-    {"rows": 4096, "cols": 4096},
-    {"rows": 16384, "cols": 16384},
-    {"rows": 65536, "cols": 1024},
-    {"rows": 4096, "cols": 50257},
-]
 
 
 def shifted(x):
@@ -96,9 +90,6 @@ LAWS = [equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does n
     data=DATA,
     draw=draw_rows,
     laws=LAWS,
-    bench=SIZES,
-    torch=lambda torch, x: torch.softmax(x, dim=1),
-    torch_vjp=lambda torch, out, g: torch.ops.aten._softmax_backward_data(g, out, 1, torch.float32),
     source="max-shifted softmax; native/src/formula/sum_tree.h",
 )
 def softmax(x):
@@ -128,9 +119,6 @@ def softmax_vjp(out, g):
     data=DATA,
     draw=draw_rows,
     laws=LAWS,
-    bench=SIZES,
-    torch=lambda torch, x: torch.log_softmax(x, dim=1),
-    torch_vjp=lambda torch, out, g: torch.ops.aten._log_softmax_backward_data(g, out, 1, torch.float32),
     source="max-shifted log-softmax; native/src/formula/sum_tree.h",
 )
 def log_softmax(x):

@@ -106,13 +106,20 @@ def _inverse_tolerance(x, n):
     )
 
 
-@op("x[batch, n] -> spec[batch, n // 2 + 1, 2]", bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False,
-    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")],
-    laws=[laws.linear("x"), laws.adjoint("x"),
-          laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False)],
-    bench=[{"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}, {"batch": 64, "n": 65537}],
-    flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)), numpy=lambda np, x: np.fft.rfft(x),
-    torch=lambda torch, x: torch.fft.rfft(x), source="torch.fft.rfft, numpy.fft.rfft")  # fmt: skip
+@op(
+    "x[batch, n] -> spec[batch, n // 2 + 1, 2]",
+    bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"),
+    same_bits=False,
+    cuda="cuFFT",
+    data=DATA,
+    checks=[check("n", "n >= 1")],
+    laws=[
+        laws.linear("x"),
+        laws.adjoint("x"),
+        laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False),
+    ],
+    source="torch.fft.rfft, numpy.fft.rfft",
+)
 def rfft1d_packed(x):
     """Real Fourier transform of every row, unnormalised, as a packed half spectrum.
 
@@ -144,14 +151,16 @@ def _inverse(spec, n):
     return _irfft(_complex(spec[..., 0], spec[..., 1]), n, 1)
 
 
-@op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
-    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
-    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], laws=[laws.linear("spec"), laws.adjoint("spec")],
-    bench=[{"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}],
-    flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)),
-    numpy=lambda np, spec, n: np.fft.irfft(spec.view(np.complex64)[..., 0], n),
-    torch=lambda torch, spec, n: torch.fft.irfft(torch.view_as_complex(spec), n),
-    source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
+@op(
+    "spec[batch, n // 2 + 1, 2] -> x[batch, n]",
+    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"),
+    same_bits=False,
+    cuda="cuFFT",
+    data=DATA,
+    checks=[check("n", "n >= 1")],
+    laws=[laws.linear("spec"), laws.adjoint("spec")],
+    source="torch.fft.irfft, numpy.fft.irfft",
+)
 def irfft1d_packed(spec, n):
     """Inverse of rfft1d_packed, scaled by 1/n.
 
@@ -308,21 +317,17 @@ def _draw(d):
     return {"grid": grid, "width": width, "modes": modes}
 
 
-def _torch_conv(torch, x, wRe, wIm):
-    n, modes = len(x), len(wRe)
-    Z = torch.zeros(n // 2 + 1, x.shape[1], dtype=torch.complex64, device=x.device)
-    Z[:modes] = torch.einsum("kc,kco->ko", torch.fft.rfft(x, dim=0)[:modes], torch.complex(wRe, wIm))
-    return torch.fft.irfft(Z, n, dim=0)
-
-
-@op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]", fwd=True,
-    bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
+@op(
+    "x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
+    fwd=True,
+    bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"),
+    same_bits=False,
+    data=DATA,
+    draw=_draw,
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
     laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
-    bench=[{"grid": 8192, "width": 64, "modes": 16}, {"grid": 65536, "width": 128, "modes": 64},
-           {"grid": 2**20, "width": 64, "modes": 16}],
-    flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width), torch=_torch_conv,
-    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip
+    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021",
+)
 def spectral_conv1d_rfft(x, wRe, wIm):
     """Convolution along the grid by complex weights on the lowest Fourier modes.
 

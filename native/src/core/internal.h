@@ -206,7 +206,7 @@ int32_t tl_end(tl_call *call);
 
 /* ---- dispatch ------------------------------------------------------------------------------------------------------ */
 
-/* One function pointer per operation (generated, abi/kernels.h); tl_cpu points to the table of the chosen variant. */
+/* One function pointer per kernel, family by family (generated/cpu_kernels.h); tl_cpu points to the chosen variant's. */
 struct tl_cpu_kernels;
 extern const struct tl_cpu_kernels *tl_cpu;
 extern const struct tl_cpu_kernels tl_cpu_kernels_base;
@@ -214,11 +214,12 @@ extern const struct tl_cpu_kernels tl_cpu_kernels_base;
 extern const struct tl_cpu_kernels tl_cpu_kernels_avx2, tl_cpu_kernels_avx512;
 #endif
 
-/* TL_KERNEL(&call, bmm)(call.ctx, ...) runs the operation on the call's device. */
+/* TL_KERNEL(&call, linalg, bmm)(call.ctx, ...) runs the kernel on the call's device. */
 #ifdef TL_WITH_CUDA
-#define TL_KERNEL(call, op) (tl_context_ordinal((call)->ctx) == TORCHLEAN_CPU ? tl_cpu->op : tl_cuda_##op)
+#define TL_KERNEL(call, family, op) \
+    (tl_context_ordinal((call)->ctx) == TORCHLEAN_CPU ? tl_cpu->family->op : tl_cuda_##op)
 #else
-#define TL_KERNEL(call, op) (tl_cpu->op)
+#define TL_KERNEL(call, family, op) (tl_cpu->family->op)
 #endif
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* Position encodings on the CPU. A task is a run of positions and a run of the batch: it makes the cosines and sines of
  * its positions once and uses them for every member of the batch. Each element is a function of its own inputs alone,
  * so how tasks are cut does not show in the result. */
-#include "../../generated/kernels.h"
+#include "../../generated/attention.h"
 #include "../formula/rotary.h"
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))

@@ -11,7 +11,7 @@
 #ifndef TL_CPU_ATTENTION_TILES_H
 #define TL_CPU_ATTENTION_TILES_H
 
-#include "../../generated/kernels.h"
+#include "../../generated/attention.h"
 #include "../formula/attention.h"
 #include "vector.h"
 

@@ -6,7 +6,7 @@
  *   gradient of w     g (rows) times gathered x           x (rows) times gathered g
  *
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
-#include "../../generated/kernels.h"
+#include "../../generated/conv.h"
 #include "../core/shapes.h"
 #include "conv.h"
 #include "sum_tree.h"

@@ -3,7 +3,7 @@
  * The operations stand in formula/elementwise.def, one line each; the macros below make a kernel of a line: a loop that
  * gcc vectorises in every variant. A task is a span of TL_SPAN elements, cut by
  * length alone. An output may be one of the inputs, because each element is read before it is written. */
-#include "../../generated/kernels.h"
+#include "../../generated/elementwise.h"
 
 #include "../formula/activation.h"
 #include "../formula/exact.h"

@@ -5,7 +5,7 @@
  * copies the input's elements there and adds the block's values in the order of the index list. The block stays in L2,
  * no two tasks write the same element, and since every element sees its values in index order, neither the cut nor the
  * thread that runs a task can change a bit. */
-#include "../../generated/kernels.h"
+#include "../../generated/index.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Matrix products on the CPU: strides for the packed product of gemm.h, which fixes the order of every sum. A
  * transposed factor is read through swapped strides. */
-#include "../../generated/kernels.h"
+#include "../../generated/linalg.h"
 #include "gemm.h"
 #include "sum_tree.h"
 

@@ -4,7 +4,7 @@
  * row (row_phases.h); the losses of the rows are a row of their own. */
 #include "row_phases.h"
 
-#include "../../generated/kernels.h"
+#include "../../generated/loss.h"
 
 typedef struct job {
     const float *a, *b; /* yhat and target, or a: logits */

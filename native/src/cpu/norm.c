@@ -9,7 +9,7 @@
  * Both add in the same order. */
 #include "row_phases.h"
 
-#include "../../generated/kernels.h"
+#include "../../generated/norm.h"
 
 typedef struct job {
     const float *x, *gamma, *beta, *g;

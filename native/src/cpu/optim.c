@@ -3,7 +3,7 @@
  * The tensors of a list, end to end, are one row of elements; task k owns the elements k·TL_SPAN .. of it, whichever
  * tensors they lie in, so that a hundred small tensors are a few tasks and a large one is many. An output may be the
  * input of its index, because each element is read before it is written. */
-#include "../../generated/kernels.h"
+#include "../../generated/optim.h"
 #include "../formula/optim.h"
 #include "../formula/sum_tree.h"
 

@@ -9,7 +9,7 @@
  * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows. */
 #include <string.h>
 
-#include "../../generated/kernels.h"
+#include "../../generated/pool.h"
 #include "../formula/count.h"
 #include "../formula/pool.h"
 

@@ -1,5 +1,5 @@
 /* Random numbers on the CPU: a task fills a span of TL_SPAN elements; element i depends on the key and i alone. */
-#include "../../generated/kernels.h"
+#include "../../generated/random.h"
 
 #include "../formula/random.h"
 

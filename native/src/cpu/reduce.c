@@ -8,7 +8,7 @@
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
 #include "sum_tree.h"
 
-#include "../../generated/kernels.h"
+#include "../../generated/reduce.h"
 #include "../formula/base.h"
 #include "../formula/count.h"
 

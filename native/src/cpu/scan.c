@@ -6,7 +6,7 @@
  * the chunks' maps, one step per chunk for the carries, one pass for the results. Both do the same arithmetic. */
 #include <string.h>
 
-#include "../../generated/kernels.h"
+#include "../../generated/scan.h"
 #include "../formula/scan_chunks.h"
 #include "sum_tree.h"
 

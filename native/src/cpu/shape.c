@@ -11,7 +11,7 @@
  * no scalar loop is needed; a last band too thin for that is joined to the one before it. */
 #include <string.h>
 
-#include "../../generated/kernels.h"
+#include "../../generated/shape.h"
 #include "stream.h"
 
 #if defined(__AVX512F__)

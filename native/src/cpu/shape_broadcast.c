@@ -5,7 +5,7 @@
  * by its length alone; a task finds the block it starts in and writes blocks, or parts of them, from there on. */
 #include <string.h>
 
-#include "../../generated/kernels.h"
+#include "../../generated/shape.h"
 #include "../formula/broadcast_axes.h"
 #include "stream.h"
 #include "sum_tree.h"

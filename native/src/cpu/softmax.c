@@ -4,7 +4,7 @@
  * those of longer rows in the output. Large results are written past the cache. */
 #include "row_phases.h"
 
-#include "../../generated/kernels.h"
+#include "../../generated/softmax.h"
 
 typedef struct job {
     const float *x, *g; /* the input, or the gradients' out and g */

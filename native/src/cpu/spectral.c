@@ -8,7 +8,7 @@
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element
  * enters the real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a
  * bin NaN that has a NaN or an infinity in one. */
-#include "../../generated/kernels.h"
+#include "../../generated/spectral.h"
 #include "spectral_fft.h"
 
 enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4 };

@@ -4,7 +4,7 @@
  * cosines and sines are the same for every tile, and a root per tile and mode turns the share into place. Many modes
  * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. The small spectra
  * stay in scratch, as planes (modes, width) of real and of imaginary parts. */
-#include "../../generated/kernels.h"
+#include "../../generated/spectral.h"
 #include "../formula/dft_tile.h"
 #include "spectral_fft.h"
 #include "sum_tree.h"

@@ -4,7 +4,7 @@
  * of four consecutive elements, 256 groups apart, and loads all of them (16 bytes each) before it computes, so enough bytes
  * are in flight to cover the latency of device memory. An output may be one of the inputs: a thread reads its elements
  * before it writes them, and no other thread touches them. */
-#include "../../generated/kernels.h"
+#include "../../generated/elementwise.h"
 #include "common.cuh"
 
 #include "../formula/activation.h"

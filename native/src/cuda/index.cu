@@ -1,6 +1,6 @@
 /* Gathers and the addition of one row on CUDA, and the entry points of the index family. The scatter-adds themselves
  * are in index_scatter.cu. */
-#include "../../generated/kernels.h"
+#include "../../generated/index.h"
 #include "common.cuh"
 
 /* index_scatter.cu: out = base (NULL: +0) plus values[j] at row indices[j], in the order of j; `name` is the

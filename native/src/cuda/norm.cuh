@@ -2,7 +2,7 @@
 #ifndef TL_NORM_CUH
 #define TL_NORM_CUH
 
-#include "../../generated/kernels.h"
+#include "../../generated/norm.h"
 #include "cluster_row.cuh"
 
 /* The mean and 1/deviation of a row held on chip, which is left as x - mean (0 past its end). */

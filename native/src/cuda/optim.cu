@@ -6,7 +6,7 @@
  *
  * Blocks are dealt to chunks of tensors by a fixed mapping: tensor i owns the blocks first[i] .. first[i + 1] - 1, and a
  * block finds its tensor by bisection in the parameters, which are cached constants. All is bound by memory. */
-#include "../../generated/kernels.h"
+#include "../../generated/optim.h"
 #include "common.cuh"
 
 #include "../formula/optim.h"

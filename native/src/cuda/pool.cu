@@ -8,7 +8,7 @@
  *   each     anything else: a thread owns one output and reads its window, which its neighbours' reads leave in L1
  *
  * Both visit a window's cells in row-major order. */
-#include "../../generated/kernels.h"
+#include "../../generated/pool.h"
 #include "pool.cuh"
 
 namespace {

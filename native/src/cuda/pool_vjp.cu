@@ -9,7 +9,7 @@
  *            average gathers from g itself
  *   notes, gather    anything else: one kernel writes every window's note to scratch, the next gathers; the average's
  *            notes are g and need no first kernel */
-#include "../../generated/kernels.h"
+#include "../../generated/pool.h"
 #include "pool.cuh"
 
 namespace {

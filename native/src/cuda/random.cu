@@ -1,7 +1,7 @@
 /* Random numbers on CUDA: each thread makes four consecutive elements and stores them in 16 bytes; element i depends on
  * the key and i alone. Bound by the two 64-bit multiplications per word as much as by memory, so words share what they
  * can. */
-#include "../../generated/kernels.h"
+#include "../../generated/random.h"
 #include "common.cuh"
 
 #include "../formula/random.h"

@@ -4,7 +4,7 @@
  * gradients are broadcasts (the shape family), a mean's is a broadcast of quotients, and a maximum's counts the winners
  * of each reduction, which is exact in any order, then writes their shares. Counting reads x once and writing reads it
  * again, from cache where one block does both. */
-#include "../../generated/kernels.h"
+#include "../../generated/reduce.h"
 #include "sum_tree.cuh"
 
 #include "../formula/count.h"

@@ -11,7 +11,7 @@
  *                    which thousands of chunks at once make up for.
  *
  * Both do the same arithmetic in the same order. */
-#include "../../generated/kernels.h"
+#include "../../generated/scan.h"
 #include "../formula/scan_chunks.h"
 #include "sum_tree.cuh"
 

@@ -2,7 +2,7 @@
 #ifndef TL_SOFTMAX_CUH
 #define TL_SOFTMAX_CUH
 
-#include "../../generated/kernels.h"
+#include "../../generated/softmax.h"
 #include "cluster_row.cuh"
 
 /* The sum of e^(x - m) over a row held on chip, m its maximum, which is left as the exponentials (SHIFTED: as x - m). A

@@ -7,7 +7,7 @@
  *
  * After a forward transform every element is part of the real part of bin 0 with factor 1; a row where that is not
  * finite becomes NaN. */
-#include "../../generated/kernels.h"
+#include "../../generated/spectral.h"
 #include "../formula/base.h"
 #include "spectral_plan.cuh"
 

@@ -8,7 +8,7 @@
  *
  * A NaN or an infinity reaches every bin of its channel in one part at least; whoever writes a small spectrum makes
  * both parts of such a bin NaN. */
-#include "../../generated/kernels.h"
+#include "../../generated/spectral.h"
 #include "../formula/dft_tile.h"
 #include "spectral_plan.cuh"
 

@@ -3,7 +3,7 @@
  * cuFFT transforms the real rows of a batch two at a time when n is odd, one as the real and one as the imaginary part of a
  * complex row: a NaN in one then reaches the other, and a large row rounds a small one away. Odd lengths are therefore
  * expanded to complex rows of their own, which costs a copy of twice the size on either side. */
-#include "../../generated/kernels.h"
+#include "../../generated/spectral.h"
 #include "spectral_plan.cuh"
 
 #include <stdlib.h>

@@ -1,0 +1,27 @@
+"""Sizes and rivals of the norm family."""
+
+from __future__ import annotations
+
+from bench.rivals.table import Rival
+
+
+def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
+    """PyTorch's backward with the statistics that its forward saves."""
+    _, mu, istd = torch.ops.aten.native_layer_norm(x, (cols,), gamma, gamma, eps)
+    mask = [True, True, True]
+    return lambda: torch.ops.aten.native_layer_norm_backward(g, x, (cols,), mu, istd, gamma, gamma, mask)
+
+
+RIVALS = {
+    "layer_norm": Rival(
+        sizes=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
+        torch=lambda torch, x, gamma, beta, cols, eps: torch.nn.functional.layer_norm(x, (cols,), gamma, beta, eps),
+        torch_vjp=lambda torch, x, gamma, g, cols, eps: _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps),
+    ),
+    "batchnorm_channel_first": Rival(
+        sizes=[{"channels": 64, "height": 56, "width": 56}, {"channels": 256, "height": 512, "width": 512}],
+        torch=lambda torch, x, gamma, beta, eps: torch.nn.functional.batch_norm(
+            x[None], None, None, gamma, beta, True, 0.1, eps
+        ),
+    ),
+}

@@ -1,0 +1,41 @@
+"""Sizes and rivals of the reduce family."""
+
+from __future__ import annotations
+
+from bench.rivals.table import Rival
+
+_MATRICES = [{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}]
+
+_BLOCKS = [
+    {"dims": [64, 4096, 256], "axis": 1},
+    {"dims": [256, 1024, 1024], "axis": 1},
+    {"dims": [1024, 1024, 256], "axis": 2},
+]
+
+RIVALS = {
+    "reduce_sum": Rival(
+        sizes=[{"n": 2**24}, {"n": 2**28}], numpy=lambda np, x: np.sum(x), torch=lambda torch, x: torch.sum(x)
+    ),
+    "reduce_sum_axis0": Rival(
+        sizes=_MATRICES, numpy=lambda np, x: np.sum(x, axis=0), torch=lambda torch, x: torch.sum(x, dim=0)
+    ),
+    "reduce_sum_axis1": Rival(
+        sizes=_MATRICES, numpy=lambda np, x: np.sum(x, axis=1), torch=lambda torch, x: torch.sum(x, dim=1)
+    ),
+    "reduce_sum_axis": Rival(
+        sizes=_BLOCKS,
+        numpy=lambda np, x, axis: np.sum(x, axis=axis),
+        torch=lambda torch, x, axis: torch.sum(x, dim=axis),
+    ),
+    "reduce_mean": Rival(
+        sizes=_BLOCKS,
+        numpy=lambda np, x, axis: np.mean(x, axis=axis),
+        torch=lambda torch, x, axis: torch.mean(x, dim=axis),
+    ),
+    "reduce_max_axis0": Rival(
+        sizes=_MATRICES, numpy=lambda np, x: np.max(x, axis=0), torch=lambda torch, x: torch.amax(x, dim=0)
+    ),
+    "reduce_max_axis1": Rival(
+        sizes=_MATRICES, numpy=lambda np, x: np.max(x, axis=1), torch=lambda torch, x: torch.amax(x, dim=1)
+    ),
+}

@@ -1,0 +1,37 @@
+"""The generated files: their paths and texts."""
+
+from __future__ import annotations
+
+from codegen.entry_points import entry_points_source
+from codegen.kernel_headers import (
+    cpu_kernels_header,
+    cpu_kernels_source,
+    family_header,
+    family_table,
+    umbrella_header,
+)
+from codegen.ops_header import abi_hash_header, ops_header
+from codegen.python_functions import python_module
+from tlspec import registry
+
+__all__ = ["GENERATED", "generated_files"]
+
+#: the folder that holds generated files alone
+GENERATED = "native/generated"
+
+
+def generated_files() -> dict[str, str]:
+    """Every generated file, by its path in the repository, and its text."""
+    out = {
+        "native/include/torchlean_cuda_ops.h": ops_header(),
+        f"{GENERATED}/abi_hash.h": abi_hash_header(),
+        f"{GENERATED}/kernels.h": umbrella_header(),
+        f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(),
+        f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
+        "tlrt/kernels.py": python_module(),
+    }
+    for family in registry.families():
+        out[f"{GENERATED}/{family}.h"] = family_header(family)
+        out[f"{GENERATED}/{family}_entry_points.c"] = entry_points_source(family)
+        out[f"{GENERATED}/{family}_table.c"] = family_table(family)
+    return out

@@ -1,0 +1,52 @@
+"""Where the kernels of an operation are defined: a row without one is refused here, not by the linker minutes later."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from codegen.prototypes import kernel_entries, kernel_parameters
+from codegen.text import ROOT, call_text
+from tlspec import registry
+from tlspec.entries import Entry
+
+__all__ = ["missing_kernels"]
+
+#: the elementwise operations that both devices compile from one line each
+_ELEMENTWISE = "native/src/formula/elementwise.def"
+_SUFFIX = {"cpu": ".c", "cuda": ".cu"}
+
+
+def missing_kernels(root: Path = ROOT) -> list[str]:
+    """A sentence per kernel that has no definition, with the file and the prototype to write."""
+    both = set(re.findall(r"^TL_\w+\((\w+),", (root / _ELEMENTWISE).read_text(), re.M))
+    defined = {device: both | _defined(root, device) for device in _SUFFIX}
+    return [
+        _sentence(e, device, root)
+        for family in registry.families()
+        for e in kernel_entries(family)
+        for device in _SUFFIX
+        if e.kernel not in defined[device]
+    ]
+
+
+def _defined(root: Path, device: str) -> set[str]:
+    """The kernels that the sources of a device define outside macros."""
+    files = sorted((root / "native/src" / device).rglob("*.[ch]*"))
+    return {
+        n for p in files for n in re.findall(rf'^(?:extern "C" )?int32_t\s+tl_{device}_(\w+)\(', p.read_text(), re.M)
+    }
+
+
+def _sentence(e: Entry, device: str, root: Path) -> str:
+    name = f"tl_{device}_{e.kernel}"
+    prototype = " ".join(call_text(f"int32_t {name}", kernel_parameters(e.signature), "").split())
+    stem = f"native/src/{device}/{e.op.family}"
+    place = (
+        f"{stem}{_SUFFIX[device]}"
+        if (root / f"{stem}{_SUFFIX[device]}").exists() or not (root / stem).is_dir()
+        else stem
+    )
+    if e.signature.elementwise:
+        return f"{_ELEMENTWISE}: {e.kernel}: neither it nor {place} has the {device.upper()} kernel: add a line for {e.kernel}"
+    return f"{place}: {e.kernel}: it has no {device.upper()} kernel: write {prototype}"

@@ -1,0 +1,35 @@
+"""Expressions of the signature grammar and of preconditions: Python over dimensions, parameters, and the functions of
+:mod:`tlspec.shapes`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from tlspec.shapes import FUNCTIONS
+
+__all__ = ["evaluate", "functions_in", "names_in"]
+
+
+@lru_cache(maxsize=4096)
+def _compile(expression: str) -> Any:
+    return compile(ast.parse(expression, mode="eval"), expression, "eval")
+
+
+def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
+    """The value of an expression for given dimensions and parameters."""
+    return eval(_compile(expression), {"__builtins__": {}, **FUNCTIONS}, dict(values))
+
+
+def functions_in(expression: str) -> set[str]:
+    """The names of the functions that an expression calls."""
+    calls = (n for n in ast.walk(ast.parse(expression, mode="eval")) if isinstance(n, ast.Call))
+    return {n.func.id for n in calls if isinstance(n.func, ast.Name)}
+
+
+def names_in(expression: str) -> set[str]:
+    """The names that an expression reads, those of functions aside."""
+    tree = ast.parse(expression, mode="eval")
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - functions_in(expression)

@@ -1,0 +1,185 @@
+"""Signatures: the arrays, dimensions and parameters of an operation, and the grammar they are written in.
+
+``INPUTS [; PARAMETERS] -> OUTPUTS``, each a comma-separated list.
+
+Inputs
+    ``A[batch, m, n]``   a device buffer of ``batch*m*n`` float32, row-major
+    ``x[*]``             an elementwise operand: any shape; its length is not passed
+    ``x[*dims]``         a buffer whose shape is the dimension list ``dims`` (rank at most 8)
+    ``mask?[n, n]``      a buffer that may be left out (NULL in C, None in Python)
+    ``indices: u32[k]``  a host array of uint32; ``A: f64[m, n]`` a host array of float64
+    ``ps: list[count]``  `count` device buffers (``torchlean_buffer *const *`` in C, a sequence in Python), each of its own
+                         length; all lists of a row have one `count`, and elements of one index have one length
+Parameters
+    ``c: float``         crosses as double, rounded to float32 once on entry; ``eps: float = 1e-6`` has a default
+    ``axis: u32``        an unsigned integer below 2^32; ``seed: u64`` likewise below 2^64
+    ``axis_map: dims``   a list of at most 8 unsigned integers (pointer and length in C)
+Outputs
+    ``out[rows, n // 2 + 1]``      integer expressions over dimensions and parameters
+    ``out[*drop(dims, axis)]``     a function of :mod:`tlspec.shapes`, named the same in C
+    ``out: f64[m, p]``             a host array the caller supplies
+    ``ps_out: list[count]``        a list of outputs of the lengths of the input lists; each may be the input of its index, as
+                                   the operation is elementwise; a row has either lists or other outputs
+
+In C the order is: inputs, dimensions in order of first appearance (or as ``order="rows, cols"`` says), parameters, outputs.
+A dimension list is a pointer and a rank. A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an
+output, or ``g`` (``g_NAME`` where there are several outputs), each name on the right is ``g`` and an input; shapes follow from
+the operation's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Array", "Param", "Signature", "split_list"]
+
+#: Names no argument may have: C keywords the grammar could meet, and names the generated code uses itself.
+RESERVED = frozenset({"call", "int", "float", "double", "const", "register", "restrict", "return", "status", "inline"})
+
+
+@dataclass(frozen=True)
+class Array:
+    """A buffer or host array of a signature."""
+
+    name: str
+    dims: tuple[str, ...]
+    kind: str = "f32"  # f32: device buffer; list: device buffers; u32, f64: host array
+    optional: bool = False
+
+    @property
+    def elementwise(self) -> bool:
+        return self.dims == ("*",)
+
+    @property
+    def host(self) -> bool:
+        return self.kind in ("u32", "f64")
+
+    @property
+    def listed(self) -> bool:
+        return self.kind == "list"
+
+    @property
+    def length_text(self) -> str:
+        """The number of elements as error messages write it: ``batch*m*n``."""
+        if self.elementwise:
+            return "n"
+        parts = [f"product({d[1:]})" if d.startswith("*") else d for d in self.dims]
+        return "*".join(f"({p})" if re.search(r"[ +\-/]", p) and len(parts) > 1 else p for p in parts) or "1"
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scalar or list parameter of a signature."""
+
+    name: str
+    kind: str  # float, u32, u64, dims
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    inputs: tuple[Array, ...]
+    params: tuple[Param, ...]
+    outputs: tuple[Array, ...]
+    #: names of dimensions and dimension lists ("*dims") in C order: first appearance in inputs, then in outputs
+    dims: tuple[str, ...]
+
+    @property
+    def elementwise(self) -> bool:
+        return any(a.elementwise for a in self.inputs)
+
+    @property
+    def buffers(self) -> tuple[Array, ...]:
+        return tuple(a for a in self.inputs if a.kind == "f32")
+
+    @property
+    def lists(self) -> tuple[Array, ...]:
+        """The lists among the inputs."""
+        return tuple(a for a in self.inputs if a.listed)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of everything that determines the sizes of a call: the dimensions, and with lists the lengths of their
+        elements. A case holds a list as one array, its elements end to end."""
+        return (*(d.lstrip("*") for d in self.dims), *(["lengths"] if self.lists else []))
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether the caller passes the context, as no required input is a buffer, which has one; a list may be empty."""
+        return not any(not a.optional for a in self.buffers)
+
+    @staticmethod
+    def parse(text: str, order: str | None = None) -> Signature:
+        """Reads a signature; `order` lists the dimensions where C wants another order than that of first appearance."""
+        left, arrow, right = text.partition("->")
+        if not arrow:
+            raise ValueError(f"signature has no '->': {text!r}")
+        inputs_text, _, params_text = left.partition(";")
+        inputs = tuple(_parse_array(t) for t in split_list(inputs_text))
+        params = tuple(_parse_param(t) for t in split_list(params_text))
+        outputs = tuple(_parse_array(t) for t in split_list(right))
+        if not outputs:
+            raise ValueError(f"signature has no output: {text!r}")
+        param_names = {p.name for p in params}
+        dims: dict[str, None] = {}
+        for array in inputs + outputs:
+            for item in array.dims:
+                bare = item[1:] if item.startswith("*") else item
+                if item != "*" and bare.isidentifier() and bare not in param_names:
+                    dims.setdefault(item)
+        names = (
+            [a.name for a in inputs]
+            + [d.lstrip("*") for d in dims]
+            + [p.name for p in params]
+            + [a.name for a in outputs]
+        )
+        if clash := {n for n in names if names.count(n) > 1} | (RESERVED & set(names)):
+            raise ValueError(f"names used twice or reserved: {sorted(clash)} in {text!r}")
+        if order is not None:
+            listed = tuple(split_list(order))
+            if sorted(listed) != sorted(dims):
+                raise ValueError(f"order {order!r} is no permutation of the dimensions {list(dims)} of {text!r}")
+            dims = dict.fromkeys(listed)
+        lists = [a for a in inputs + outputs if a.listed]
+        if lists and (len({a.dims for a in lists}) > 1 or not lists[0].dims or any(a.optional for a in lists)):
+            raise ValueError(f"lists have one dimension, the same for all, and are not optional: {text!r}")
+        if lists and (not lists[0].dims[0].isidentifier() or "lengths" in names):
+            raise ValueError(f"a list's dimension is a name, and `lengths` is taken: {text!r}")
+        if any(o.listed for o in outputs) and not (all(o.listed for o in outputs) and any(a.listed for a in inputs)):
+            raise ValueError(f"outputs are all lists or none, and lists of outputs need lists of inputs: {text!r}")
+        if any(a.elementwise for a in inputs) and dims:
+            raise ValueError(f"[*] and named dimensions do not mix: {text!r}")
+        return Signature(inputs, params, outputs, tuple(dims))
+
+
+def split_list(text: str) -> Iterator[str]:
+    """The items of a comma-separated list; commas within brackets separate nothing."""
+    depth, start = 0, 0
+    for i, ch in enumerate(text):
+        depth += (ch in "[(") - (ch in "])")
+        if ch == "," and depth == 0:
+            yield text[start:i].strip()
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64|list))?\s*\[(?P<dims>.*)\]$")
+_PARAM = re.compile(r"^(?P<name>[A-Za-z]\w*)\s*:\s*(?P<kind>float|u32|u64|dims)(?:\s*=\s*(?P<default>.+))?$")
+
+
+def _parse_array(text: str) -> Array:
+    m = _ARRAY.match(text)
+    if not m:
+        raise ValueError(f"not an array: {text!r}")
+    dims = tuple(split_list(m["dims"]))
+    return Array(m["name"], dims, m["kind"] or "f32", bool(m["opt"]))
+
+
+def _parse_param(text: str) -> Param:
+    m = _PARAM.match(text)
+    if not m:
+        raise ValueError(f"not a parameter: {text!r}")
+    return Param(m["name"], m["kind"], m["default"])
