@@ -190,6 +190,7 @@ def entry_points_source(family: str) -> str:
     """The text of ``FAMILY_entry_points.c``."""
     head = (
         f"/* Entry points of the {family} family: argument checks, then dispatch to the call's device.\n * {BANNER} */\n"
-        f'#include "../src/core/shapes.h"\n#include "cpu_kernels.h"\n#include "{family}.h"\n'
+        f'#include "core/call.h"\n#include "core/dispatch.h"\n#include "core/shapes.h"\n'
+        f'#include "generated/cpu_kernels.h"\n#include "generated/{family}.h"\n'
     )
     return head + "".join("\n" + entry_point(e) for e in all_entries(family))

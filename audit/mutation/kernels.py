@@ -278,15 +278,17 @@ KERNELS = [
         "reduce",
     ),
     Defect(
-        "native/src/cpu/linalg.c",
+        "native/src/cpu/linalg/linalg.c",
         "tl_gemm_args args = product(batch, m, p, n, 0, 1);",
         "tl_gemm_args args = product(batch, m, p, n, 0, 0);",
         "B is not transposed in dA",
         "linalg",
     ),
-    Defect("native/src/cpu/linalg.c", "    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"),
     Defect(
-        "native/src/cpu/linalg.c",
+        "native/src/cpu/linalg/linalg.c", "    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"
+    ),
+    Defect(
+        "native/src/cpu/linalg/linalg.c",
         ".sa = m * n, .sb = n * p, .sc = m * p};",
         ".sa = n, .sb = n * p, .sc = m * p};",
         "wrong stride between a batch's matrices",
@@ -357,21 +359,21 @@ KERNELS = [
         "max_pool,max_pool2d",
     ),
     Defect(
-        "native/src/cpu/attention_tiles.h",
+        "native/src/cpu/attention/tiles.h",
         "lane[l] = lane[l + 8] > lane[l] ? lane[l + 8] : lane[l];",
         "lane[l] = lane[l];",
         "half of a tile's scores do not enter the maximum",
         "flash_attention",
     ),
     Defect(
-        "native/src/cpu/attention_tiles.h",
+        "native/src/cpu/attention/tiles.h",
         "            row->chain[l] *= factor;",
         "            row->chain[l] *= 1.0f;",
         "the running sum is not rescaled",
         "flash_attention",
     ),
     Defect(
-        "native/src/cpu/attention_tiles.h",
+        "native/src/cpu/attention/tiles.h",
         "        return j0 >= i1;",
         "        return j0 > i1;",
         "a tile that is all blocked is computed",
@@ -379,7 +381,7 @@ KERNELS = [
         same="a causal tile with j0 == i1 is skipped or computed with all its weights 0: the same sums, a little later",
     ),
     Defect(
-        "native/src/cpu/attention_tiles.h",
+        "native/src/cpu/attention/tiles.h",
         "s[j] = mask[j] == 0.0f ? blocked : s[j];",
         "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
         "mask values other than 0 and 1 block",
@@ -393,7 +395,7 @@ KERNELS = [
         "scan",
     ),
     Defect(
-        "native/src/cpu/spectral.c",
+        "native/src/cpu/spectral/spectral.c",
         "i = edge ? 0.0f : S[2 * k + 1]",
         "i = S[2 * k + 1]",
         "the imaginary part at the edges is read",

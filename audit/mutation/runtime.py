@@ -54,15 +54,15 @@ ENTRY = [
         tests=CORE,
     ),
     Defect(
-        "native/src/core/buffer.c",
+        "native/src/core/objects.c",
         "        shared->references++;\n",
         "",
         "a shared storage is given back too early",
         tests=CORE,
     ),
     Defect(
-        "native/src/core/buffer.c",
-        "    tl_pool_drop(ctx, buffer->block);\n",
+        "native/src/core/objects.c",
+        "    tl_pool_drop(&ctx->pool, buffer->block);\n",
         "",
         "released buffers keep their memory",
         tests=CORE,
@@ -82,8 +82,8 @@ ENTRY = [
         tests=CORE,
     ),
     Defect(
-        "native/src/core/context.c",
-        "    while (ctx->buffers)\n        tl_buffer_end(ctx, ctx->buffers);\n",
+        "native/src/core/device.c",
+        "    while (ctx->buffers)\n        tl_buffer_end(ctx, (tl_buffer *)ctx->buffers);\n",
         "",
         "a context's buffers outlive it",
         tests=CORE,
@@ -104,7 +104,7 @@ ENTRY = [
     ),
     Defect(
         "native/src/core/threads.c",
-        "    tl_standard_float_mode(); /* a thread inherits its maker's mode */\n",
+        "    tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */\n",
         "",
         "workers inherit flush-to-zero",
         tests="tests/runtime/test_process.py " + CORE,

@@ -3,7 +3,7 @@
 #ifndef TL_INDEX_KERNELS_H
 #define TL_INDEX_KERNELS_H
 
-#include "../src/core/internal.h"
+#include "core/kernel.h"
 
 #ifdef TL_VARIANT
 #define tl_cpu_gather_vec TL_V(tl_cpu_gather_vec)

@@ -3,7 +3,7 @@
 #ifndef TL_POOL_KERNELS_H
 #define TL_POOL_KERNELS_H
 
-#include "../src/core/internal.h"
+#include "core/kernel.h"
 
 #ifdef TL_VARIANT
 #define tl_cpu_max_pool TL_V(tl_cpu_max_pool)

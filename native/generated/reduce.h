@@ -3,7 +3,7 @@
 #ifndef TL_REDUCE_KERNELS_H
 #define TL_REDUCE_KERNELS_H
 
-#include "../src/core/internal.h"
+#include "core/kernel.h"
 
 #ifdef TL_VARIANT
 #define tl_cpu_reduce_sum TL_V(tl_cpu_reduce_sum)

@@ -3,7 +3,7 @@
 #ifndef TL_SPECTRAL_KERNELS_H
 #define TL_SPECTRAL_KERNELS_H
 
-#include "../src/core/internal.h"
+#include "core/kernel.h"
 
 #ifdef TL_VARIANT
 #define tl_cpu_rfft1d_packed TL_V(tl_cpu_rfft1d_packed)

@@ -35,7 +35,7 @@ def test_every_eleventh_allocation_fails_cleanly(device):
     assert row["points"] > 100
     assert row["one"]["raised"] > 5 and row["one"]["absorbed"] > 0  # a retry, or fewer threads, is no error
     assert row["all"]["raised"] > 15
-    own = {"pool.c"} if device == "cuda" else {"pool.c", "spectral_plan.c"}  # cuFFT makes its plans itself
+    own = {"pool.c"} if device == "cuda" else {"pool.c", "plan.c"}  # cuFFT makes its plans itself
     assert own <= {place.partition(":")[0] for place in row["places"]}
 
 
@@ -47,7 +47,7 @@ PLANTED = [
     ),
     ("native/src/core/handles.c", "            if (base) {", "            if (1) {", "ended with status -"),
     (
-        "native/src/core/pool.c", '? no_memory(ctx, bytes, ctx->cuda ? "out of device memory" : "out of memory")',
+        "native/src/core/pool.c", '? no_memory(pool, bytes, pool->cuda ? "out of device memory" : "out of memory")',
         '? tl_fail(TORCHLEAN_INTERNAL, "no memory")', "InternalError",
     ),
 ]  # fmt: skip

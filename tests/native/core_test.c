@@ -1,15 +1,18 @@
 /* Tests of the library's core in C: handles, the pool, the checks of entry points, threads and fork.
  *
  * `make -C native check` runs it; with SANITIZE=address,undefined or SANITIZE=thread under the sanitizers. It is linked
- * with the library's objects, so it also reaches what is not exported. Operations are played by the fake entry points
- * below, written as the generated ones are. */
+ * with the library's objects, so it also reaches what is not exported. Operations are stood in for by the fake entry
+ * points below, written as the generated ones are. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "abi/handles.h"
+#include "core/call.h"
+#include "core/errors.h"
+#include "core/kernel.h"
+#include "core/threads.h"
 
 int core_test_concurrency(void); /* core_threads_test.c */
 

@@ -8,7 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "abi/handles.h"
+#include "core/call.h"
+#include "core/errors.h"
+#include "core/kernel.h"
+#include "core/threads.h"
 
 int core_test_concurrency(void);
 

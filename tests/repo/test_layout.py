@@ -49,13 +49,12 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("family", registry.families())
 def test_family_stands_in_every_layer(family: str) -> None:
-    stems = [
-        f"tlspec/ops/{family}.py",
-        f"native/src/cpu/{family}.c",
-        f"native/src/cuda/{family}.cu",
-        f"native/generated/{family}.h",
-    ]
+    stems = [f"tlspec/ops/{family}.py", f"native/generated/{family}.h"]
     assert [s for s in stems if not (ROOT / s).exists()] == []
+    # a file, or a folder where a family has many kernels
+    for back_end, suffix in (("cpu", "c"), ("cuda", "cu")):
+        layer = ROOT / "native/src" / back_end
+        assert (layer / f"{family}.{suffix}").exists() or any((layer / family).glob(f"*.{suffix}")), back_end
 
 
 def test_families_are_listed() -> None:
@@ -95,21 +94,62 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
         assert not foreign, name(path)
 
 
-def test_c_layers_include_downwards() -> None:
-    may = {
-        "src/formula": {"formula"},
-        "src/cpu": {"cpu", "formula", "core", "generated"},
-        "src/cuda": {"cuda", "formula", "core", "generated"},
-        "src/core": {"core", "include", "generated"},
-        "generated": {"core", "include", "generated"},
-    }
-    for layer, allowed in may.items():
-        for path in sorted((ROOT / "native" / layer).iterdir()):
+#: the layers of native/, each with those that its files may include
+LAYERS = {
+    "src/formula": {"src/formula"},
+    "src/cpu": {"src/cpu", "src/formula", "src/core", "generated"},
+    "src/cuda": {"src/cuda", "src/formula", "src/core", "generated"},
+    "src/core": {"src/core", "include", "generated"},
+    "generated": {"src/core", "include", "generated"},
+}
+
+
+def includes() -> dict[Path, set[Path]]:
+    """The quoted includes of every native source."""
+    native, found = ROOT / "native", {}
+    for layer in LAYERS:
+        for path in sorted(p for p in (native / layer).rglob("*") if p.is_file()):
+            found[path] = set()
             for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
-                own, core = path.parent / quoted, ROOT / "native/include" / quoted
-                target = own if own.exists() else core
-                assert target.exists(), f"{name(path)} includes {quoted}, which is nowhere"
-                assert target.resolve().parent.name in allowed, f"{name(path)} includes {quoted}"
+                places = [folder / quoted for folder in (path.parent, native / "src", native, native / "include")]
+                targets = [place.resolve() for place in places if place.exists()]
+                assert targets, f"{name(path)} includes {quoted}, which is nowhere"
+                found[path].add(targets[0])
+    return found
+
+
+def test_c_layers_include_downwards() -> None:
+    def layer(path: Path) -> str:
+        folder = path.relative_to(ROOT / "native").as_posix()
+        return next(known for known in (*LAYERS, "include") if folder.startswith(known + "/"))
+
+    for path, targets in includes().items():
+        for target in targets:
+            assert layer(target) in LAYERS[layer(path)], f"{name(path)} includes {name(target)}"
+
+
+def test_no_circle_of_includes() -> None:
+    """Between modules: a C header and the source of its stem are one; in CUDA every file is its own."""
+
+    def module_of(path: Path) -> Path:
+        return path.with_suffix("") if path.suffix in {".c", ".h"} else path
+
+    graph: dict[Path, set[Path]] = {}
+    for path, targets in includes().items():
+        own = module_of(path)
+        graph.setdefault(own, set()).update(module_of(t) for t in targets)
+        graph[own].discard(own)
+    done: set[Path] = set()
+
+    def visit(module: Path, above: tuple[Path, ...]) -> None:
+        assert module not in above, " -> ".join(name(m) for m in (*above[above.index(module) :], module))
+        if module not in done:
+            for target in sorted(graph.get(module, ())):
+                visit(target, (*above, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
 
 
 def test_files_stay_readable() -> None:

@@ -1,6 +1,6 @@
 """Matrix products.
 
-The CPU path sums each element in one fixed order (native/src/cpu/gemm.h). On CUDA products with an inner dimension of 64 or
+The CPU path sums each element in one fixed order (native/src/cpu/linalg/gemm.h). On CUDA products with an inner dimension of 64 or
 more and rows of whole 16 bytes run on TF32 tensor cores at float32 accuracy (native/src/cuda/linalg_wgmma.cu on Hopper for
 larger ones, native/src/cuda/linalg_split.cu else): each operand is split in two TF32 numbers, and an element is a sum of parts
 of 32 terms in order, fixed by the inner dimension alone, so that one kernel gives an element the same bits whatever the batch

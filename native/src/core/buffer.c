@@ -1,54 +1,7 @@
-/* Buffers: their slots, and the functions of the core that make, move, share and release them. */
-#include <string.h>
-
-#include "handles.h"
-
-tl_table tl_buffers = {.tag = TL_TAG_BUFFER, .first_log2 = 10, .slot_size = sizeof(tl_buffer),
-                       .lock = PTHREAD_MUTEX_INITIALIZER};
-
-int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer **out)
-{
-    *out = NULL;
-    tl_buffer *buffer = (tl_buffer *)tl_table_take(&tl_buffers);
-    if (!buffer)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a buffer handle");
-    if (shared) {
-        shared->references++;
-        buffer->block = shared;
-    } else {
-        int32_t status = tl_pool_take(ctx, (size_t)n * sizeof(float), &buffer->block);
-        if (status) {
-            tl_table_give(&tl_buffers, &buffer->slot);
-            return status;
-        }
-    }
-    atomic_store_explicit(&buffer->ctx, ctx, memory_order_relaxed);
-    atomic_store_explicit(&buffer->n, n, memory_order_relaxed);
-    buffer->previous = NULL;
-    buffer->next = ctx->buffers;
-    if (ctx->buffers)
-        ctx->buffers->previous = buffer;
-    ctx->buffers = buffer;
-    ctx->live_buffers++;
-    tl_slot_publish(&tl_buffers, &buffer->slot);
-    *out = buffer;
-    return TORCHLEAN_OK;
-}
-
-void tl_buffer_end(tl_context *ctx, tl_buffer *buffer)
-{
-    tl_slot_retire(&buffer->slot);
-    if (buffer->next)
-        buffer->next->previous = buffer->previous;
-    if (buffer->previous)
-        buffer->previous->next = buffer->next;
-    else
-        ctx->buffers = buffer->next;
-    ctx->live_buffers--;
-    tl_pool_drop(ctx, buffer->block);
-    buffer->block = NULL;
-    tl_table_give(&tl_buffers, &buffer->slot);
-}
+/* The exported functions of buffers: making, moving, sharing and releasing them. */
+#include "call.h"
+#include "errors.h"
+#include "threads.h"
 
 /* ---- CPU data -------------------------------------------------------------------------------------------------- */
 
@@ -143,11 +96,11 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     if (*out)
         return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new",
                        __func__);
-    tl_verdict verdict = tl_lock_buffer(source, &buffer, &ctx);
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "source", "buffer", source, verdict);
+    int32_t status = tl_lock_live_buffer(__func__, "source", source, &buffer, &ctx);
+    if (status)
+        return status;
     uint32_t n = atomic_load_explicit(&buffer->n, memory_order_relaxed);
-    int32_t status = tl_buffer_make(ctx, n, buffer->block, &twin);
+    status = tl_buffer_make(ctx, n, buffer->block, &twin);
     if (status)
         tl_error_name(__func__, status, serial);
     else
@@ -190,11 +143,11 @@ TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *handle)
 {
     tl_buffer *buffer;
     tl_context *ctx;
-    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
+    tl_verdict verdict = tl_lock_object(&tl_buffers, handle, (tl_object **)&buffer, &ctx);
     if (verdict == TL_WAS_RELEASED)
         return TORCHLEAN_OK;
     if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+        return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
     tl_buffer_end(ctx, buffer);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
@@ -206,12 +159,12 @@ TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *handle, uint32_t *
     if (!n)
         return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL, expected a place for the length", __func__);
     /* Without the lock, so that it never waits for a running operation: read between two looks at the generation. */
-    tl_verdict verdict = tl_find_buffer(handle, &buffer);
+    tl_verdict verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
     uint32_t length = buffer ? atomic_load_explicit(&buffer->n, memory_order_acquire) : 0;
     if (verdict == TL_LIVE)
-        verdict = tl_find_buffer(handle, &buffer);
+        verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
     if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+        return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
     *n = length;
     return TORCHLEAN_OK;
 }
@@ -222,9 +175,9 @@ TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *handle, torchlean
     tl_context *ctx;
     if (!context)
         return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL, expected a place for a context", __func__);
-    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    int32_t status = tl_lock_live_buffer(__func__, "buffer", handle, &buffer, &ctx);
+    if (status)
+        return status;
     *context = (torchlean_context *)(uintptr_t)tl_slot_handle(&tl_contexts, &ctx->slot);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
@@ -236,9 +189,9 @@ TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *handle, uint32
     tl_context *ctx;
     if (!references)
         return tl_fail(TORCHLEAN_NULL, "%s: references: got NULL, expected a place for the count", __func__);
-    tl_verdict verdict = tl_lock_buffer(handle, &buffer, &ctx);
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", "buffer", handle, verdict);
+    int32_t status = tl_lock_live_buffer(__func__, "buffer", handle, &buffer, &ctx);
+    if (status)
+        return status;
     *references = buffer->block->references;
     tl_unlock(ctx);
     return TORCHLEAN_OK;

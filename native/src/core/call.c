@@ -1,46 +1,29 @@
-/* The helpers the entry points are made of: open a call, check its arguments, allocate its outputs, close it. The
- * contract of each is in internal.h; the first failure sticks and turns the rest into no-ops. */
+/* Opening a call, checking its arguments, allocating its outputs, closing it. The contract of each function is in call.h. */
+#include "call.h"
+
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "handles.h"
+#include "backend.h"
+#include "errors.h"
+#include "float_mode.h"
 
 /* Of the calling thread's open call, for messages; a thread has one call open at a time. */
 static _Thread_local uint32_t serial_at_enter;
 
-/* A plain argument's name, or that of an element of a list: "ps[3]". Spelled for messages only. */
-typedef struct spelling {
+/* A plain argument's name, or that of an element of a list: "ps[3]". Written for messages only. */
+typedef struct argument_name {
     char text[80];
-} spelling;
+} argument_name;
 
-static const char *spell(spelling *s, const char *name, int64_t index)
+static const char *name_argument(argument_name *s, const char *name, int64_t index)
 {
     if (index < 0)
         return name;
     snprintf(s->text, sizeof s->text, "%s[%lld]", name, (long long)index);
     return s->text;
 }
-
-/* ---- the floating-point mode ----------------------------------------------------------------------------------- */
-/* Subnormals are kept and rounding is to nearest whatever the caller's thread was set to: libraries built with
- * -ffast-math switch flush-to-zero on for the thread that loads them. The caller's mode is put back at the end of
- * the call. */
-
-#if defined(__x86_64__)
-enum { STANDARD_MODE = 0x1f80, MODE_BITS = 0xffc0 };
-static uint32_t get_mode(void) { return __builtin_ia32_stmxcsr(); }
-static void set_mode(uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
-#elif defined(__aarch64__)
-enum { STANDARD_MODE = 0, MODE_BITS = 0x07c80000 };
-static uint32_t get_mode(void) { return (uint32_t)__builtin_aarch64_get_fpcr(); }
-static void set_mode(uint32_t mode) { __builtin_aarch64_set_fpcr(mode); }
-#else
-enum { STANDARD_MODE = 0, MODE_BITS = 0 };
-static uint32_t get_mode(void) { return 0; }
-static void set_mode(uint32_t mode) { (void)mode; }
-#endif
-
-void tl_standard_float_mode(void) { set_mode(STANDARD_MODE); }
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
@@ -65,7 +48,7 @@ static void check_health(tl_call *call)
 {
     if (call->ctx->cuda && (call->status = tl_cuda_health(call->ctx->cuda)))
         tl_error_name(call->op, call->status, serial_at_enter);
-    else if (call->ctx->capture && !pthread_equal(call->ctx->capture->thread, pthread_self()))
+    else if (call->ctx->pool.capture && !pthread_equal(call->ctx->pool.capture->thread, pthread_self()))
         call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call while another thread captures, expected "
                                                       "none", call->op);
 }
@@ -74,46 +57,20 @@ void tl_enter(tl_call *call, const char *op, const char *name, torchlean_buffer 
 {
     tl_buffer *buffer;
     open_call(call, op);
-    tl_verdict verdict = tl_lock_buffer(first, &buffer, &call->ctx);
-    if (verdict != TL_LIVE)
-        call->status = tl_fail_handle(op, name, "buffer", first, verdict);
-    else
+    call->status = tl_lock_live_buffer(op, name, first, &buffer, &call->ctx);
+    if (!call->status)
         check_health(call);
 }
 
 void tl_enter_context(tl_call *call, const char *op, torchlean_context *context)
 {
     open_call(call, op);
-    tl_verdict verdict = tl_lock_context(context, &call->ctx);
-    if (verdict != TL_LIVE)
-        call->status = tl_fail_handle(op, "context", "context", context, verdict);
-    else
+    call->status = tl_lock_live_context(op, context, &call->ctx);
+    if (!call->status)
         check_health(call);
 }
 
-/* ---- sizes ----------------------------------------------------------------------------------------------------- */
-
-uint64_t tl_product(const uint64_t *factors, int32_t count)
-{
-    uint64_t product = 1;
-    int too_large = 0;
-    for (int32_t i = 0; i < count; i++) {
-        if (factors[i] == 0)
-            return 0;
-        /* once too large it stays so, unless a zero follows */
-        if (!too_large && (__builtin_mul_overflow(product, factors[i], &product) || product > UINT32_MAX))
-            too_large = 1;
-    }
-    return too_large ? UINT64_MAX : product;
-}
-
-uint64_t tl_dims_product(const tl_dims *dims)
-{
-    uint64_t factors[TL_MAX_RANK];
-    for (int32_t i = 0; i < dims->rank; i++)
-        factors[i] = (uint64_t)dims->d[i];
-    return tl_product(factors, dims->rank);
-}
+/* ---- arguments ------------------------------------------------------------------------------------------------- */
 
 tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint32_t rank, uint32_t min_rank)
 {
@@ -129,22 +86,20 @@ tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint
     return read;
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------------------- */
-
 /* A live buffer of the call's context, or NULL with the status set. */
 static tl_buffer *find(tl_call *call, const char *name, int64_t index, const torchlean_buffer *handle)
 {
-    spelling s;
+    argument_name s;
     tl_buffer *buffer = NULL;
-    tl_verdict verdict = tl_find_buffer(handle, &buffer);
+    tl_verdict verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
     if (verdict != TL_LIVE) {
-        call->status = tl_fail_handle(call->op, spell(&s, name, index), "buffer", handle, verdict);
+        call->status = tl_fail_handle(call->op, name_argument(&s, name, index), &tl_buffers, handle, verdict);
         return NULL;
     }
     /* Buffers of our context cannot change now; one of another may, but it stays another's. */
-    if (atomic_load_explicit(&buffer->ctx, memory_order_relaxed) != call->ctx) {
+    if (atomic_load_explicit(&buffer->object.ctx, memory_order_relaxed) != call->ctx) {
         call->status = tl_fail(TORCHLEAN_DEVICE, "%s: %s: got a buffer of another context, expected all of one",
-                               call->op, spell(&s, name, index));
+                               call->op, name_argument(&s, name, index));
         return NULL;
     }
     return buffer;
@@ -274,7 +229,7 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
 /* The element of a list, if it has the length of the first list's. */
 static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const torchlean_buffer *handle)
 {
-    spelling s, t;
+    argument_name s, t;
     tl_buffer *found = find(call, name, i, handle);
     if (!found)
         return NULL;
@@ -282,7 +237,7 @@ static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const
     if (got == call->list.lengths[i])
         return found;
     call->status = tl_fail(TORCHLEAN_SHAPE, "%s: %s: got %lld elements, expected the length of %s = %lld", call->op,
-                           spell(&s, name, i), (long long)got, spell(&t, call->list.first, i),
+                           name_argument(&s, name, i), (long long)got, name_argument(&t, call->list.first, i),
                            (long long)call->list.lengths[i]);
     return NULL;
 }
@@ -357,7 +312,7 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 
 void tl_uncaptured(tl_call *call)
 {
-    if (!call->status && call->ctx->capture)
+    if (!call->status && call->ctx->pool.capture)
         call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call that cannot be captured, expected it "
                                                       "before or after the capture", call->op);
 }
@@ -371,7 +326,7 @@ float tl_scalar(double value) { return (float)value; }
  * which is locked. */
 static void check_aliases(tl_call *call)
 {
-    spelling s, t;
+    argument_name s, t;
     int64_t marked = 0;
     int any = 0;
     for (; marked < call->outputs; marked++) {
@@ -381,7 +336,8 @@ static void check_aliases(tl_call *call)
         if (out->storage->output) {
             const tl_call_output *other = &call->out[out->storage->output - 1];
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of output %s, expected its own", call->op,
-                                   spell(&s, out->name, out->index), spell(&t, other->name, other->index));
+                                   name_argument(&s, out->name, out->index),
+                                   name_argument(&t, other->name, other->index));
             break;
         }
         out->storage->output = (uint32_t)marked + 1;
@@ -394,7 +350,7 @@ static void check_aliases(tl_call *call)
         const tl_call_output *out = &call->out[in->storage->output - 1];
         if (!call->elementwise || in->index != out->index)
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
-                                   spell(&s, out->name, out->index), spell(&t, in->name, in->index));
+                                   name_argument(&s, out->name, out->index), name_argument(&t, in->name, in->index));
     }
     for (int64_t i = 0; i < marked; i++)
         if (call->out[i].storage)
@@ -404,10 +360,10 @@ static void check_aliases(tl_call *call)
 /* Host code is about to compute: the standard mode, if the caller's differs. */
 static void begin_mode(tl_call *call)
 {
-    uint32_t mode = get_mode();
-    if ((mode & MODE_BITS) != STANDARD_MODE) {
+    uint32_t mode = tl_get_mode();
+    if ((mode & TL_MODE_BITS) != TL_STANDARD_MODE) {
         call->saved_mode = UINT64_C(1) << 32 | mode;
-        set_mode(STANDARD_MODE);
+        tl_set_mode(TL_STANDARD_MODE);
     }
 }
 
@@ -416,10 +372,10 @@ static int32_t hold_storage(tl_call *call)
 {
     int32_t status = TORCHLEAN_OK;
     for (int64_t i = 0; i < call->inputs && !status; i++)
-        status = tl_capture_hold(call->ctx, call->in[i].storage);
+        status = tl_capture_hold(call->ctx->pool.capture, call->in[i].storage);
     for (int64_t i = 0; i < call->outputs && !status; i++)
         if (call->out[i].storage)
-            status = tl_capture_hold(call->ctx, call->out[i].storage);
+            status = tl_capture_hold(call->ctx->pool.capture, call->out[i].storage);
     return status;
 }
 
@@ -443,7 +399,7 @@ int tl_begin(tl_call *call)
         }
         work |= call->out[i].wanted && call->out[i].n > 0;
     }
-    if (call->ctx->capture && (call->status = hold_storage(call)))
+    if (call->ctx->pool.capture && (call->status = hold_storage(call)))
         return 0;
     if (work && !call->ctx->cuda)
         begin_mode(call);
@@ -478,11 +434,11 @@ int32_t tl_end(tl_call *call)
     if (!ctx)
         return call->status;
     if (call->saved_mode)
-        set_mode((uint32_t)call->saved_mode);
-    if (ctx->cuda && !ctx->capture && !call->status)
+        tl_set_mode((uint32_t)call->saved_mode);
+    if (ctx->cuda && !ctx->pool.capture && !call->status)
         call->status = tl_cuda_after(ctx->cuda);
-    if (ctx->capture && call->began && call->status)
-        ctx->capture->broken = 1;
+    if (ctx->pool.capture && call->began && call->status)
+        ctx->pool.capture->broken = 1;
     if (call->status)
         tl_error_name(call->op, call->status, serial_at_enter);
     for (int64_t i = 0; i < call->outputs; i++) {

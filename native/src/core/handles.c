@@ -1,7 +1,9 @@
 /* The slot tables behind handles: taking, publishing, retiring and giving back slots. See handles.h for the scheme. */
+#include "handles.h"
+
 #include <stdlib.h>
 
-#include "handles.h"
+#include "errors.h"
 
 tl_slot *tl_table_take(tl_table *table)
 {
@@ -56,4 +58,15 @@ void tl_slot_retire(tl_slot *slot)
 {
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
     atomic_store_explicit(&slot->state, state & ~UINT64_C(1), memory_order_release);
+}
+
+int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict)
+{
+    const char *kind = table->kind;
+    if (!handle)
+        return tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a %s", op, name, kind);
+    if (verdict == TL_WAS_RELEASED)
+        return tl_fail(TORCHLEAN_RELEASED, "%s: %s: got a released %s, expected a live one", op, name, kind);
+    return tl_fail(TORCHLEAN_RELEASED, "%s: %s: got a value that was never issued as a handle, expected a live %s", op,
+                   name, kind);
 }

@@ -1,5 +1,6 @@
-/* What a CPU-only build links instead of cuda/device.cu: no devices, and UNAVAILABLE for anything asked of one. */
-#include "internal.h"
+/* What a CPU-only build links instead of src/cuda: no devices, and UNAVAILABLE for anything asked of one. */
+#include "backend.h"
+#include "errors.h"
 
 static int32_t unavailable(void)
 {

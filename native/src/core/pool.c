@@ -7,7 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "handles.h"
+#include "backend.h"
+#include "errors.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -41,11 +42,11 @@ static void *map_pages(uint64_t bytes)
 }
 
 /* The only function that asks the driver or the system for block memory. `bytes` is a class size. */
-static int32_t driver_alloc(tl_context *ctx, uint64_t bytes, void **p)
+static int32_t driver_alloc(struct tl_pool *pool, uint64_t bytes, void **p)
 {
     *p = NULL;
-    if (ctx->cuda)
-        return tl_cuda_malloc(ctx->cuda, bytes, p);
+    if (pool->cuda)
+        return tl_cuda_malloc(pool->cuda, bytes, p);
     if (bytes >= map_from)
         *p = map_pages(bytes);
     else if (posix_memalign(p, TL_BLOCK_ALIGNMENT, bytes))
@@ -53,10 +54,10 @@ static int32_t driver_alloc(tl_context *ctx, uint64_t bytes, void **p)
     return *p ? TORCHLEAN_OK : TORCHLEAN_NO_MEMORY;
 }
 
-static void driver_free(tl_context *ctx, tl_block *block)
+static void driver_free(struct tl_pool *pool, tl_block *block)
 {
-    if (ctx->cuda) {
-        tl_cuda_free(ctx->cuda, block->p);
+    if (pool->cuda) {
+        tl_cuda_free(pool->cuda, block->p);
         return;
     }
     ASAN_UNPOISON_MEMORY_REGION(block->p, block->bytes);
@@ -127,10 +128,10 @@ static void map_remove(struct tl_pool *pool, tl_block *block)
 
 /* ---- the pool -------------------------------------------------------------------------------------------------- */
 
-int32_t tl_pool_open(tl_context *ctx)
+int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda)
 {
-    struct tl_pool *pool = &ctx->pool;
     memset(pool, 0, sizeof *pool);
+    pool->cuda = cuda;
     pool->buckets = calloc(TL_FIRST_BUCKETS, sizeof *pool->buckets);
     if (!pool->buckets)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the pool's bookkeeping");
@@ -138,13 +139,12 @@ int32_t tl_pool_open(tl_context *ctx)
     return TORCHLEAN_OK;
 }
 
-void tl_pool_close(tl_context *ctx)
+void tl_pool_close(struct tl_pool *pool)
 {
-    struct tl_pool *pool = &ctx->pool;
     for (uint64_t i = 0; i < pool->bucket_count; i++) {
         for (tl_block *b = pool->buckets[i], *next; b; b = next) {
             next = b->chain;
-            driver_free(ctx, b);
+            driver_free(pool, b);
             free(b);
         }
     }
@@ -152,17 +152,16 @@ void tl_pool_close(tl_context *ctx)
     memset(pool, 0, sizeof *pool);
 }
 
-int32_t tl_pool_collect(tl_context *ctx)
+int32_t tl_pool_trim(struct tl_pool *pool)
 {
-    struct tl_pool *pool = &ctx->pool;
-    if (!pool->counters.cached_bytes || ctx->capture) /* a capture cannot wait */
+    if (!pool->counters.cached_bytes || pool->capture) /* a capture cannot wait */
         return TORCHLEAN_OK;
-    int32_t status = ctx->cuda ? tl_cuda_synchronize(ctx->cuda) : TORCHLEAN_OK;
+    int32_t status = pool->cuda ? tl_cuda_synchronize(pool->cuda) : TORCHLEAN_OK;
     for (int32_t i = 0; i < TL_POOL_CLASSES; i++) {
         for (tl_block *b = pool->cached[i], *next; b; b = next) {
             next = b->cached;
             map_remove(pool, b);
-            driver_free(ctx, b);
+            driver_free(pool, b);
             free(b);
         }
         pool->cached[i] = NULL;
@@ -176,37 +175,36 @@ static int beyond_cap(const torchlean_memory *c, uint64_t size)
     return c->cap_bytes && (size > c->cap_bytes || c->live_bytes + c->cached_bytes > c->cap_bytes - size);
 }
 
-static int32_t no_memory(const tl_context *ctx, size_t bytes, const char *why)
+static int32_t no_memory(const struct tl_pool *pool, size_t bytes, const char *why)
 {
-    const torchlean_memory *c = &ctx->pool.counters;
+    const torchlean_memory *c = &pool->counters;
     return tl_fail(TORCHLEAN_NO_MEMORY, "%s: asked for %zu bytes; live %llu bytes, cached %llu bytes, cap %llu bytes",
                    why, bytes, (unsigned long long)c->live_bytes, (unsigned long long)c->cached_bytes,
                    (unsigned long long)c->cap_bytes);
 }
 
 /* A new block of the class: within the cap, collecting once and trying again if there is no room. */
-static int32_t grow(tl_context *ctx, size_t bytes, uint64_t size, int32_t size_class, tl_block **out)
+static int32_t grow(struct tl_pool *pool, size_t bytes, uint64_t size, int32_t size_class, tl_block **out)
 {
-    struct tl_pool *pool = &ctx->pool;
     int32_t status;
     if (beyond_cap(&pool->counters, size)) {
-        if ((status = tl_pool_collect(ctx)))
+        if ((status = tl_pool_trim(pool)))
             return status;
         if (beyond_cap(&pool->counters, size))
-            return no_memory(ctx, bytes, "the context's memory cap is reached");
+            return no_memory(pool, bytes, "the context's memory cap is reached");
     }
     tl_block *block = calloc(1, sizeof *block);
     if (!block)
-        return no_memory(ctx, bytes, "out of host memory for bookkeeping");
-    status = driver_alloc(ctx, size, &block->p);
+        return no_memory(pool, bytes, "out of host memory for bookkeeping");
+    status = driver_alloc(pool, size, &block->p);
     if (status == TORCHLEAN_NO_MEMORY && pool->counters.cached_bytes) {
-        if (!(status = tl_pool_collect(ctx)))
-            status = driver_alloc(ctx, size, &block->p);
+        if (!(status = tl_pool_trim(pool)))
+            status = driver_alloc(pool, size, &block->p);
     }
     if (status) {
         free(block);
         return status == TORCHLEAN_NO_MEMORY
-                   ? no_memory(ctx, bytes, ctx->cuda ? "out of device memory" : "out of memory")
+                   ? no_memory(pool, bytes, pool->cuda ? "out of device memory" : "out of memory")
                    : status;
     }
     block->bytes = size;
@@ -214,6 +212,27 @@ static int32_t grow(tl_context *ctx, size_t bytes, uint64_t size, int32_t size_c
     map_insert(pool, block);
     pool->counters.driver_allocations++;
     *out = block;
+    return TORCHLEAN_OK;
+}
+
+/* ---- taking and giving back -------------------------------------------------------------------------------------- */
+
+int32_t tl_capture_hold(struct tl_capture *capture, tl_block *block)
+{
+    if (block->held_by == capture->serial)
+        return TORCHLEAN_OK;
+    if (capture->count == capture->room) {
+        const uint64_t room = capture->room ? 2 * capture->room : 64;
+        tl_block **held = realloc(capture->held, room * sizeof *held);
+        if (!held)
+            return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a capture of %llu blocks",
+                           (unsigned long long)room);
+        capture->held = held;
+        capture->room = room;
+    }
+    capture->held[capture->count++] = block;
+    block->references++;
+    block->held_by = capture->serial;
     return TORCHLEAN_OK;
 }
 
@@ -229,16 +248,15 @@ static tl_block *take_idle(struct tl_capture *capture, int32_t size_class)
     return block;
 }
 
-static int32_t take(tl_context *ctx, size_t bytes, int constant, tl_block **out)
+static int32_t take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out)
 {
-    struct tl_pool *pool = &ctx->pool;
     torchlean_memory *c = &pool->counters;
     uint64_t size = 0;
     int32_t size_class = class_of(bytes, &size), status;
     *out = NULL;
     if (size_class < 0)
-        return no_memory(ctx, bytes, "no device has this much memory");
-    if (ctx->capture && !constant && (*out = take_idle(ctx->capture, size_class))) {
+        return no_memory(pool, bytes, "no device has this much memory");
+    if (pool->capture && !constant && (*out = take_idle(pool->capture, size_class))) {
         c->allocations++;
         return TORCHLEAN_OK;
     }
@@ -248,7 +266,7 @@ static int32_t take(tl_context *ctx, size_t bytes, int constant, tl_block **out)
         block->cached = NULL;
         c->cached_bytes -= size;
     } else {
-        if ((status = grow(ctx, bytes, size, size_class, &block)))
+        if ((status = grow(pool, bytes, size, size_class, &block)))
             return status;
     }
     block->references = 1;
@@ -257,30 +275,32 @@ static int32_t take(tl_context *ctx, size_t bytes, int constant, tl_block **out)
     c->live_bytes += size;
     if (c->live_bytes > c->peak_bytes)
         c->peak_bytes = c->live_bytes;
-    if (!ctx->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
+    if (!pool->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
         ASAN_UNPOISON_MEMORY_REGION(block->p, size);
         ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, size - bytes);
     }
-    if (ctx->capture) {
-        if ((status = tl_capture_hold(ctx, block))) {
-            tl_pool_drop(ctx, block);
+    if (pool->capture) {
+        if ((status = tl_capture_hold(pool->capture, block))) {
+            tl_pool_drop(pool, block);
             return status;
         }
-        block->taken_by = constant ? 0 : ctx->capture->serial;
+        block->taken_by = constant ? 0 : pool->capture->serial;
     }
     *out = block;
     return TORCHLEAN_OK;
 }
 
-int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out) { return take(ctx, bytes, 0, out); }
+int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, tl_block **out) { return take(pool, bytes, 0, out); }
 
-int32_t tl_pool_take_constant(tl_context *ctx, size_t bytes, tl_block **out) { return take(ctx, bytes, 1, out); }
-
-void tl_pool_drop(tl_context *ctx, tl_block *block)
+int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out)
 {
-    struct tl_pool *pool = &ctx->pool;
+    return take(pool, bytes, 1, out);
+}
+
+void tl_pool_drop(struct tl_pool *pool, tl_block *block)
+{
     if (--block->references) {
-        struct tl_capture *capture = ctx->capture;
+        struct tl_capture *capture = pool->capture;
         if (capture && block->references == 1 && block->taken_by == capture->serial) {
             block->cached = capture->idle[block->size_class];
             capture->idle[block->size_class] = block;
@@ -291,28 +311,14 @@ void tl_pool_drop(tl_context *ctx, tl_block *block)
     pool->cached[block->size_class] = block;
     pool->counters.live_bytes -= block->bytes;
     pool->counters.cached_bytes += block->bytes;
-    if (!ctx->cuda)
+    if (!pool->cuda)
         ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
 }
 
-int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p)
+tl_block *tl_pool_find(const struct tl_pool *pool, const void *p)
 {
-    tl_block *block;
-    int32_t status = tl_pool_take(ctx, bytes, &block);
-    *p = status ? NULL : block->p;
-    return status;
-}
-
-void tl_pool_free(tl_context *ctx, void *p)
-{
-    struct tl_pool *pool = &ctx->pool;
-    if (!p)
-        return;
-    for (tl_block *b = pool->buckets[bucket_of(pool, p)]; b; b = b->chain) {
-        if (b->p == p) {
-            if (b->references)
-                tl_pool_drop(ctx, b);
-            return;
-        }
-    }
+    tl_block *block = pool->buckets[bucket_of(pool, p)];
+    while (block && block->p != p)
+        block = block->chain;
+    return block;
 }

@@ -10,7 +10,11 @@
 #ifndef TL_POOL_H
 #define TL_POOL_H
 
-#include "internal.h"
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "api.h"
 
 enum { TL_POOL_LOG2_MAX = 47, TL_POOL_CLASSES = 8 + (TL_POOL_LOG2_MAX - 11) * 8 };
 
@@ -27,21 +31,39 @@ typedef struct tl_block {
     struct tl_block *chain;  /* next in the pointer map's bucket */
 } tl_block;
 
+/* What a capture gathers; all of it becomes the graph's. */
+struct tl_capture {
+    uint64_t serial;  /* of the context's captures, from 1 */
+    pthread_t thread; /* the one that captures */
+    int32_t broken;   /* a captured call failed in its work */
+    tl_block **held;  /* one reference to each block that the graph uses */
+    uint64_t count, room;
+    tl_block *idle[TL_POOL_CLASSES]; /* taken by captured calls and given back: theirs again, nobody else's */
+};
+
 struct tl_pool {
+    struct tl_cuda_state *cuda; /* the device that memory comes from; NULL on the CPU */
+    struct tl_capture *capture; /* while the context's calls are captured, else NULL */
     tl_block *cached[TL_POOL_CLASSES];
     tl_block **buckets; /* pointer -> block, chained */
     uint64_t bucket_count, blocks;
     torchlean_memory counters; /* live_buffers is kept by the context */
 };
 
-int32_t tl_pool_open(tl_context *ctx);
+int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda);
 /* Returns everything, live blocks included. */
-void tl_pool_close(tl_context *ctx);
+void tl_pool_close(struct tl_pool *pool);
 /* A block with one reference. */
-int32_t tl_pool_take(tl_context *ctx, size_t bytes, tl_block **out);
+int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, tl_block **out);
 /* The same for content that a captured call reads at every launch: no other call of the capture gets the block. */
-int32_t tl_pool_take_constant(tl_context *ctx, size_t bytes, tl_block **out);
+int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out);
 /* Drops one reference; the last one puts the block into the cache. */
-void tl_pool_drop(tl_context *ctx, tl_block *block);
+void tl_pool_drop(struct tl_pool *pool, tl_block *block);
+/* The block that begins at p, or NULL. */
+tl_block *tl_pool_find(const struct tl_pool *pool, const void *p);
+/* Returns the cached blocks to the driver, after waiting for the stream. Does nothing while calls are captured. */
+int32_t tl_pool_trim(struct tl_pool *pool);
+/* The capture holds the block, and so will its graph. NO_MEMORY with a message. */
+int32_t tl_capture_hold(struct tl_capture *capture, tl_block *block);
 
 #endif

@@ -1,9 +1,12 @@
-/* Shape functions of the entry points: the twins of tlspec/shapes.py, same names, same results. They are total: an axis
- * that does not exist leaves the list unchanged, so a bad argument is refused by its own check and never read past. */
+/* Shape functions of the entry points: those of tlspec/shapes.py in C, same names, same results. They are total: an axis
+ * that does not exist leaves the list unchanged, so a bad argument is refused by its own check, and nothing is read
+ * beyond the list. */
 #ifndef TL_SHAPES_H
 #define TL_SHAPES_H
 
-#include "internal.h"
+#include <stddef.h>
+
+#include "dims.h"
 
 static inline uint64_t tl_rank(const tl_dims *dims)
 {

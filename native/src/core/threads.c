@@ -9,6 +9,8 @@
  * leaves by decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So
  * it never waits for a worker that is still asleep: one that wakes too late finds the gate closed and touches
  * nothing. */
+#include "threads.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -19,9 +21,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "handles.h"
+#include "errors.h"
+#include "float_mode.h"
 
-enum { TL_MAX_THREADS = 1024, TL_SPIN_NANOSECONDS = 20000, TL_COPY_TASK = 1 << 18 };
+enum { TL_SPIN_NANOSECONDS = 20000, TL_COPY_TASK = 1 << 18 };
 
 #define GATE_OPEN (UINT64_C(1) << 31)
 #define GATE_INSIDE (GATE_OPEN - 1)
@@ -107,7 +110,7 @@ static void run_tasks(int32_t worker)
 static void *work(void *number)
 {
     uint32_t seen = 0;
-    tl_standard_float_mode(); /* a thread inherits its maker's mode */
+    tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */
     while ((seen = enter_job(seen))) {
         run_tasks((int32_t)(intptr_t)number);
         uint64_t gate = atomic_fetch_sub(&pool.gate, 1) - 1;
@@ -272,22 +275,14 @@ int32_t tl_threads_environment(void)
                    TL_MAX_THREADS);
 }
 
-TL_API uint32_t torchlean_cuda_threads(void) { return (uint32_t)tl_workers(); }
-
-TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
+void tl_threads_set(int32_t threads)
 {
-    if (threads > TL_MAX_THREADS)
-        return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected 0 to %d", __func__, threads, TL_MAX_THREADS);
-    /* A kernel may size scratch by tl_workers(), so the number changes only while no call is running. */
-    tl_lock_all();
     while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire))
         sched_yield();
     if (pool.started)
         stop_workers();
-    atomic_store(&wanted, threads ? (int32_t)threads : default_threads());
+    atomic_store(&wanted, threads ? threads : default_threads());
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
-    tl_unlock_all();
-    return TORCHLEAN_OK;
 }
 
 /* ---- fork ------------------------------------------------------------------------------------------------------ */

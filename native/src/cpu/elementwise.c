@@ -3,11 +3,12 @@
  * The operations stand in formula/elementwise.def, one line each; the macros below make a kernel of a line: a loop that
  * gcc vectorises in every variant. A task is a span of TL_SPAN elements, cut by
  * length alone. An output may be one of the inputs, because each element is read before it is written. */
-#include "../../generated/elementwise.h"
-
-#include "../formula/activation.h"
-#include "../formula/exact.h"
-#include "../formula/explog.h"
+#include "core/threads.h"
+#include "formula/activation.h"
+#include "formula/exact.h"
+#include "formula/explog.h"
+#include "formula/integer.h"
+#include "generated/elementwise.h"
 
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
  * which pays for handing it to a thread. */
@@ -22,7 +23,7 @@ typedef struct tl_map {
 
 static int32_t run(tl_task_fn span, tl_map map)
 {
-    tl_parallel((map.n + TL_SPAN - 1) / TL_SPAN, span, &map);
+    tl_parallel(tl_ceil_div(map.n, TL_SPAN), span, &map);
     return TORCHLEAN_OK;
 }
 
@@ -106,4 +107,4 @@ static int32_t run(tl_task_fn span, tl_map map)
         return run(op##_span, (tl_map){.a = a, .b = b, .c = c, .y = y, .z = z, .n = n});       \
     }
 
-#include "../formula/elementwise.def"
+#include "formula/elementwise.def"

@@ -5,9 +5,11 @@
  * copies the input's elements there and adds the block's values in the order of the index list. The block stays in L2,
  * no two tasks write the same element, and since every element sees its values in index order, neither the cut nor the
  * thread that runs a task can change a bit. */
-#include "../../generated/index.h"
-
 #include <string.h>
+
+#include "core/threads.h"
+#include "formula/integer.h"
+#include "generated/index.h"
 
 enum {
     GATHER_TASK = 65536,    /* output elements per task of a gather */
@@ -17,19 +19,6 @@ enum {
     CHUNK = 32768,          /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
     MOST_CHUNKS = 64
 };
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-static inline int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-static inline int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
@@ -45,7 +34,7 @@ static void gather_task(void *arg, int64_t t, int32_t worker)
 {
     (void)worker;
     const gather_job *job = arg;
-    int64_t from = t * job->per_task, to = smaller(from + job->per_task, job->k), cols = job->cols;
+    int64_t from = t * job->per_task, to = tl_imin(from + job->per_task, job->k), cols = job->cols;
     if (cols == 1) {
         for (int64_t j = from; j < to; j++)
             job->out[j] = job->indices[j] < job->rows ? job->table[job->indices[j]] : 0.0f;
@@ -62,8 +51,8 @@ static void gather_task(void *arg, int64_t t, int32_t worker)
 
 static int32_t gather(const float *table, const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
-    gather_job job = {table, indices, out, rows, cols, k, larger(1, GATHER_TASK / cols)};
-    tl_parallel(ceil_div(k, job.per_task), gather_task, &job);
+    gather_job job = {table, indices, out, rows, cols, k, tl_imax(1, GATHER_TASK / cols)};
+    tl_parallel(tl_ceil_div(k, job.per_task), gather_task, &job);
     return TORCHLEAN_OK;
 }
 
@@ -112,7 +101,7 @@ static void count_task(void *arg, int64_t t, int32_t worker)
     uint32_t rows = (uint32_t)job->rows;
     int shift = job->block_shift;
     memset(count, 0, (size_t)job->blocks * sizeof *count);
-    for (int64_t j = t * job->chunk, end = smaller(j + job->chunk, job->k); j < end; j++)
+    for (int64_t j = t * job->chunk, end = tl_imin(j + job->chunk, job->k); j < end; j++)
         if (job->indices[j] < rows)
             count[job->indices[j] >> shift]++;
 }
@@ -126,7 +115,7 @@ static void group_task(void *arg, int64_t t, int32_t worker)
     uint32_t *cursor = job->cursor + t * job->blocks;
     uint32_t rows = (uint32_t)job->rows;
     int shift = job->block_shift;
-    for (int64_t j = t * job->chunk, end = smaller(j + job->chunk, job->k); j < end; j++) {
+    for (int64_t j = t * job->chunk, end = tl_imin(j + job->chunk, job->k); j < end; j++) {
         uint32_t row = job->indices[j];
         if (row >= rows)
             continue;
@@ -145,8 +134,8 @@ static void scatter_task(void *arg, int64_t t, int32_t worker)
     (void)worker;
     const scatter_job *job = arg;
     int64_t block = t / job->column_blocks, cols = job->cols, col = t % job->column_blocks * job->block_cols;
-    int64_t width = smaller(job->block_cols, cols - col);
-    int64_t row = block * job->block_rows, row_end = smaller(row + job->block_rows, job->rows);
+    int64_t width = tl_imin(job->block_cols, cols - col);
+    int64_t row = block * job->block_rows, row_end = tl_imin(row + job->block_rows, job->rows);
     int64_t runs = width == cols ? 1 : row_end - row, run = width == cols ? (row_end - row) * cols : width;
     for (int64_t r = 0; r < runs; r++) {
         float *to = job->out + (row + r) * cols + col;
@@ -179,19 +168,19 @@ static int32_t scatter(tl_context *ctx, const float *base, const float *values, 
 {
     scatter_job job = {.base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols,
                        .k = k};
-    job.column_blocks = ceil_div(cols, BLOCK_COLUMNS);
-    job.block_cols = ceil_div(ceil_div(cols, job.column_blocks), 16) * 16;
-    job.column_blocks = ceil_div(cols, job.block_cols);
+    job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS);
+    job.block_cols = tl_ceil_div(tl_ceil_div(cols, job.column_blocks), 16) * 16;
+    job.column_blocks = tl_ceil_div(cols, job.block_cols);
     /* Blocks of BLOCK elements; less where that leaves under eight tasks, more where the grouping gets too wide. */
-    int64_t block_rows = larger(1, BLOCK / smaller(job.block_cols, cols));
-    block_rows = smaller(block_rows, larger(1, rows * job.column_blocks / 8));
-    block_rows = larger(block_rows, ceil_div(rows, MOST_BLOCKS));
+    int64_t block_rows = tl_imax(1, BLOCK / tl_imin(job.block_cols, cols));
+    block_rows = tl_imin(block_rows, tl_imax(1, rows * job.column_blocks / 8));
+    block_rows = tl_imax(block_rows, tl_ceil_div(rows, MOST_BLOCKS));
     while ((INT64_C(1) << job.block_shift) < block_rows)
         job.block_shift++;
     job.block_rows = INT64_C(1) << job.block_shift;
-    job.blocks = ceil_div(rows, job.block_rows);
-    job.chunk = larger(CHUNK, ceil_div(k, MOST_CHUNKS));
-    job.chunks = ceil_div(k, job.chunk);
+    job.blocks = tl_ceil_div(rows, job.block_rows);
+    job.chunk = tl_imax(CHUNK, tl_ceil_div(k, MOST_CHUNKS));
+    job.chunks = tl_ceil_div(k, job.chunk);
 
     size_t hits = (size_t)k * sizeof(hit), cursors = (size_t)(job.chunks * job.blocks) * sizeof(uint32_t);
     void *scratch;
@@ -256,9 +245,9 @@ static void row_task(void *arg, int64_t t, int32_t worker)
 {
     (void)worker;
     const row_job *job = arg;
-    int64_t from = t * GATHER_TASK, to = smaller(from + GATHER_TASK, job->total);
+    int64_t from = t * GATHER_TASK, to = tl_imin(from + GATHER_TASK, job->total);
     memcpy(job->out + from, job->mat + from, (size_t)(to - from) * sizeof(float));
-    for (int64_t e = larger(from, job->from), end = smaller(to, job->to); e < end; e++)
+    for (int64_t e = tl_imax(from, job->from), end = tl_imin(to, job->to); e < end; e++)
         job->out[e] += job->row[e - job->from];
 }
 
@@ -267,6 +256,6 @@ int32_t tl_cpu_scatter_add_row(tl_context *ctx, const float *mat, const float *r
 {
     (void)ctx;
     row_job job = {mat, row, out, rows * cols, i * cols, (i + 1) * cols};
-    tl_parallel(ceil_div(job.total, GATHER_TASK), row_task, &job);
+    tl_parallel(tl_ceil_div(job.total, GATHER_TASK), row_task, &job);
     return TORCHLEAN_OK;
 }

@@ -2,9 +2,10 @@
  *
  * The mean squared error is one row: its leaves are tasks. Cross-entropy is a softmax whose result is one number per
  * row (row_phases.h); the losses of the rows are a row of their own. */
-#include "row_phases.h"
-
-#include "../../generated/loss.h"
+#include "core/threads.h"
+#include "cpu/row_phases.h"
+#include "formula/integer.h"
+#include "generated/loss.h"
 
 typedef struct job {
     const float *a, *b; /* yhat and target, or a: logits */
@@ -29,7 +30,7 @@ static void squares_task(void *arg, int64_t task, int32_t worker)
 
 int32_t tl_cpu_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out)
 {
-    const int64_t leaves = (n + TL_SUM_LEAF - 1) / TL_SUM_LEAF;
+    const int64_t leaves = tl_ceil_div(n, TL_SUM_LEAF);
     void *scratch;
     if (n == 0) {
         out[0] = TL_NAN;
@@ -65,7 +66,7 @@ int32_t tl_cpu_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *tar
     (void)ctx;
     job j = {.a = yhat, .b = target, .out = gyhat, .other = gtarget, .n = n, .slope = tl_mse_slope_of(g[0], n),
              .stream = n >= TL_STREAM_FROM};
-    tl_parallel((n + TL_ROW_TASK - 1) / TL_ROW_TASK, mse_grad_task, &j);
+    tl_parallel(tl_ceil_div(n, TL_ROW_TASK), mse_grad_task, &j);
     return TORCHLEAN_OK;
 }
 

@@ -7,9 +7,10 @@
  * column tree: it finishes one row after the other and adds each to its chain while the row is in cache. With few, the
  * rows come first and a second pass, over chunks and tiles of columns, computes xhat again from the saved statistics.
  * Both add in the same order. */
-#include "row_phases.h"
-
-#include "../../generated/norm.h"
+#include "core/threads.h"
+#include "cpu/row_phases.h"
+#include "formula/integer.h"
+#include "generated/norm.h"
 
 typedef struct job {
     const float *x, *gamma, *beta, *g;
@@ -239,7 +240,7 @@ static void tile_task(void *arg, int64_t task, int32_t worker)
     const columns_job *c = arg;
     const job *a = &c->rows;
     (void)worker;
-    const int64_t tiles = (a->cols + TL_COLUMN_TILE - 1) / TL_COLUMN_TILE, chunk = task / tiles;
+    const int64_t tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE), chunk = task / tiles;
     const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TL_COLUMN_TILE;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
     const int64_t n = a->cols - first < TL_COLUMN_TILE ? a->cols - first : TL_COLUMN_TILE;
@@ -266,7 +267,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
                               .stream = rows * cols >= TL_STREAM_FROM}};
     if (!ggamma && !gbeta)
         return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
-    const int64_t chunks = (rows + TL_COLUMN_CHUNK - 1) / TL_COLUMN_CHUNK;
+    const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);
     const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
     const int64_t state = fused ? tl_workers() * 2 * TL_COLUMN_CHAINS * cols : 2 * rows;
     void *scratch;
@@ -283,7 +284,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
         c.rows.istds = c.chains + rows;
         status = tl_run_phases(ctx, &c.rows, layer_grad_phases, gx ? 4 : 2, rows, cols);
         if (!status)
-            tl_parallel(chunks * ((cols + TL_COLUMN_TILE - 1) / TL_COLUMN_TILE), tile_task, &c);
+            tl_parallel(chunks * (tl_ceil_div(cols, TL_COLUMN_TILE)), tile_task, &c);
     }
     if (!status && ggamma)
         status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);

@@ -3,9 +3,11 @@
  * The tensors of a list, end to end, are one row of elements; task k owns the elements k·TL_SPAN .. of it, whichever
  * tensors they lie in, so that a hundred small tensors are a few tasks and a large one is many. An output may be the
  * input of its index, because each element is read before it is written. */
-#include "../../generated/optim.h"
-#include "../formula/optim.h"
-#include "../formula/sum_tree.h"
+#include "core/threads.h"
+#include "formula/integer.h"
+#include "formula/optim.h"
+#include "formula/sum_tree.h"
+#include "generated/optim.h"
 
 /* Seven operands of 64 KiB stay within a core's L2 cache and pay for handing the task to a thread. */
 enum { TL_SPAN = 16384 };
@@ -206,7 +208,7 @@ static double sum_row(double *x, int64_t n)
     if (n == 0)
         return 0.0;
     while (n > 1) {
-        const int64_t leaves = (n + TL_SUM_LEAF - 1) / TL_SUM_LEAF;
+        const int64_t leaves = tl_ceil_div(n, TL_SUM_LEAF);
         for (int64_t k = 0; k < leaves; k++) {
             const int64_t left = n - k * TL_SUM_LEAF;
             x[k] = leaf_of_sums(x + k * TL_SUM_LEAF, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);

@@ -9,9 +9,11 @@
  * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows. */
 #include <string.h>
 
-#include "../../generated/pool.h"
-#include "../formula/count.h"
-#include "../formula/pool.h"
+#include "core/threads.h"
+#include "formula/count.h"
+#include "formula/integer.h"
+#include "formula/pool.h"
+#include "generated/pool.h"
 
 enum {
     BLOCK = 1024, /* outputs of a unit: accumulators of 4 KiB each */
@@ -19,10 +21,6 @@ enum {
 };
 
 #define INLINE static inline __attribute__((always_inline))
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : 0; }
 
 /* The spatial axes; a single one is preceded by an axis of one cell, so there is always a leading axis. `step` is the
  * distance of neighbours on an axis. */
@@ -69,13 +67,13 @@ static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, i
     const int32_t l = v->lead;
     for (int32_t i = 0; i < l; i++) {
         const int64_t start = at[i] * v->s[i] - v->p[i];
-        r.low[i] = most(start, 0);
-        r.high[i] = least(start + v->k[i], v->n[i]);
+        r.low[i] = tl_imax(start, 0);
+        r.high[i] = tl_imin(start + v->k[i], v->n[i]);
         r.rows *= r.high[i] - r.low[i];
     }
     const int64_t room = v->n[l] + v->p[l] - v->k[l];
-    r.in_from = least(most(ceil_div(v->p[l], v->s[l]), from), to);
-    r.in_to = room < 0 ? r.in_from : most(least(room / v->s[l] + 1, to), r.in_from);
+    r.in_from = tl_imin(tl_imax(tl_ceil_div(v->p[l], v->s[l]), from), to);
+    r.in_to = room < 0 ? r.in_from : tl_imax(tl_imin(room / v->s[l] + 1, to), r.in_from);
     return r;
 }
 
@@ -102,7 +100,7 @@ static inline int64_t offset(const pool_shape *v, const int64_t *c)
 static inline int64_t padded(const pool_shape *v, const pool_row *r, int64_t o)
 {
     const int64_t start = o * v->s[v->lead] - v->p[v->lead];
-    const int64_t cells = least(start + v->k[v->lead], v->n[v->lead]) - most(start, 0);
+    const int64_t cells = tl_imin(start + v->k[v->lead], v->n[v->lead]) - tl_imax(start, 0);
     return v->kernel - r->rows * cells;
 }
 
@@ -173,7 +171,7 @@ typedef struct pool_block {
                 o = r->in_to;                                                                                          \
             if (o >= r->to)                                                                                            \
                 break;                                                                                                 \
-            const int64_t start = o * s - v->p[l], low = most(start, 0), high = least(start + k, v->n[l]);             \
+            const int64_t start = o * s - v->p[l], low = tl_imax(start, 0), high = tl_imin(start + k, v->n[l]);        \
             NAME##_inside(row + low, (uint32_t)(base + low), 1, high - low, 1, b->a + (o - r->from),                   \
                           b->p + (o - r->from), b->cell + (o - r->from), beta);                                        \
         }                                                                                                              \
@@ -229,7 +227,7 @@ static void find_winners(const float *x, const pool_shape *v, const pool_row *r,
     const int64_t corner = offset(v, r->low), s = v->s[v->lead], p = v->p[v->lead];
     for (int64_t i = 0; i < r->to - r->from; i++) {
         b->a[i] = -TL_INF;
-        b->cell[i] = (uint32_t)(corner + most((r->from + i) * s - p, 0));
+        b->cell[i] = (uint32_t)(corner + tl_imax((r->from + i) * s - p, 0));
     }
     all_rows(pass_winner, x, v, r, b, 0.0f);
 }
@@ -256,7 +254,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     pool_block b;
     memset(b.p, 0, sizeof b.p);
     memset(b.cell, 0, sizeof b.cell);
-    const int64_t last = least((task + 1) * f->group, f->units), width = v->o[v->lead];
+    const int64_t last = tl_imin((task + 1) * f->group, f->units), width = v->o[v->lead];
     for (int64_t u = task * f->group; u < last; u++) {
         int64_t at[8], rest = u / f->blocks;
         const int64_t row = rest, from = u % f->blocks * BLOCK;
@@ -264,7 +262,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
             at[i] = rest % v->o[i];
             rest /= v->o[i];
         }
-        const pool_row r = find_row(v, at, from, least(from + BLOCK, width));
+        const pool_row r = find_row(v, at, from, tl_imin(from + BLOCK, width));
         const float *x = f->x + rest * v->plane;
         float *out = f->out + row * width + from;
         const int64_t n = r.to - r.from;
@@ -289,13 +287,13 @@ static int32_t forward(pool_call f)
 {
     const pool_shape *v = &f.v;
     const int64_t width = v->o[v->lead];
-    f.blocks = ceil_div(width, BLOCK);
+    f.blocks = tl_ceil_div(width, BLOCK);
     f.units = v->channels * (v->windows / width) * f.blocks;
-    int64_t cells = least(width, BLOCK);
+    int64_t cells = tl_imin(width, BLOCK);
     for (int32_t i = 0; i <= v->lead; i++)
-        cells *= least(v->k[i], v->n[i]);
-    f.group = most(1, TASK / cells);
-    tl_parallel(ceil_div(f.units, f.group), forward_task, &f);
+        cells *= tl_imin(v->k[i], v->n[i]);
+    f.group = tl_imax(1, TASK / cells);
+    tl_parallel(tl_ceil_div(f.units, f.group), forward_task, &f);
     return TORCHLEAN_OK;
 }
 
@@ -320,11 +318,11 @@ static void spread_row(const pool_call *f, const pool_row *r, const pool_block *
     const pool_shape *v = &f->v;
     const int64_t s = v->s[v->lead], p = v->p[v->lead];
     /* no window of the block reaches j that lie wholly left of low or right of high */
-    const int64_t top = least(v->k[v->lead] - 1, high - 1 + p - r->from * s);
-    const int64_t bottom = most(0, low + p - (r->to - 1) * s);
+    const int64_t top = tl_imin(v->k[v->lead] - 1, high - 1 + p - r->from * s);
+    const int64_t bottom = tl_imax(0, low + p - (r->to - 1) * s);
     for (int64_t j = top; j >= bottom; j--) {
-        const int64_t from = most(r->from, ceil_div(low + p - j, s)), room = high - 1 + p - j;
-        const int64_t to = room < 0 ? from : least(r->to, room / s + 1), n = to - from, at = from - r->from;
+        const int64_t from = tl_imax(r->from, tl_ceil_div(low + p - j, s)), room = high - 1 + p - j;
+        const int64_t to = room < 0 ? from : tl_imin(r->to, room / s + 1), n = to - from, at = from - r->from;
         if (n <= 0)
             continue;
         const int64_t cell = from * s + j - p;
@@ -368,7 +366,7 @@ static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t 
     int64_t c[8];
     memcpy(c, r.low, sizeof c);
     do {
-        const int64_t base = offset(v, c), low = most(own - base, 0), high = least(end - base, v->n[v->lead]);
+        const int64_t base = offset(v, c), low = tl_imax(own - base, 0), high = tl_imin(end - base, v->n[v->lead]);
         if (low < high)
             spread_row(f, &r, b, x ? x + base : NULL, gx + base, low, high);
     } while (next(c, r.low, r.high, v->lead));
@@ -377,8 +375,8 @@ static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t 
 /* Windows of an axis that meet its cells [low, high): [*from, *to). */
 static void meeting(const pool_shape *v, int32_t axis, int64_t low, int64_t high, int64_t *from, int64_t *to)
 {
-    *from = ceil_div(low + v->p[axis] - v->k[axis] + 1, v->s[axis]);
-    *to = least((high - 1 + v->p[axis]) / v->s[axis] + 1, v->o[axis]);
+    *from = tl_imax(0, tl_ceil_div(low + v->p[axis] - v->k[axis] + 1, v->s[axis]));
+    *to = tl_imin((high - 1 + v->p[axis]) / v->s[axis] + 1, v->o[axis]);
 }
 
 static void gradient_task(void *arg, int64_t task, int32_t worker)
@@ -387,12 +385,12 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
     const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0; /* a single axis is cut itself */
-    const int64_t last = least((task + 1) * f->group, f->units);
+    const int64_t last = tl_imin((task + 1) * f->group, f->units);
     pool_block b;
     memset(b.p, 0, sizeof b.p);
     memset(b.cell, 0, sizeof b.cell);
     for (int64_t u = task * f->group; u < last; u++) {
-        const int64_t channel = u / f->spans, low = u % f->spans * f->span, high = least(low + f->span, v->n[cut]);
+        const int64_t channel = u / f->spans, low = u % f->spans * f->span, high = tl_imin(low + f->span, v->n[cut]);
         const int64_t own = low * v->step[cut], end = high * v->step[cut];
         const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
         float *gx = f->out + channel * v->plane;
@@ -407,7 +405,7 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
                 for (int32_t i = 0; i < v->lead; i++)
                     row = row * v->o[i] + at[i];
                 for (int64_t from = first[v->lead]; from < past[v->lead]; from += BLOCK)
-                    spread(f, at, from, least(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx, own,
+                    spread(f, at, from, tl_imin(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx, own,
                            end, &b);
             } while (next(at, first, past, v->lead));
         }
@@ -422,11 +420,11 @@ static int32_t gradient(pool_call f)
     const pool_shape *v = &f.v;
     const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0;
     /* Windows across the end of a span are computed by both its neighbours: eight kernels long, they are few. */
-    f.span = most(ceil_div(TASK, v->step[cut]), 8 * least(v->k[cut], v->n[cut]));
-    f.spans = ceil_div(v->n[cut], f.span);
+    f.span = tl_imax(tl_ceil_div(TASK, v->step[cut]), 8 * tl_imin(v->k[cut], v->n[cut]));
+    f.spans = tl_ceil_div(v->n[cut], f.span);
     f.units = v->channels * f.spans;
-    f.group = most(1, TASK / v->plane);
-    tl_parallel(ceil_div(f.units, f.group), gradient_task, &f);
+    f.group = tl_imax(1, TASK / v->plane);
+    tl_parallel(tl_ceil_div(f.units, f.group), gradient_task, &f);
     return TORCHLEAN_OK;
 }
 

@@ -1,7 +1,8 @@
 /* Random numbers on the CPU: a task fills a span of TL_SPAN elements; element i depends on the key and i alone. */
-#include "../../generated/random.h"
-
-#include "../formula/random.h"
+#include "core/threads.h"
+#include "formula/integer.h"
+#include "formula/random.h"
+#include "generated/random.h"
 
 /* 64 KiB of output: a task of tens of microseconds. */
 enum { TL_SPAN = 16384 };
@@ -15,7 +16,7 @@ typedef struct tl_draw {
 
 static int32_t run(tl_task_fn span, tl_draw draw)
 {
-    tl_parallel((draw.n + TL_SPAN - 1) / TL_SPAN, span, &draw);
+    tl_parallel(tl_ceil_div(draw.n, TL_SPAN), span, &draw);
     return TORCHLEAN_OK;
 }
 

@@ -6,14 +6,12 @@
  * chunk, is the input of the same reduction again. Units and tasks follow from the shape alone.
  *
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
-#include "sum_tree.h"
-
-#include "../../generated/reduce.h"
-#include "../formula/base.h"
-#include "../formula/count.h"
-
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+#include "core/threads.h"
+#include "cpu/sum_tree.h"
+#include "formula/base.h"
+#include "formula/count.h"
+#include "formula/integer.h"
+#include "generated/reduce.h"
 
 /* Elements per task: 256 KiB, which pays for handing a task to a thread. */
 enum { TASK = 65536 };
@@ -28,11 +26,11 @@ static void run(tl_task_fn fn, void *arg, grain *g, int64_t units, int64_t size)
 {
     g->units = units;
     g->per_task = size < TASK ? TASK / (size > 0 ? size : 1) : 1;
-    tl_parallel(CEIL_DIV(units, g->per_task), fn, arg);
+    tl_parallel(tl_ceil_div(units, g->per_task), fn, arg);
 }
 
 #define EACH_UNIT(u, g, task) \
-    for (int64_t u = (task) * (g).per_task, u##_end = MIN((g).units, u + (g).per_task); u < u##_end; u++)
+    for (int64_t u = (task) * (g).per_task, u##_end = tl_imin((g).units, u + (g).per_task); u < u##_end; u++)
 
 /* ---- maxima ------------------------------------------------------------------------------------------------------ */
 
@@ -101,7 +99,7 @@ static void chunk_max(const float *x, int64_t rows, int64_t stride, int64_t widt
     for (int64_t r = 0; r < rows; r += 4) {
         const float *row[4];
         for (int64_t i = 0; i < 4; i++)
-            row[i] = x + MIN(r + i, rows - 1) * stride; /* past the end the last row counts again */
+            row[i] = x + tl_imin(r + i, rows - 1) * stride; /* past the end the last row counts again */
         range_of_four_rows(row, width, least, greatest);
     }
     for (int64_t j = 0; j < width; j++)
@@ -146,7 +144,7 @@ static void sum_leaves(void *arg, int64_t task, int32_t worker)
     (void)worker;
     EACH_UNIT(u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
-        a.out[u] = tl_leaf_sum(a.x + u / a.leaves * a.cols + first, MIN(a.cols - first, TL_SUM_LEAF));
+        a.out[u] = tl_leaf_sum(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
 }
 
@@ -156,7 +154,7 @@ static void max_leaves(void *arg, int64_t task, int32_t worker)
     (void)worker;
     EACH_UNIT(u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
-        a.out[u] = leaf_max(a.x + u / a.leaves * a.cols + first, MIN(a.cols - first, TL_SUM_LEAF));
+        a.out[u] = leaf_max(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
 }
 
@@ -166,7 +164,7 @@ static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_lea
                            int64_t cols, int64_t count, float *out)
 {
     enum { MANY = 64 };
-    rows_args a = {.x = x, .cols = cols, .leaves = CEIL_DIV(cols, TL_SUM_LEAF), .count = count, .out = out};
+    rows_args a = {.x = x, .cols = cols, .leaves = tl_ceil_div(cols, TL_SUM_LEAF), .count = count, .out = out};
     if (rows >= MANY || cols <= TASK) {
         run(by_row, &a, &a.g, rows, cols);
         return TORCHLEAN_OK;
@@ -213,8 +211,8 @@ static inline corner find_corner(const columns_args *a, int64_t unit)
     p.chunk = unit / a->tiles % a->chunks;
     p.o = unit / a->tiles / a->chunks;
     p.r0 = p.chunk * TL_COLUMN_CHUNK;
-    p.rows = MIN(a->rows - p.r0, TL_COLUMN_CHUNK);
-    p.cols = MIN(a->cols - p.c0, a->width);
+    p.rows = tl_imin(a->rows - p.r0, TL_COLUMN_CHUNK);
+    p.cols = tl_imin(a->cols - p.c0, a->width);
     return p;
 }
 
@@ -246,10 +244,10 @@ static void max_columns(void *arg, int64_t task, int32_t worker)
 /* Tiles of equal width, whole cache lines except for the last. */
 static void cut_columns(columns_args *a)
 {
-    a->chunks = a->rows > TL_COLUMN_CHUNK ? CEIL_DIV(a->rows, TL_COLUMN_CHUNK) : 1;
-    a->tiles = CEIL_DIV(a->cols, TL_COLUMN_TILE);
-    a->width = a->tiles > 1 ? CEIL_DIV(CEIL_DIV(a->cols, a->tiles), 16) * 16 : a->cols;
-    a->tiles = CEIL_DIV(a->cols, a->width);
+    a->chunks = a->rows > TL_COLUMN_CHUNK ? tl_ceil_div(a->rows, TL_COLUMN_CHUNK) : 1;
+    a->tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE);
+    a->width = a->tiles > 1 ? tl_ceil_div(tl_ceil_div(a->cols, a->tiles), 16) * 16 : a->cols;
+    a->tiles = tl_ceil_div(a->cols, a->width);
 }
 
 static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, int64_t outer, int64_t rows, int64_t cols,
@@ -268,7 +266,7 @@ static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, in
             }
         }
         a.out = a.chunks > 1 ? partial : out;
-        run(fn, &a, &a.g, outer * a.chunks * a.tiles, MIN(a.rows, TL_COLUMN_CHUNK) * a.width);
+        run(fn, &a, &a.g, outer * a.chunks * a.tiles, tl_imin(a.rows, TL_COLUMN_CHUNK) * a.width);
         tl_pool_free(ctx, scratch);
         if (a.chunks == 1)
             return TORCHLEAN_OK;
@@ -360,14 +358,14 @@ static void mean_bwd_units(void *arg, int64_t task, int32_t worker)
     EACH_UNIT(u, a.g, task) {
         const corner p = find_corner(&a, u);
         float q[TL_COLUMN_TILE];
-        const int64_t repeat = p.cols == a.cols ? MIN(TL_COLUMN_TILE / p.cols, p.rows) : 1;
+        const int64_t repeat = p.cols == a.cols ? tl_imin(TL_COLUMN_TILE / p.cols, p.rows) : 1;
         for (int64_t j = 0; j < p.cols; j++)
             q[j] = tl_per_count(a.x[p.o * a.cols + p.c0 + j], a.rows);
         for (int64_t j = p.cols; j < repeat * p.cols; j++)
             q[j] = q[j - p.cols];
         float *out = a.out + (p.o * a.rows + p.r0) * a.cols + p.c0;
         for (int64_t r = 0; r < p.rows; r += repeat)
-            memcpy(out + r * a.cols, q, (size_t)(MIN(repeat, p.rows - r) * p.cols) * sizeof(float));
+            memcpy(out + r * a.cols, q, (size_t)(tl_imin(repeat, p.rows - r) * p.cols) * sizeof(float));
     }
 }
 
@@ -377,7 +375,7 @@ int32_t tl_cpu_reduce_mean_bwd(tl_context *ctx, const float *g, const tl_dims *d
     const axis_view v = view_axis(dims, axis);
     columns_args a = {.x = g, .rows = v.length, .cols = v.inner, .out = gx};
     cut_columns(&a);
-    run(mean_bwd_units, &a, &a.g, v.outer * a.chunks * a.tiles, MIN(a.rows, TL_COLUMN_CHUNK) * a.width);
+    run(mean_bwd_units, &a, &a.g, v.outer * a.chunks * a.tiles, tl_imin(a.rows, TL_COLUMN_CHUNK) * a.width);
     return TORCHLEAN_OK;
 }
 
@@ -434,7 +432,7 @@ static void count_segments(void *arg, int64_t task, int32_t worker)
     (void)worker;
     EACH_UNIT(u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK;
-        a.counts[u] = (int32_t)count_equal(a.x + r * a.cols + first, MIN(a.cols - first, TASK), a.max[r]);
+        a.counts[u] = (int32_t)count_equal(a.x + r * a.cols + first, tl_imin(a.cols - first, TASK), a.max[r]);
     }
 }
 
@@ -444,14 +442,14 @@ static void write_segments(void *arg, int64_t task, int32_t worker)
     (void)worker;
     EACH_UNIT(u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK, at = r * a.cols + first;
-        write_shares(a.x + at, MIN(a.cols - first, TASK), a.max[r], a.shares[r], a.gx + at);
+        write_shares(a.x + at, tl_imin(a.cols - first, TASK), a.max[r], a.shares[r], a.gx + at);
     }
 }
 
 int32_t tl_cpu_reduce_max_axis1_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
                                     int64_t cols, float *gx)
 {
-    max_bwd_args a = {.x = x, .max = out, .cotangent = g, .cols = cols, .segments = CEIL_DIV(cols, TASK), .gx = gx};
+    max_bwd_args a = {.x = x, .max = out, .cotangent = g, .cols = cols, .segments = tl_ceil_div(cols, TASK), .gx = gx};
     if (cols <= TASK) {
         run(max_bwd_rows, &a, &a.g, rows, cols);
         return TORCHLEAN_OK;
@@ -506,7 +504,7 @@ static void share_columns(void *arg, int64_t task, int32_t worker)
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
     EACH_UNIT(tile, a.g, task) {
-        const int64_t first = tile * a.cut.width, width = MIN(a.cols - first, a.cut.width);
+        const int64_t first = tile * a.cut.width, width = tl_imin(a.cols - first, a.cut.width);
         int64_t winners[TL_COLUMN_TILE] = {0};
         for (int64_t chunk = 0; chunk < a.cut.chunks; chunk++)
             for (int64_t j = 0; j < width; j++)
@@ -535,7 +533,7 @@ int32_t tl_cpu_reduce_max_axis0_bwd(tl_context *ctx, const float *x, const float
         return tl_cpu_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
     max_bwd_args a = {.cut = {.rows = rows, .cols = cols}, .x = x, .max = out, .cotangent = g, .cols = cols, .gx = gx};
     cut_columns(&a.cut);
-    const int64_t units = a.cut.chunks * a.cut.tiles, size = MIN(rows, TL_COLUMN_CHUNK) * a.cut.width;
+    const int64_t units = a.cut.chunks * a.cut.tiles, size = tl_imin(rows, TL_COLUMN_CHUNK) * a.cut.width;
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)((a.cut.chunks + 1) * cols) * sizeof(float), &scratch);
     if (status)

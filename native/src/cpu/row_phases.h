@@ -7,9 +7,11 @@
 #ifndef TL_CPU_ROW_PHASES_H
 #define TL_CPU_ROW_PHASES_H
 
-#include "../formula/rows.h"
-#include "stream.h"
-#include "sum_tree.h"
+#include "core/threads.h"
+#include "cpu/stream.h"
+#include "cpu/sum_tree.h"
+#include "formula/integer.h"
+#include "formula/rows.h"
 
 /* The sum of f(i), i = 0..n-1 <= TL_SUM_LEAF, in the order of tl_leaf_sum; `f` is an expression in i, each of which is
  * evaluated once, so it may store. The loops run over lanes, so that they vectorise. */
@@ -145,7 +147,7 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
                                     int64_t cols)
 {
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
-    r.leaves = (cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF;
+    r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
     r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
     if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
         tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);

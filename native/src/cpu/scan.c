@@ -6,9 +6,11 @@
  * the chunks' maps, one step per chunk for the carries, one pass for the results. Both do the same arithmetic. */
 #include <string.h>
 
-#include "../../generated/scan.h"
-#include "../formula/scan_chunks.h"
-#include "sum_tree.h"
+#include "core/threads.h"
+#include "cpu/sum_tree.h"
+#include "formula/integer.h"
+#include "formula/scan_chunks.h"
+#include "generated/scan.h"
 
 enum {
     WIDTH = 1024, /* channels of a block at most: a page of each row; the state is 3 rows of 4 KiB */
@@ -17,9 +19,6 @@ enum {
 };
 
 static const float zeros[WIDTH];
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* A scan forward or, with g, in reverse. Coefficients and the inputs beside them have a row per step, or one row (then
  * every = 0) for all steps. */
@@ -171,7 +170,7 @@ static void close_chains(float (*chains)[WIDTH], float *sums, int64_t n)
 /* The steps of one chunk from the h in v; `own` says what runs of its map. */
 static void run_chunk(const scan_call *f, scan_state *v, scan_chains *c, int64_t chunk, int64_t j0, int64_t n, int own)
 {
-    const int64_t first = chunk * TL_SCAN_CHUNK, last = least(first + TL_SCAN_CHUNK, f->T);
+    const int64_t first = chunk * TL_SCAN_CHUNK, last = tl_imin(first + TL_SCAN_CHUNK, f->T);
     const int sums = f->g && f->every == 0;
     if (sums)
         memset(c, 0, sizeof *c);
@@ -212,7 +211,7 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const scan_call *f = arg;
-    const int64_t j0 = task * f->block, n = least(f->block, f->D - j0);
+    const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
     scan_chains c;
     float carry[WIDTH];
@@ -236,7 +235,7 @@ static void map_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const scan_call *f = arg;
-    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = least(f->block, f->D - j0);
+    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
     identity_map(&v, n, OWN_MAP);
     scan_rows r;
@@ -261,7 +260,7 @@ static void carry_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const scan_call *f = arg;
-    const int64_t j0 = task * f->block, n = least(f->block, f->D - j0);
+    const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     start(f, f->carries + j0, j0, n);
     for (int64_t chunk = 0; chunk + 1 < f->chunks; chunk++) {
         const float *P = f->maps_P + chunk * f->D + j0, *s = f->maps_s + chunk * f->D + j0;
@@ -281,7 +280,7 @@ static void chunk_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const scan_call *f = arg;
-    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = least(f->block, f->D - j0);
+    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
     scan_chains c;
     memcpy(v.h, f->carries + chunk * f->D + j0, (size_t)n * sizeof(float));
@@ -294,8 +293,8 @@ static void chunk_task(void *arg, int64_t task, int32_t worker)
 static int32_t scan(tl_context *ctx, scan_call f)
 {
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
-    f.block = least(WIDTH, ceil_div(ceil_div(f.D, 2), NARROW) * NARROW);
-    f.blocks = ceil_div(f.D, f.block);
+    f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
+    f.blocks = tl_ceil_div(f.D, f.block);
     if (f.blocks > 1 || f.chunks < 16) {
         tl_parallel(f.blocks, walk_task, &f);
         return TORCHLEAN_OK;
@@ -317,14 +316,14 @@ static int32_t scan(tl_context *ctx, scan_call f)
 
 static int32_t forward(tl_context *ctx, scan_call f)
 {
-    f.chunks = ceil_div(f.T, TL_SCAN_CHUNK);
+    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     return scan(ctx, f);
 }
 
 static int32_t reverse(tl_context *ctx, scan_call f)
 {
     const size_t row = (size_t)f.D * sizeof(float);
-    f.chunks = ceil_div(f.T, TL_SCAN_CHUNK);
+    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     if (f.T == 0) { /* those of per-step coefficients are empty */
         if (f.gA && f.every == 0)
             memset(f.gA, 0, row);

@@ -11,8 +11,10 @@
  * no scalar loop is needed; a last band too thin for that is joined to the one before it. */
 #include <string.h>
 
-#include "../../generated/shape.h"
-#include "stream.h"
+#include "core/threads.h"
+#include "cpu/stream.h"
+#include "formula/integer.h"
+#include "generated/shape.h"
 
 #if defined(__AVX512F__)
 #define W 16
@@ -30,8 +32,6 @@ enum {
     COPY_TASK = 1 << 18,    /* elements of a task that only copies */
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
 
 /* out = `zeros` zeros, then n elements of x, then zeros up to `total`. */
@@ -45,9 +45,9 @@ static void window_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const window *w = arg;
-    const int64_t first = task * COPY_TASK, last = least(first + COPY_TASK, w->total);
-    const int64_t from = least(last, first > w->zeros ? first : w->zeros);
-    const int64_t end = w->zeros + w->n, to = from > least(last, end) ? from : least(last, end);
+    const int64_t first = task * COPY_TASK, last = tl_imin(first + COPY_TASK, w->total);
+    const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
+    const int64_t end = w->zeros + w->n, to = from > tl_imin(last, end) ? from : tl_imin(last, end);
     if (from > first)
         memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
     if (to > from && w->n >= TL_STREAM_FROM) {
@@ -63,7 +63,7 @@ static void window_task(void *arg, int64_t task, int32_t worker)
 static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t total, float *out)
 {
     window w = {x, out, zeros, n, total};
-    tl_parallel((total + COPY_TASK - 1) / COPY_TASK, window_task, &w);
+    tl_parallel(tl_ceil_div(total, COPY_TASK), window_task, &w);
     return TORCHLEAN_OK;
 }
 
@@ -140,9 +140,9 @@ BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
     static void blocks##width(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
     {                                                                                                                  \
         for (int64_t j = 0; j < cols; j += (width)) {                                                                  \
-            const int64_t c = least(j, cols - (width));                                                                \
+            const int64_t c = tl_imin(j, cols - (width));                                                              \
             for (int64_t i = 0; i < rows; i += (width)) {                                                              \
-                const int64_t r = least(i, rows - (width));                                                            \
+                const int64_t r = tl_imin(i, rows - (width));                                                          \
                 floats##width v[width];                                                                                \
                 block##width(x + r * x_stride + c, x_stride, v);                                                       \
                 _Pragma("GCC unroll 16") for (int32_t k = 0; k < (width); k++)                                         \
@@ -156,7 +156,7 @@ BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
     static void stream_blocks(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
     {                                                                                                                  \
         for (int64_t j = 0; j < cols; j += (width)) {                                                                  \
-            const int64_t c = least(j, cols - (width));                                                                \
+            const int64_t c = tl_imin(j, cols - (width));                                                              \
             for (int64_t r = 0; r < rows; r += TL_LINE) {                                                              \
                 floats##width v[TL_LINE / (width)][width];                                                             \
                 _Pragma("GCC unroll 16") for (int32_t h = 0; h < TL_LINE / (width); h++)                               \
@@ -247,8 +247,8 @@ static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, 
         (void)inner;                                                                                           \
         for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
             for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
-                for (int64_t c = j; c < least(j + TL_LINE, cols); c++)                                         \
-                    for (int64_t r = i; r < least(i + TL_LINE, rows); r++)                                     \
+                for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
+                    for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++)                                   \
                         memcpy(y + c * y_stride + r * (length), x + r * x_stride + c * (length), bytes);       \
     }
 RUNS(runs2, 2)
@@ -289,7 +289,7 @@ static void exchange_task(void *arg, int64_t task, int32_t worker)
     const exchange *e = arg;
     const int64_t matrix = e->rows * e->cols * e->inner, x_stride = e->cols * e->inner, y_stride = e->rows * e->inner;
     const int64_t across = task % e->panels, down = task / e->panels % e->bands;
-    const int64_t first = task / (e->panels * e->bands) * e->together, last = least(first + e->together, e->outer);
+    const int64_t first = task / (e->panels * e->bands) * e->together, last = tl_imin(first + e->together, e->outer);
     const int64_t r = down * e->band, rows = down == e->bands - 1 ? e->rows - r : e->band;
     const int64_t c = across * e->width, cols = across == e->panels - 1 ? e->cols - c : e->width;
     for (int64_t o = first; o < last; o++) {
@@ -309,10 +309,10 @@ static void long_run_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const exchange *e = arg;
-    const int64_t pieces = (e->inner + TASK - 1) / TASK, run = task / pieces, from = task % pieces * TASK;
+    const int64_t pieces = tl_ceil_div(e->inner, TASK), run = task / pieces, from = task % pieces * TASK;
     const int64_t r = run % e->rows, c = run / e->rows % e->cols, o = run / e->rows / e->cols;
     const float *x = e->x + ((o * e->rows + r) * e->cols + c) * e->inner;
-    memcpy(e->y + run * e->inner + from, x + from, (size_t)least(TASK, e->inner - from) * sizeof(float));
+    memcpy(e->y + run * e->inner + from, x + from, (size_t)tl_imin(TASK, e->inner - from) * sizeof(float));
 }
 
 static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t inner, float *y)
@@ -322,7 +322,7 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
         return copy_window(x, 0, outer * matrix, outer * matrix, y);
     exchange e = {.x = x, .y = y, .outer = outer, .rows = rows, .cols = cols, .inner = inner, .together = 1};
     if (inner >= LONG_RUN) {
-        tl_parallel(outer * rows * cols * ((inner + TASK - 1) / TASK), long_run_task, &e);
+        tl_parallel(outer * rows * cols * (tl_ceil_div(inner, TASK)), long_run_task, &e);
         return TORCHLEAN_OK;
     }
     /* The last panel of each direction takes the remainder too, so none is thinner than a block. */

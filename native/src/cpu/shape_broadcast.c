@@ -5,38 +5,38 @@
  * by its length alone; a task finds the block it starts in and writes blocks, or parts of them, from there on. */
 #include <string.h>
 
-#include "../../generated/shape.h"
-#include "../formula/broadcast_axes.h"
-#include "stream.h"
-#include "sum_tree.h"
+#include "core/threads.h"
+#include "cpu/stream.h"
+#include "cpu/sum_tree.h"
+#include "formula/broadcast_axes.h"
+#include "formula/integer.h"
+#include "generated/shape.h"
 
 enum {
     TASK = 1 << 16,   /* elements of a task */
     CHUNK = 4096,     /* 16 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* n elements of x[0..period-1] repeated, from position `phase` of a period on. */
 static void tile(const float *x, int64_t period, int64_t phase, int64_t n, float *out)
 {
-    const int64_t head = least(n, period - phase);
+    const int64_t head = tl_imin(n, period - phase);
     memcpy(out, x + phase, (size_t)head * sizeof(float));
     if (head == n)
         return;
     if (period >= CHUNK) {
         for (int64_t done = head; done < n; done += period)
-            memcpy(out + done, x, (size_t)least(period, n - done) * sizeof(float));
+            memcpy(out + done, x, (size_t)tl_imin(period, n - done) * sizeof(float));
         return;
     }
     out += head, n -= head;
-    int64_t done = least(n, period); /* a multiple of the period until the end */
+    int64_t done = tl_imin(n, period); /* a multiple of the period until the end */
     memcpy(out, x, (size_t)done * sizeof(float));
     while (done < n) {
         const int64_t whole = done < CHUNK ? done : CHUNK / period * period;
-        const int64_t more = least(whole, n - done);
+        const int64_t more = tl_imin(whole, n - done);
         memcpy(out + done, out, (size_t)more * sizeof(float));
         done += more;
     }
@@ -83,7 +83,7 @@ static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, flo
 {
     x += phase / times;
     if (phase % times) {
-        const int64_t head = least(n, times - phase % times);
+        const int64_t head = tl_imin(n, times - phase % times);
         fill(out, *x++, head);
         out += head, n -= head;
     }
@@ -122,7 +122,7 @@ static void write_blocks(const broadcast *b, int64_t first, int64_t end, float *
     const int64_t kept = b->axes.repeated[last] ? b->axes.size[last - 1] : width;
     for (int64_t at = first; at < end;) {
         int64_t index = at / block, offset = 0, stride = kept;
-        const int64_t phase = at - index * block, n = least(block - phase, end - at);
+        const int64_t phase = at - index * block, n = tl_imin(block - phase, end - at);
         for (int32_t j = last - 2; j >= 0; j--) {
             const int64_t size = b->axes.size[j];
             if (!b->axes.repeated[j]) {
@@ -144,14 +144,14 @@ static void broadcast_task(void *arg, int64_t task, int32_t worker)
 {
     (void)worker;
     const broadcast *b = arg;
-    const int64_t first = task * TASK, end = least(first + TASK, b->total);
+    const int64_t first = task * TASK, end = tl_imin(first + TASK, b->total);
     if (b->total < TL_STREAM_FROM) {
         write_blocks(b, first, end, b->out + first);
         return;
     }
     float chunk[CHUNK];
     for (int64_t at = first; at < end; at += CHUNK) {
-        const int64_t stop = least(at + CHUNK, end);
+        const int64_t stop = tl_imin(at + CHUNK, end);
         write_blocks(b, at, stop, chunk);
         tl_stream_copy(b->out + at, chunk, stop - at);
     }
@@ -165,7 +165,7 @@ static int32_t run_broadcast(const float *x, tl_broadcast_axes axes, float *out)
         const int8_t repeated = axes.count == 1 && axes.repeated[0];
         b.axes = (tl_broadcast_axes){2, {1, b.total}, {!repeated, repeated}};
     }
-    tl_parallel((b.total + TASK - 1) / TASK, broadcast_task, &b);
+    tl_parallel(tl_ceil_div(b.total, TASK), broadcast_task, &b);
     return TORCHLEAN_OK;
 }
 

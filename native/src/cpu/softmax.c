@@ -2,9 +2,8 @@
  *
  * Phases (row_phases.h): maximum; exponentials and their sum; result. The exponentials of a row of one leaf wait in L1,
  * those of longer rows in the output. Large results are written past the cache. */
-#include "row_phases.h"
-
-#include "../../generated/softmax.h"
+#include "cpu/row_phases.h"
+#include "generated/softmax.h"
 
 typedef struct job {
     const float *x, *g; /* the input, or the gradients' out and g */

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 #include <string.h>
+
+
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif

@@ -6,8 +6,8 @@
 #ifndef TL_CPU_SUM_TREE_H
 #define TL_CPU_SUM_TREE_H
 
-#include "../core/internal.h"
-#include "../formula/sum_tree.h"
+#include "core/kernel.h"
+#include "formula/sum_tree.h"
 
 /* ---- the row tree ------------------------------------------------------------------------------------------------ */
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif

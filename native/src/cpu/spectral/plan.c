@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "../formula/dft_tile.h"
-#include "spectral_fft.h"
+#include "cpu/spectral/fft.h"
+#include "formula/dft_tile.h"
 
 enum { CACHED_PLANS = 32 };
 static const size_t CACHED_BYTES = (size_t)64 << 20;

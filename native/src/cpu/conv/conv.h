@@ -2,8 +2,8 @@
 #ifndef TL_CPU_CONV_H
 #define TL_CPU_CONV_H
 
-#include "../core/internal.h"
-#include "../formula/conv_geometry.h"
+#include "core/kernel.h"
+#include "formula/conv_geometry.h"
 
 /* A gather with its arrays: source (batch, channels, *gather.source), target (batch, rows, *gather.target). */
 typedef struct conv_view {

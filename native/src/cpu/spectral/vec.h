@@ -7,11 +7,13 @@
 
 #include <stdint.h>
 #include <string.h>
+
+
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
-#include "../formula/base.h"
+#include "formula/base.h"
 
 #if defined(__AVX512F__)
 #define TL_W 16

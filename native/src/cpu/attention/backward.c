@@ -1,4 +1,4 @@
-/* Attention on the CPU, backward, in two passes that store nothing of size n x n. See attention_tiles.h.
+/* Attention on the CPU, backward, in two passes that store nothing of size n x n. See tiles.h.
  *
  *   queries   a task owns BLOCK queries and goes through the keys once: the softmax runs along as in the forward, the
  *   sum
@@ -8,7 +8,9 @@
  *
  * So no sum is shared between tasks and all are in a fixed order. A score has the same bits in both passes and in the
  * forward: one chain over d. */
-#include "attention_tiles.h"
+#include "core/threads.h"
+#include "cpu/attention/tiles.h"
+#include "formula/integer.h"
 
 /* What the second pass knows of a query. */
 typedef struct statistics {
@@ -65,8 +67,8 @@ static void query_task(void *arg, int64_t task, int32_t worker)
 {
     const backward_args *a = (const backward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->n, d = p->d, width = p->width, blocks = CEIL_DIV(n, BLOCK);
-    const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = MIN(BLOCK, n - i0), at = (b * n + i0) * d;
+    const int64_t n = p->n, d = p->d, width = p->width, blocks = tl_ceil_div(n, BLOCK);
+    const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - i0), at = (b * n + i0) * d;
     float *queries = p->work + worker * p->work_size, *cotangents = queries + BLOCK * d, *sums = cotangents + BLOCK * d;
     float *s = sums + BLOCK * width, *t = s + TL_PANEL * TILE;
     const packed *K = &p->side[0], *V = &p->side[1];
@@ -82,7 +84,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
         dot[i] = dot_product(a->g + at + i * d, a->out + at + i * d, d);
     start_rows(row, BLOCK);
     for (int64_t tile = 0; tile < p->tiles; tile++) {
-        const int64_t j0 = tile * TILE, keys = MIN(TILE, n - j0);
+        const int64_t j0 = tile * TILE, keys = tl_imin(TILE, n - j0);
         if (K->finite[b * p->tiles + tile] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
             int weightless = 1;
             for (int64_t i = 0; i < count && p->mode == FILL; i++)
@@ -91,7 +93,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
                 continue;
         }
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
-            const int64_t first = q * TL_PANEL, rows = MIN(TL_PANEL, count - first);
+            const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
             panel_scores(queries + first * d, d, across_tile(p, K, b, tile), s);
             if (a->gQ)
                 panel_scores(cotangents + first * d, d, across_tile(p, V, b, tile), t);
@@ -175,8 +177,8 @@ static void key_task(void *arg, int64_t task, int32_t worker)
 {
     const backward_args *a = (const backward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->n, d = p->d, width = p->width, blocks = CEIL_DIV(n, BLOCK);
-    const int64_t b = task / blocks, j0 = task % blocks * BLOCK, count = MIN(BLOCK, n - j0), at = (b * n + j0) * d;
+    const int64_t n = p->n, d = p->d, width = p->width, blocks = tl_ceil_div(n, BLOCK);
+    const int64_t b = task / blocks, j0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - j0), at = (b * n + j0) * d;
     float *keys = p->work + worker * p->work_size, *values = keys + BLOCK * d, *gK = values + BLOCK * d;
     float *gV = gK + BLOCK * width, *s = gV + BLOCK * width, *t = s + TL_PANEL * TILE;
     uint8_t *blocked = (uint8_t *)(t + TL_PANEL * TILE);
@@ -188,7 +190,7 @@ static void key_task(void *arg, int64_t task, int32_t worker)
     memset(gK, 0, (size_t)(2 * BLOCK * width) * sizeof *gK);
     memset(blocked, 0, BLOCK * TILE);
     for (int64_t tile = 0; tile < p->tiles; tile++) {
-        const int64_t i0 = tile * TILE, queries = MIN(TILE, n - i0), of = b * n + i0;
+        const int64_t i0 = tile * TILE, queries = tl_imin(TILE, n - i0), of = b * n + i0;
         if (p->mode != NO_MASK) {
             if (Q->finite[b * p->tiles + tile] && G->finite[b * p->tiles + tile] &&
                 all_blocked(p, b, i0, i0 + queries, j0, j0 + count)) {
@@ -234,14 +236,14 @@ static void key_task(void *arg, int64_t task, int32_t worker)
 static int32_t run_pass(tl_context *ctx, backward_args *a, int64_t packed_size, int64_t work, tl_task_fn fn)
 {
     problem *p = &a->p;
-    p->work_size = CEIL_DIV(work, 16) * 16;
+    p->work_size = tl_ceil_div(work, 16) * 16;
     void *scratch;
     const size_t size = (size_t)(packed_size + tl_workers() * p->work_size) * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, size, &scratch);
     if (status)
         return status;
     pack_sides(p, scratch);
-    tl_parallel(p->batch * CEIL_DIV(p->n, BLOCK), fn, a);
+    tl_parallel(p->batch * tl_ceil_div(p->n, BLOCK), fn, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

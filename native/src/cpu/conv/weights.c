@@ -10,8 +10,10 @@
  *
  * Summation order: one chain of fused multiply-adds per block, blocks added in order; with several segments their sums
  * are added by the column tree. */
-#include "conv_gather.h"
-#include "sum_tree.h"
+#include "core/threads.h"
+#include "cpu/conv/gather.h"
+#include "cpu/sum_tree.h"
+#include "formula/integer.h"
 
 enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 256, TILE_COLUMNS = 256, MANY_TASKS = 16, SEGMENT = 8 * KC };
 
@@ -28,7 +30,7 @@ static void pack_cotangent(const job_t *job, float *panel, int64_t row, int64_t 
 {
     const int64_t size = job->v->gather.positions;
     for (int64_t k = 0; k < kc;) {
-        const int64_t image = (q + k) / size, at = (q + k) % size, n = MIN(kc - k, size - at);
+        const int64_t image = (q + k) / size, at = (q + k) % size, n = tl_imin(kc - k, size - at);
         const float *from = job->g + (image * job->v->rows + row) * size + at;
         tl_gemm_pack_f32(panel + k * h, h, h, n, from, size, 1);
         k += n;
@@ -43,15 +45,15 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     const int64_t tiles = job->row_tiles * job->column_tiles, segment = task / tiles;
     const int64_t row0 = task % tiles / job->column_tiles * job->tile_rows;
     const int64_t j0 = task % job->column_tiles * job->tile_columns;
-    const int64_t rows = MIN(job->tile_rows, v->rows - row0), columns = MIN(job->tile_columns, job->inner - j0);
-    const int64_t panels = CEIL_DIV(rows, MR), height = rows / panels, taller = rows % panels;
-    const int64_t q1 = MIN((segment + 1) * job->segment, job->positions);
+    const int64_t rows = tl_imin(job->tile_rows, v->rows - row0), columns = tl_imin(job->tile_columns, job->inner - j0);
+    const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
+    const int64_t q1 = tl_imin((segment + 1) * job->segment, job->positions);
     float *packed = job->blocks + worker * job->worker_floats, *lines = packed + job->tile_rows * KC + NR;
     float *sums = job->sums + (segment * v->rows + row0) * job->inner + j0;
     _Alignas(64) float strip[KC * NR + LANES], edge[MR * NR];
     conv_strip positions;
     for (int64_t q0 = segment * job->segment; q0 < q1; q0 += KC) {
-        const int64_t kc = MIN(q1 - q0, KC);
+        const int64_t kc = tl_imin(q1 - q0, KC);
         const int add = q0 > segment * job->segment;
         float *panel = packed;
         for (int64_t p = 0, row = row0; p < panels; p++) {
@@ -61,11 +63,11 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
             row += h;
         }
         for (int64_t q = 0; q < kc; q += NR) {
-            open_strip(v, q0 + q, MIN(kc - q, NR), &positions);
+            open_strip(v, q0 + q, tl_imin(kc - q, NR), &positions);
             gather_rows(v, &positions, kc - q > LANES ? 2 : 1, j0, columns, lines + q, KC);
         }
         for (int64_t j = 0; j < columns; j += NR) {
-            const int64_t width = MIN(columns - j, NR), vectors = width > LANES ? 2 : 1, ld = vectors * LANES;
+            const int64_t width = tl_imin(columns - j, NR), vectors = width > LANES ? 2 : 1, ld = vectors * LANES;
             tl_gemm_pack_f32(strip, ld, width, kc, lines + j * KC, KC, 1);
             panel = packed;
             for (int64_t p = 0, row = 0; p < panels; p++) {
@@ -91,17 +93,17 @@ int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, flo
 {
     job_t job = {.v = v, .g = g, .inner = v->channels * v->gather.taps_size,
                  .positions = v->batch * v->gather.positions};
-    job.row_tiles = CEIL_DIV(v->rows, TILE_ROWS / MR * MR);
-    job.tile_rows = CEIL_DIV(v->rows, job.row_tiles);
-    job.row_tiles = CEIL_DIV(v->rows, job.tile_rows);
-    job.column_tiles = CEIL_DIV(job.inner, TILE_COLUMNS);
-    job.tile_columns = CEIL_DIV(CEIL_DIV(job.inner, job.column_tiles), NR) * NR;
-    job.column_tiles = CEIL_DIV(job.inner, job.tile_columns);
+    job.row_tiles = tl_ceil_div(v->rows, TILE_ROWS / MR * MR);
+    job.tile_rows = tl_ceil_div(v->rows, job.row_tiles);
+    job.row_tiles = tl_ceil_div(v->rows, job.tile_rows);
+    job.column_tiles = tl_ceil_div(job.inner, TILE_COLUMNS);
+    job.tile_columns = tl_ceil_div(tl_ceil_div(job.inner, job.column_tiles), NR) * NR;
+    job.column_tiles = tl_ceil_div(job.inner, job.tile_columns);
     const int64_t tiles = job.row_tiles * job.column_tiles;
-    job.segments = MAX(1, MIN(CEIL_DIV(MANY_TASKS, tiles), job.positions / SEGMENT));
-    job.segment = CEIL_DIV(CEIL_DIV(job.positions, job.segments), KC) * KC;
-    job.segments = CEIL_DIV(job.positions, job.segment);
-    job.worker_floats = CEIL_DIV((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
+    job.segments = tl_imax(1, tl_imin(tl_ceil_div(MANY_TASKS, tiles), job.positions / SEGMENT));
+    job.segment = tl_ceil_div(tl_ceil_div(job.positions, job.segments), KC) * KC;
+    job.segments = tl_ceil_div(job.positions, job.segment);
+    job.worker_floats = tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
     void *blocks, *sums = 0;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_workers() * job.worker_floats), &blocks);
     if (status)

@@ -24,18 +24,17 @@
  * contiguous rows streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in
  * registers (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order
  * (split_inner). */
-#include "gemm.h"
-
 #include <math.h>
 #include <string.h>
+
+#include "core/threads.h"
+#include "cpu/linalg/gemm.h"
+#include "formula/integer.h"
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 /* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
 #define TILE_ROWS 256
 #define TILE_COLUMNS 512
@@ -251,7 +250,7 @@ INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y)
 #define FN(name) name##_f32
 #define LANES LANES_F32
 #define TK TK_F32
-#include "gemm_kernel.h"
+#include "cpu/linalg/gemm_kernel.h"
 
 _Static_assert(TL_GEMM_MR == MR && TL_GEMM_LANES == LANES_F32, "gemm.h tells the sizes of panels and strips");
 
@@ -275,4 +274,4 @@ void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const fl
 #define FN(name) name##_f64
 #define LANES LANES_F64
 #define TK TK_F64
-#include "gemm_kernel.h"
+#include "cpu/linalg/gemm_kernel.h"

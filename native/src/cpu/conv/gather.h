@@ -8,11 +8,12 @@
 #ifndef TL_CPU_CONV_GATHER_H
 #define TL_CPU_CONV_GATHER_H
 
-#include "../formula/conv_geometry.h"
-#include "conv.h"
-#include "gemm.h"
-
 #include <string.h>
+
+#include "cpu/conv/conv.h"
+#include "cpu/linalg/gemm.h"
+#include "formula/conv_geometry.h"
+#include "formula/integer.h"
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
@@ -20,9 +21,6 @@
 
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, PIECES = 4 };
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 #define INLINE static inline __attribute__((always_inline, unused))
 
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; gather_lanes: p[index[l]], 0 where
@@ -115,7 +113,7 @@ static void open_strip(const conv_view *v, int64_t q, int64_t width, conv_strip 
     for (int64_t l = 0; l < width;) {
         conv_run *run = &strip->run[strip->runs++];
         run->first = l;
-        run->length = MIN(width - l, g->count[last] - at[last]);
+        run->length = tl_imin(width - l, g->count[last] - at[last]);
         run->source = image * v->channels * g->source_size;
         run->target = image * v->rows * g->target_size;
         for (int32_t d = 0; d <= last; d++) {
@@ -145,10 +143,10 @@ INLINE int inside(const tl_conv_gather *g, const conv_run *run, const int64_t *t
             return 0;
     }
     const int64_t c = run->at[last] + tap[last] * g->tap_step[last], step = g->step[last], n = g->source[last];
-    int64_t low = c < 0 ? (step == 1 ? -c : CEIL_DIV(-c, step)) : 0;
+    int64_t low = c < 0 ? (step == 1 ? -c : tl_ceil_div(-c, step)) : 0;
     int64_t high = c >= n ? 0 : step == 1 ? n - c : (n - c - 1) / step + 1;
-    *a = run->first + MIN(low, run->length);
-    *b = run->first + MIN(high, run->length);
+    *a = run->first + tl_imin(low, run->length);
+    *b = run->first + tl_imin(high, run->length);
     return *a < *b;
 }
 
@@ -164,7 +162,7 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
         tap[d] = rest % g->taps[d];
         rest /= g->taps[d];
     }
-    for (int64_t i = 0; i < MIN(taps, rows); i++) {
+    for (int64_t i = 0; i < tl_imin(taps, rows); i++) {
         const float *plane = v->source + (k0 + i) / taps * g->source_size;
         int64_t offset = 0, index[NR], pieces[2] = {0, 0}, start[2][NR];
         lane_mask mask[2][NR];
@@ -182,7 +180,7 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
             if (step == 1) {
                 for (int64_t u = a / LANES; u <= (b - 1) / LANES; u++) {
                     start[u][pieces[u]] = origin + u * LANES;
-                    mask[u][pieces[u]++] = lanes_between(MAX(a - u * LANES, 0), MIN(b - u * LANES, LANES));
+                    mask[u][pieces[u]++] = lanes_between(tl_imax(a - u * LANES, 0), tl_imin(b - u * LANES, LANES));
                     lane_by_lane |= pieces[u] > PIECES;
                 }
             }

@@ -105,8 +105,8 @@ static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, c
         int64_t off[2][LANES];
         VEC t[TK];
         for (int64_t l = 0; l < LANES; l++) {
-            off[0][l] = MIN(l, w - 1) * lane;
-            off[1][l] = MAX(w - LANES + l, 0) * lane;
+            off[0][l] = tl_imin(l, w - 1) * lane;
+            off[1][l] = tl_imax(w - LANES + l, 0) * lane;
         }
         for (; k + TK <= kc; k += TK)
             for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
@@ -145,7 +145,7 @@ static void FN(store_tile)(const REAL *tile, int64_t rows, int64_t columns, REAL
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j += LANES) {
-            int64_t lanes = MIN(columns - j, LANES);
+            int64_t lanes = tl_imin(columns - j, LANES);
             VEC v = FN(load)(tile + i * NR + j);
             REAL *to = c + i * rsc + j;
             FN(store_n)(to, add ? FN(add)(FN(load_n)(to, lanes), v) : v, lanes);
@@ -158,9 +158,9 @@ static void FN(row_times_matrix)(const FN(job) *job, const REAL *a, const REAL *
     enum { SPAN = 2048 };
     _Alignas(64) REAL sums[SPAN + LANES];
     for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
-        int64_t span = MIN(columns - j0, SPAN), whole = span - span % LANES;
+        int64_t span = tl_imin(columns - j0, SPAN), whole = span - span % LANES;
         for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
-            int64_t kc = MIN(job->n - k0, KC);
+            int64_t kc = tl_imin(job->n - k0, KC);
             memset(sums, 0, sizeof(REAL) * (size_t)span);
             for (int64_t k = 0; k < kc;) {
                 const REAL *row = b + (k0 + k) * job->rsb + j0, *x = a + (k0 + k) * job->csa;
@@ -196,11 +196,11 @@ static void FN(row_times_matrix)(const FN(job) *job, const REAL *a, const REAL *
 static void FN(row_times_transpose)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
 {
     for (int64_t j = 0; j < columns; j += NR) {
-        int64_t w = MIN(columns - j, NR), off[NR];
+        int64_t w = tl_imin(columns - j, NR), off[NR];
         for (int64_t l = 0; l < NR; l++)
-            off[l] = (j + MIN(l, w - 1)) * job->csb;
+            off[l] = (j + tl_imin(l, w - 1)) * job->csb;
         for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
-            int64_t kc = MIN(job->n - k0, KC), k = 0;
+            int64_t kc = tl_imin(job->n - k0, KC), k = 0;
             const REAL *x = a + k0 * job->csa, *from = b + k0;
             VEC low = {0}, high = {0}, t[TK];
             _Alignas(64) REAL sums[NR];
@@ -256,9 +256,9 @@ static void FN(multiply_tile)(const FN(job) *job, const REAL *a, const REAL *b, 
                               REAL *a_block, REAL *strip, REAL *spare)
 {
     _Alignas(64) REAL edge[MR * NR];
-    int64_t panels = CEIL_DIV(rows, MR), height = rows / panels, taller = rows % panels;
+    int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
-        int64_t kc = MIN(job->n - k0, KC);
+        int64_t kc = tl_imin(job->n - k0, KC);
         int add = job->accumulate || k0 > 0;
         int ready = 0; /* the strip was packed during the one before it */
         REAL *panel = a_block;
@@ -269,7 +269,7 @@ static void FN(multiply_tile)(const FN(job) *job, const REAL *a, const REAL *b, 
             i += h;
         }
         for (int64_t j = 0; j < columns; j += NR) {
-            int64_t w = MIN(columns - j, NR), vectors = w > LANES ? 2 : 1, ldb = vectors * LANES;
+            int64_t w = tl_imin(columns - j, NR), vectors = w > LANES ? 2 : 1, ldb = vectors * LANES;
             const REAL *from = b + k0 * job->rsb + j * job->csb, *packed = strip;
             if (job->direct && w == ldb) {
                 packed = from;
@@ -330,9 +330,9 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
 {
     const FN(job) *job = arg;
     int64_t tiles = job->row_tiles * job->column_tiles, tile = t % tiles;
-    int64_t first = t / tiles * job->products_per_task, last = MIN(first + job->products_per_task, job->batch);
+    int64_t first = t / tiles * job->products_per_task, last = tl_imin(first + job->products_per_task, job->batch);
     int64_t i = tile / job->column_tiles * job->tile_rows, j = tile % job->column_tiles * job->tile_columns;
-    int64_t rows = MIN(job->m - i, job->tile_rows), columns = MIN(job->p - j, job->tile_columns);
+    int64_t rows = tl_imin(job->m - i, job->tile_rows), columns = tl_imin(job->p - j, job->tile_columns);
     REAL *a_block = job->blocks + worker * job->worker_elements, *strip = a_block + job->a_elements;
     for (int64_t q = first; q < last; q++) {
         const REAL *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
@@ -352,15 +352,15 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
 static int64_t FN(plan)(FN(job) *job)
 {
     double m = (double)job->m, n = (double)job->n, p = (double)job->p, cost = m * n * p + 16 * n * (m + p);
-    job->row_tiles = CEIL_DIV(job->m, TILE_ROWS);
-    job->column_tiles = CEIL_DIV(job->p, job->m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS);
+    job->row_tiles = tl_ceil_div(job->m, TILE_ROWS);
+    job->column_tiles = tl_ceil_div(job->p, job->m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS);
     job->products_per_task = 1;
     if (cost < TASK_COST)
-        job->products_per_task = (int64_t)(TASK_COST / MAX(cost, 1.0));
+        job->products_per_task = (int64_t)(TASK_COST / tl_imax(cost, 1.0));
     for (;;) {
         int64_t tiles = job->row_tiles * job->column_tiles;
-        job->tile_rows = CEIL_DIV(CEIL_DIV(job->m, job->row_tiles), MR) * MR;
-        job->tile_columns = CEIL_DIV(CEIL_DIV(job->p, job->column_tiles), NR) * NR;
+        job->tile_rows = tl_ceil_div(tl_ceil_div(job->m, job->row_tiles), MR) * MR;
+        job->tile_columns = tl_ceil_div(tl_ceil_div(job->p, job->column_tiles), NR) * NR;
         if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST)
             break;
         if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
@@ -370,9 +370,9 @@ static int64_t FN(plan)(FN(job) *job)
         else
             break;
     }
-    job->row_tiles = CEIL_DIV(job->m, job->tile_rows);
-    job->column_tiles = CEIL_DIV(job->p, job->tile_columns);
-    return job->row_tiles * job->column_tiles * CEIL_DIV(job->batch, job->products_per_task);
+    job->row_tiles = tl_ceil_div(job->m, job->tile_rows);
+    job->column_tiles = tl_ceil_div(job->p, job->tile_columns);
+    return job->row_tiles * job->column_tiles * tl_ceil_div(job->batch, job->products_per_task);
 }
 
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
@@ -385,11 +385,11 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
         job.rsc = 1, job.csc = g->ldc, job.bias_rows = 1, job.bias_columns = 0;
     }
-    int64_t tasks = FN(plan)(&job), kc = MIN(job.n, KC), rows = MIN(job.m, job.tile_rows);
-    int64_t cells = job.n * MIN(job.p, job.tile_columns);
+    int64_t tasks = FN(plan)(&job), kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tile_rows);
+    int64_t cells = job.n * tl_imin(job.p, job.tile_columns);
     job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
-    job.a_elements = CEIL_DIV(rows * kc + LANES, 64) * 64;
-    job.strip_elements = CEIL_DIV(NR * kc + LANES, 64) * 64;
+    job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
+    job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
     job.worker_elements = job.a_elements + 2 * job.strip_elements;
     enum { ON_STACK = 49152 / sizeof(REAL) };
     if (tasks == 1 && job.worker_elements <= ON_STACK) {
@@ -424,7 +424,7 @@ static void FN(add_blocks)(void *arg, int64_t t, int32_t worker)
 {
     (void)worker;
     const FN(round) *round = arg;
-    int64_t first = t * round->rows_per_task, last = MIN(first + round->rows_per_task, round->m);
+    int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, round->m);
     for (int64_t i = first; i < last; i++) {
         REAL *restrict c = round->c + i * round->ldc;
         for (int64_t block = 0; block < round->blocks; block++) {
@@ -445,16 +445,16 @@ static void FN(add_blocks)(void *arg, int64_t t, int32_t worker)
 static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     enum { ROUND = 64 };
-    int64_t blocks = CEIL_DIV(g->n, KC);
+    int64_t blocks = tl_ceil_div(g->n, KC);
     void *sums;
-    int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(MIN(blocks, ROUND) * g->m * g->p), &sums);
+    int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
     if (status)
         return status;
     FN(round) round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc,
-                       .rows_per_task = CEIL_DIV(1024, g->p), .accumulate = g->accumulate};
+                       .rows_per_task = tl_ceil_div(1024, g->p), .accumulate = g->accumulate};
     for (int64_t first = 0; first < blocks && !status; first += ROUND) {
-        round.blocks = MIN(ROUND, blocks - first);
-        int64_t rest = MIN(g->n - first * KC, round.blocks * KC), whole = rest / KC;
+        round.blocks = tl_imin(ROUND, blocks - first);
+        int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
         tl_gemm_args part = *g;
         part.batch = whole, part.n = KC, part.ldc = g->p, part.accumulate = 0, part.bias = 0;
         part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
@@ -468,7 +468,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
         }
         if (!status) {
             round.bias = first + ROUND >= blocks ? g->bias : 0;
-            tl_parallel(CEIL_DIV(g->m, round.rows_per_task), FN(add_blocks), &round);
+            tl_parallel(tl_ceil_div(g->m, round.rows_per_task), FN(add_blocks), &round);
             round.accumulate = 1;
         }
     }

@@ -4,17 +4,19 @@
  * cosines and sines are the same for every tile, and a root per tile and mode turns the share into place. Many modes
  * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. The small spectra
  * stay in scratch, as planes (modes, width) of real and of imaginary parts. */
-#include "../../generated/spectral.h"
-#include "../formula/dft_tile.h"
-#include "spectral_fft.h"
-#include "sum_tree.h"
+#include "core/threads.h"
+#include "cpu/spectral/fft.h"
+#include "cpu/sum_tree.h"
+#include "formula/dft_tile.h"
+#include "formula/integer.h"
+#include "generated/spectral.h"
 
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
 enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF };
 
 static int64_t up(int64_t n, int64_t to)
 {
-    return (n + to - 1) / to * to;
+    return tl_ceil_div(n, to) * to;
 }
 
 /* A product and a sum per mode and element against about 5·log2(n)/2 butterflies' operations, twice over memory. */
@@ -274,7 +276,7 @@ static int32_t whole(tl_context *ctx, const float *x, float *re, float *im, floa
     job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
     if (!status)
-        tl_parallel((width + TL_W - 1) / TL_W, x ? columns_analysis : columns_synthesis, &job);
+        tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;

@@ -8,8 +8,10 @@
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element
  * enters the real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a
  * bin NaN that has a NaN or an infinity in one. */
-#include "../../generated/spectral.h"
-#include "spectral_fft.h"
+#include "core/threads.h"
+#include "cpu/spectral/fft.h"
+#include "formula/integer.h"
+#include "generated/spectral.h"
 
 enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4 };
 
@@ -206,7 +208,7 @@ static void join_task(void *arg, int64_t task, int32_t worker)
 
 static void pieces(int64_t count, tl_task_fn fn, void *arg, int alone)
 {
-    const int64_t tasks = (count + SPLIT_PIECE - 1) / SPLIT_PIECE;
+    const int64_t tasks = tl_ceil_div(count, SPLIT_PIECE);
     if (!alone) {
         tl_parallel(tasks, fn, arg);
         return;
@@ -305,7 +307,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     const int32_t workers = tl_workers();
     int64_t bytes;
     if (f->in_lanes) {
-        const int64_t groups = (batch + TL_W - 1) / TL_W, small = 8192 / (n * TL_W);
+        const int64_t groups = tl_ceil_div(batch, TL_W), small = 8192 / (n * TL_W);
         job.per_task = small > 1 ? small : 1;
         job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
         bytes = job.per_worker * workers;

@@ -12,8 +12,9 @@
 #ifndef TL_CPU_SPECTRAL_FFT_H
 #define TL_CPU_SPECTRAL_FFT_H
 
-#include "../core/internal.h"
-#include "spectral_vec.h"
+#include "core/kernel.h"
+#include "cpu/spectral/vec.h"
+#include "formula/integer.h"
 
 /* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
 enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
@@ -83,7 +84,7 @@ static inline int64_t tl_fft_large_scratch(const tl_fft *f)
 static inline int64_t tl_fft_large_memory(const tl_fft *f)
 {
     const tl_fft *g = f->chirp ? f->first : f;
-    const int64_t matrix = g->first->n * ((g->second->n + TL_W - 1) / TL_W + 1) * 2 * TL_W;
+    const int64_t matrix = g->first->n * (tl_ceil_div(g->second->n, TL_W) + 1) * 2 * TL_W;
     return matrix + (f->chirp ? 4 * g->n : 0);
 }
 

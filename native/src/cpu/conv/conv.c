@@ -6,12 +6,12 @@
  *   gradient of w     g (rows) times gathered x           x (rows) times gathered g
  *
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
-#include "../../generated/conv.h"
-#include "../core/shapes.h"
-#include "conv.h"
-#include "sum_tree.h"
-
 #include <string.h>
+
+#include "core/shapes.h"
+#include "cpu/conv/conv.h"
+#include "cpu/sum_tree.h"
+#include "generated/conv.h"
 
 /* A plain fill of (batch, channels, size): bias[channel], or 0 without a bias. */
 static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size, const float *bias)

@@ -1,5 +1,7 @@
-/* Complex transforms in lanes and in memory; spectral_fft.h says which algorithm a length gets. */
-#include "spectral_fft.h"
+/* Complex transforms in lanes and in memory; fft.h says which algorithm a length gets. */
+#include "core/threads.h"
+#include "cpu/spectral/fft.h"
+#include "formula/integer.h"
 
 /* ---- butterflies: a[0..r-1] becomes its transform of r points ---------------------------------------------------- */
 
@@ -249,11 +251,11 @@ static void run(int64_t tasks, tl_task_fn fn, void *arg, int alone)
 static void four_steps(const tl_fft *f, const float *in, float *out, int swap_in, int swap_out, float *matrix,
                        tl_cvec *vectors, int64_t per_worker, int alone)
 {
-    const int64_t groups = (f->second->n + TL_W - 1) / TL_W;
+    const int64_t groups = tl_ceil_div(f->second->n, TL_W);
     struct four_step job = {f, in, out, swap_in, swap_out, groups, 0, matrix, vectors, per_worker};
     job.row = (job.groups + 1) * 2 * TL_W;
     run(job.groups, columns_task, &job, alone);
-    run((f->first->n + TL_W - 1) / TL_W, rows_task, &job, alone);
+    run(tl_ceil_div(f->first->n, TL_W), rows_task, &job, alone);
 }
 
 /* ---- Bluestein over four steps ----------------------------------------------------------------------------------- */
@@ -288,7 +290,7 @@ static void multiply(const float *from, const float *w, float *to, int64_t n, in
                      int alone)
 {
     struct multiply job = {from, w, to, n, m, swap_in, swap_out};
-    run((m + PIECE - 1) / PIECE, multiply_task, &job, alone);
+    run(tl_ceil_div(m, PIECE), multiply_task, &job, alone);
 }
 
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors, int alone)

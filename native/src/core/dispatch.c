@@ -1,9 +1,11 @@
 /* Which SIMD variant of the CPU kernels runs: the best this processor has, TORCHLEAN_CPU_VARIANT, or what a test
  * asks for. All give the same bits. */
+#include "dispatch.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "handles.h"
+#include "errors.h"
 
 const struct tl_cpu_kernels *tl_cpu = &tl_cpu_kernels_base;
 
@@ -47,10 +49,14 @@ static const variant *find(const char *name)
     return NULL;
 }
 
-static int32_t refuse(const char *who, const char *name)
+const struct tl_cpu_kernels *tl_variant_find(const char *op, const char *name)
 {
-    return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: got \"%.40s\", expected one of %s that this processor has", who, name,
-                   tl_variant_list());
+    const variant *found = find(name);
+    if (found)
+        return found->kernels;
+    tl_fail(TORCHLEAN_UNAVAILABLE, "%s: got \"%.40s\", expected one of %s that this processor has", op, name,
+            tl_variant_list());
+    return NULL;
 }
 
 static const char *asked_for(void)
@@ -70,7 +76,7 @@ __attribute__((constructor)) static void choose(void)
 
 int32_t tl_variant_environment(void)
 {
-    return find(asked_for()) ? TORCHLEAN_OK : refuse("TORCHLEAN_CPU_VARIANT", asked_for());
+    return tl_variant_find("TORCHLEAN_CPU_VARIANT", asked_for()) ? TORCHLEAN_OK : TORCHLEAN_UNAVAILABLE;
 }
 
 const char *tl_variant_list(void)
@@ -82,7 +88,7 @@ const char *tl_variant_list(void)
 #endif
 }
 
-TL_API const char *torchlean_cuda_cpu_variant(void)
+const char *tl_variant_name(void)
 {
     const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
     for (int32_t i = 0; i < VARIANTS; i++) {
@@ -90,15 +96,4 @@ TL_API const char *torchlean_cuda_cpu_variant(void)
             return variants[i].name;
     }
     return "base";
-}
-
-TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name)
-{
-    const variant *chosen = find(name);
-    if (!chosen)
-        return refuse("torchlean_cuda_set_cpu_variant: name", name);
-    tl_lock_all(); /* no kernel is running while it changes */
-    __atomic_store_n(&tl_cpu, chosen->kernels, __ATOMIC_RELAXED);
-    tl_unlock_all();
-    return TORCHLEAN_OK;
 }

@@ -11,12 +11,12 @@
 #ifndef TL_CPU_ATTENTION_TILES_H
 #define TL_CPU_ATTENTION_TILES_H
 
-#include "../../generated/attention.h"
-#include "../formula/attention.h"
-#include "vector.h"
+#include "core/threads.h"
+#include "cpu/vector.h"
+#include "formula/attention.h"
+#include "formula/integer.h"
+#include "generated/attention.h"
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 #define STEP (2 * TL_LANES)
 
 /* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step. */
@@ -190,7 +190,7 @@ static inline void pack_task(void *arg, int64_t task, int32_t worker)
     const problem *p = (const problem *)arg;
     const packed *s = &p->side[task % p->sides];
     const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = p->d, width = p->width;
-    const int64_t count = MIN(TILE, p->n - t * TILE);
+    const int64_t count = tl_imin(TILE, p->n - t * TILE);
     const float *x = s->x + (b * p->n + t * TILE) * d;
     (void)worker;
     if (s->across) {
@@ -226,7 +226,7 @@ static inline int64_t add_side(problem *p, const float *x, int forms)
     s->across = forms & ACROSS ? (float *)8 : NULL; /* placed by pack_sides */
     s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL;
     return (s->across ? all * TILE * p->d : 0) + (s->along && s->along != x ? all * TILE * p->width : 0) +
-           CEIL_DIV(all, 64) * 16;
+           tl_ceil_div(all, 64) * 16;
 }
 
 static inline void pack_sides(problem *p, float *scratch)
@@ -243,7 +243,7 @@ static inline void pack_sides(problem *p, float *scratch)
             scratch += all * TILE * p->width;
         }
         s->finite = (uint8_t *)scratch;
-        scratch += CEIL_DIV(all, 64) * 16;
+        scratch += tl_ceil_div(all, 64) * 16;
     }
     p->work = scratch;
     tl_parallel(all * p->sides, pack_task, p);
@@ -251,8 +251,8 @@ static inline void pack_sides(problem *p, float *scratch)
 
 static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
 {
-    return (problem){.batch = batch, .n = n, .d = d, .width = CEIL_DIV(d, WIDTH) * WIDTH, .tiles = CEIL_DIV(n, TILE),
-                     .mode = mode, .scale = scale, .mask = mask};
+    return (problem){.batch = batch, .n = n, .d = d, .width = tl_ceil_div(d, WIDTH) * WIDTH,
+                     .tiles = tl_ceil_div(n, TILE), .mode = mode, .scale = scale, .mask = mask};
 }
 
 #endif

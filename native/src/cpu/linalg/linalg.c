@@ -1,8 +1,8 @@
 /* Matrix products on the CPU: strides for the packed product of gemm.h, which fixes the order of every sum. A
  * transposed factor is read through swapped strides. */
-#include "../../generated/linalg.h"
-#include "gemm.h"
-#include "sum_tree.h"
+#include "cpu/linalg/gemm.h"
+#include "cpu/sum_tree.h"
+#include "generated/linalg.h"
 
 /* C[batch, m, p] = op(A)·op(B) for contiguous row-major arrays. With ta, A is stored (n, m) and read transposed; with
  * tb, B is stored (p, n). */

@@ -1,7 +1,9 @@
 /* Attention on the CPU, forward. A task owns BLOCK queries: their panels, running softmax and weighted sums of V; a
  * tile of keys and values (32 KiB at d = 64) stays in L1 while all panels of the task pass over it. See
- * attention_tiles.h. */
-#include "attention_tiles.h"
+ * tiles.h. */
+#include "core/threads.h"
+#include "cpu/attention/tiles.h"
+#include "formula/integer.h"
 
 typedef struct forward_args {
     problem p;
@@ -18,8 +20,8 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
 {
     const forward_args *a = (const forward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->n, d = p->d, width = p->width, blocks = CEIL_DIV(n, BLOCK);
-    const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = MIN(BLOCK, n - i0);
+    const int64_t n = p->n, d = p->d, width = p->width, blocks = tl_ceil_div(n, BLOCK);
+    const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - i0);
     float *panels = p->work + worker * p->work_size, *sums = panels + BLOCK * d, *s = sums + BLOCK * width;
     const packed *K = &p->side[0], *V = &p->side[1];
     row_state row[BLOCK];
@@ -29,7 +31,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
     start_rows(row, BLOCK);
     for (int64_t t = 0; t < p->tiles; t++) {
-        const int64_t j0 = t * TILE, keys = MIN(TILE, n - j0);
+        const int64_t j0 = t * TILE, keys = tl_imin(TILE, n - j0);
         if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
             int weightless = 1;
             for (int64_t i = 0; i < count && p->mode == FILL; i++)
@@ -39,7 +41,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
         }
         const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
-            const int64_t first = q * TL_PANEL, rows = MIN(TL_PANEL, count - first);
+            const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
             panel_scores(panels + first * d, d, across, s);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = i0 + first + r;
@@ -68,13 +70,13 @@ int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, 
     int64_t size = add_side(&a.p, K, ACROSS);
     size += add_side(&a.p, V, ALONG);
     a.p.side[2].x = Q;
-    a.p.work_size = CEIL_DIV(forward_work(&a.p), 16) * 16;
+    a.p.work_size = tl_ceil_div(forward_work(&a.p), 16) * 16;
     void *scratch;
     const int32_t status = tl_pool_alloc(ctx, (size_t)(size + tl_workers() * a.p.work_size) * sizeof(float), &scratch);
     if (status)
         return status;
     pack_sides(&a.p, scratch);
-    tl_parallel(batch * CEIL_DIV(n, BLOCK), forward_task, &a);
+    tl_parallel(batch * tl_ceil_div(n, BLOCK), forward_task, &a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

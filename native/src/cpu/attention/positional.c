@@ -1,11 +1,10 @@
 /* Position encodings on the CPU. A task is a run of positions and a run of the batch: it makes the cosines and sines of
  * its positions once and uses them for every member of the batch. Each element is a function of its own inputs alone,
  * so how tasks are cut does not show in the result. */
-#include "../../generated/attention.h"
-#include "../formula/rotary.h"
-
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+#include "core/threads.h"
+#include "formula/integer.h"
+#include "formula/rotary.h"
+#include "generated/attention.h"
 
 /* Elements of a task's run of positions: its tables and one member's rows stay in L1. */
 enum { RUN = 4096, TASK = 65536 };
@@ -57,9 +56,9 @@ static void add_row(const float *restrict x, float *restrict out, const float *c
 
 static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
 {
-    const int64_t runs = CEIL_DIV(a->n, a->positions);
-    const int64_t p0 = task % runs * a->positions, p1 = MIN(p0 + a->positions, a->n);
-    const int64_t b0 = task / runs * a->members, b1 = MIN(b0 + a->members, a->batch);
+    const int64_t runs = tl_ceil_div(a->n, a->positions);
+    const int64_t p0 = task % runs * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
+    const int64_t b0 = task / runs * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
     fill_table(a, table, p0, p1);
     for (int64_t b = b0; b < b1; b++)
@@ -86,8 +85,8 @@ static void add_task(void *arg, int64_t task, int32_t worker)
 static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
 {
     a->pairs = (a->d + 1) / 2;
-    a->positions = a->d < RUN ? MIN(RUN / a->d, a->n) : 1;
-    a->members = MIN(CEIL_DIV(TASK, a->positions * a->d), a->batch);
+    a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
+    a->members = tl_imin(tl_ceil_div(TASK, a->positions * a->d), a->batch);
     const int64_t tables = tl_workers() * 2 * a->positions * a->pairs;
     void *scratch;
     const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
@@ -99,7 +98,7 @@ static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn 
         rate[i] = tl_turn_rate(base, i, a->d);
     a->rate = rate;
     a->table = (float *)(rate + a->pairs);
-    tl_parallel(CEIL_DIV(a->n, a->positions) * CEIL_DIV(a->batch, a->members), fn, a);
+    tl_parallel(tl_ceil_div(a->n, a->positions) * tl_ceil_div(a->batch, a->members), fn, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

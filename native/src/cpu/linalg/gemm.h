@@ -9,7 +9,7 @@
 #ifndef TL_CPU_GEMM_H
 #define TL_CPU_GEMM_H
 
-#include "../core/internal.h"
+#include "core/kernel.h"
 
 #define TL_GEMM_KC 256
 #define TL_GEMM_HEIGHT(n) ((n) < TL_GEMM_KC ? (n) : TL_GEMM_KC + ((n) + TL_GEMM_KC - 1) / TL_GEMM_KC - 1)

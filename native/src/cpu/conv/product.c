@@ -10,7 +10,9 @@
  *
  * Summation order of an element: gemm.h's. One chain of fused multiply-adds per block of K, blocks added in order,
  * the bias last. Neither batch nor tile nor lane has a part in it. */
-#include "conv_gather.h"
+#include "core/threads.h"
+#include "cpu/conv/gather.h"
+#include "formula/integer.h"
 
 enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 256, TILE_COLUMNS = 512, MANY_TASKS = 8 };
 /* Tiles are halved for MANY_TASKS, down to this many multiply-adds. */
@@ -38,8 +40,9 @@ static void pack_weights(void *arg, int64_t task, int32_t worker)
     const job_t *job = arg;
     const tl_conv_gather *g = &job->v->gather;
     const int64_t block = task / job->row_tiles, tile = task % job->row_tiles, k0 = block * KC;
-    const int64_t kc = MIN(job->inner - k0, KC), rows = MIN(job->tile_rows, job->v->rows - tile * job->tile_rows);
-    const int64_t panels = CEIL_DIV(rows, MR), height = rows / panels, taller = rows % panels;
+    const int64_t kc = tl_imin(job->inner - k0, KC);
+    const int64_t rows = tl_imin(job->tile_rows, job->v->rows - tile * job->tile_rows);
+    const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     float *panel = region_of(job, block, tile);
     int64_t offset[KC];
     for (int64_t k = 0, known = -1, index = 0; k < kc; k++) { /* a kernel of one tap needs its index once */
@@ -90,16 +93,16 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     const job_t *job = arg;
     const conv_view *v = job->v;
     const int64_t tile = task % job->row_tiles, q0 = task / job->row_tiles * job->tile_columns;
-    const int64_t row0 = tile * job->tile_rows, rows = MIN(job->tile_rows, v->rows - row0);
-    const int64_t q1 = MIN(q0 + job->tile_columns, job->columns);
-    const int64_t panels = CEIL_DIV(rows, MR), height = rows / panels, taller = rows % panels;
+    const int64_t row0 = tile * job->tile_rows, rows = tl_imin(job->tile_rows, v->rows - row0);
+    const int64_t q1 = tl_imin(q0 + job->tile_columns, job->columns);
+    const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     _Alignas(64) float gathered[KC * NR], edge[MR * NR];
     conv_strip strip;
     for (int64_t block = 0; block < job->blocks; block++) {
-        const int64_t k0 = block * KC, kc = MIN(job->inner - k0, KC);
+        const int64_t k0 = block * KC, kc = tl_imin(job->inner - k0, KC);
         const float *bias = block + 1 == job->blocks ? job->bias : 0;
         for (int64_t q = q0; q < q1; q += NR) {
-            const int64_t width = MIN(q1 - q, NR), vectors = width > LANES ? 2 : 1, ld = vectors * LANES;
+            const int64_t width = tl_imin(q1 - q, NR), vectors = width > LANES ? 2 : 1, ld = vectors * LANES;
             const float *panel = region_of(job, block, tile);
             open_strip(v, q, width, &strip);
             gather_rows(v, &strip, vectors, k0, kc, gathered, ld);
@@ -134,16 +137,16 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
         return TORCHLEAN_OK;
     for (int32_t d = 0; d < g->rank; d++)
         job.dense &= g->count[d] == g->target[d];
-    job.blocks = CEIL_DIV(job.inner, KC);
-    job.row_tiles = CEIL_DIV(v->rows, TILE_ROWS / MR * MR);
-    job.tile_rows = CEIL_DIV(v->rows, job.row_tiles);
-    job.row_tiles = CEIL_DIV(v->rows, job.tile_rows);
-    job.tile_columns = MIN(TILE_COLUMNS, CEIL_DIV(job.columns, NR) * NR);
-    while (job.tile_columns > NR && job.row_tiles * CEIL_DIV(job.columns, job.tile_columns) < MANY_TASKS &&
+    job.blocks = tl_ceil_div(job.inner, KC);
+    job.row_tiles = tl_ceil_div(v->rows, TILE_ROWS / MR * MR);
+    job.tile_rows = tl_ceil_div(v->rows, job.row_tiles);
+    job.row_tiles = tl_ceil_div(v->rows, job.tile_rows);
+    job.tile_columns = tl_imin(TILE_COLUMNS, tl_ceil_div(job.columns, NR) * NR);
+    while (job.tile_columns > NR && job.row_tiles * tl_ceil_div(job.columns, job.tile_columns) < MANY_TASKS &&
            (double)job.tile_rows * (double)job.inner * (double)job.tile_columns > 2 * TASK_COST)
-        job.tile_columns = CEIL_DIV(job.tile_columns / 2, NR) * NR;
-    job.column_tiles = CEIL_DIV(job.columns, job.tile_columns);
-    job.region = CEIL_DIV(job.tile_rows * MIN(job.inner, KC) + LANES, 16) * 16;
+        job.tile_columns = tl_ceil_div(job.tile_columns / 2, NR) * NR;
+    job.column_tiles = tl_ceil_div(job.columns, job.tile_columns);
+    job.region = tl_ceil_div(job.tile_rows * tl_imin(job.inner, KC) + LANES, 16) * 16;
     void *packed;
     const int32_t status =
         tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.blocks * job.row_tiles * job.region), &packed);

@@ -1,0 +1,41 @@
+/* What happens when the process forks: the child must find every lock free and every structure whole, so fork waits for
+ * running calls. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "objects.h"
+#include "threads.h"
+
+static _Atomic uint32_t forks;
+
+uint32_t tl_fork_serial(void) { return atomic_load_explicit(&forks, memory_order_relaxed); }
+
+static void before_fork(void)
+{
+    tl_lock_all();
+    pthread_mutex_lock(&tl_buffers.lock);
+    pthread_mutex_lock(&tl_graphs.lock);
+    tl_threads_before_fork();
+}
+
+static void after_fork_in_parent(void)
+{
+    tl_threads_after_fork(0);
+    pthread_mutex_unlock(&tl_graphs.lock);
+    pthread_mutex_unlock(&tl_buffers.lock);
+    tl_unlock_all();
+}
+
+static void after_fork_in_child(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+    tl_threads_after_fork(1);
+    pthread_mutex_unlock(&tl_graphs.lock);
+    pthread_mutex_unlock(&tl_buffers.lock);
+    tl_unlock_all();
+}
+
+__attribute__((constructor)) static void watch_fork(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}

@@ -1,0 +1,62 @@
+/* The exported functions that concern the library as a whole: version and build, the SIMD variant, the number of threads. */
+#include <stdio.h>
+
+#include "../../generated/abi_hash.h"
+#include "backend.h"
+#include "context.h"
+#include "dispatch.h"
+#include "errors.h"
+#include "threads.h"
+
+enum { TL_VERSION_MAJOR = 0, TL_VERSION_MINOR = 1, TL_VERSION_PATCH = 0 };
+
+TL_API uint32_t torchlean_cuda_version(void)
+{
+    return TL_VERSION_MAJOR * 10000 + TL_VERSION_MINOR * 100 + TL_VERSION_PATCH;
+}
+
+static char build_info[512];
+
+__attribute__((constructor)) static void write_build_info(void)
+{
+    const char *cuda = tl_cuda_build();
+    snprintf(build_info, sizeof build_info, "version=%d.%d.%d; backend=%s; compiler=%s%s%s; cpu_variants=%s",
+             TL_VERSION_MAJOR, TL_VERSION_MINOR, TL_VERSION_PATCH, *cuda ? "cpu+cuda" : "cpu",
+#if defined(__clang__)
+             "clang " __clang_version__,
+#else
+             "gcc " __VERSION__,
+#endif
+             *cuda ? "; cuda=" : "", cuda, tl_variant_list());
+}
+
+TL_API const char *torchlean_cuda_build_info(void) { return build_info; }
+
+TL_API const char *torchlean_cuda_abi_hash(void) { return TL_ABI_HASH; }
+
+/* ---- settings: no call is running while one changes ------------------------------------------------------------------ */
+
+TL_API const char *torchlean_cuda_cpu_variant(void) { return tl_variant_name(); }
+
+TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name)
+{
+    const struct tl_cpu_kernels *kernels = tl_variant_find("torchlean_cuda_set_cpu_variant: name", name);
+    if (!kernels)
+        return TORCHLEAN_UNAVAILABLE;
+    tl_lock_all();
+    __atomic_store_n(&tl_cpu, kernels, __ATOMIC_RELAXED);
+    tl_unlock_all();
+    return TORCHLEAN_OK;
+}
+
+TL_API uint32_t torchlean_cuda_threads(void) { return (uint32_t)tl_workers(); }
+
+TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
+{
+    if (threads > TL_MAX_THREADS)
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected 0 to %d", __func__, threads, TL_MAX_THREADS);
+    tl_lock_all();
+    tl_threads_set((int32_t)threads);
+    tl_unlock_all();
+    return TORCHLEAN_OK;
+}

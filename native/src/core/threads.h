@@ -1,0 +1,42 @@
+/* The host threads of the CPU path. */
+#ifndef TL_THREADS_H
+#define TL_THREADS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TL_MAX_THREADS = 1024 };
+
+/* ---- for kernels ------------------------------------------------------------------------------------------------- */
+
+typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
+/* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done. Which worker runs which task is not
+ * fixed, so results may not depend on it: cut tasks by the data's shape, never by the number of workers. Called from
+ * inside one of several tasks, or while another thread's tasks run, it runs all tasks on the caller (worker 0); inside a
+ * single task it may still spread out. */
+void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg);
+/* worker is always in 0..tl_workers()-1 */
+int32_t tl_workers(void);
+/* memcpy, cut into tasks when it is large. */
+void tl_copy(void *to, const void *from, size_t bytes);
+
+/* ---- for the core ------------------------------------------------------------------------------------------------ */
+
+/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by
+ * tl_workers(). */
+void tl_threads_set(int32_t threads);
+/* ARGUMENT if TORCHLEAN_CPU_THREADS was no number of threads when it was read: when the library loaded, where nothing
+ * can be reported. context_create asks. */
+int32_t tl_threads_environment(void);
+/* Called with all contexts locked. */
+void tl_threads_before_fork(void);
+void tl_threads_after_fork(int in_child);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
