@@ -2,8 +2,10 @@
 
 ``OPS=name,family,pattern*`` in the environment chooses operations. Then only those tests run that concern a chosen operation: by
 a parameter (a row, an entry, or the name of one), by the mark ``operations(name, ...)``, or, as they concern every choice, by the
-mark ``every_choice``. ``--hypothesis-profile=ci`` (or ``HYPOTHESIS_PROFILE=ci`` in the environment) draws other examples at every run, and ``thorough``
-many of them.
+mark ``every_choice``.
+
+``--hypothesis-profile=ci`` (or ``HYPOTHESIS_PROFILE=ci`` in the environment) draws other examples at every run, and ``thorough``
+draws many.
 """
 
 from __future__ import annotations
