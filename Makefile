@@ -53,7 +53,7 @@ verify: $(ENV_TEST) lib
 	$(PY) -m tlrt verify $(if $(OPS),--ops '$(OPS)') $(VERIFY)
 
 test: $(ENV_TEST) lib
-	OPS='$(OPS)' $(PY) -m pytest -n $(JOBS) $(PYTEST)
+	OPS='$(OPS)' $(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 
 cuda: $(ENV_CUDA)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) cuda PYTHON=$(abspath $(PY))
@@ -84,12 +84,13 @@ exhaustive:
 
 # Leak checking is the C tests' part (make check): the interpreter's own allocations never end. Nor is the fake stack used:
 # gcc 13 misaligns vectors of 64 bytes on it (GCC bug 110027).
+SANITIZED ?= tests/kernels tests/runtime
 sanitize: $(ENV_TEST)
 	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
 	OPS='$(OPS)' LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 \
 	    TORCHLEAN_CUDA_LIBRARY=$(abspath native/build/asan/libtorchlean_cuda.so) \
-	    $(PY) -m pytest -n $(JOBS) tests/kernels tests/runtime $(PYTEST)
+	    $(PY) -m pytest -n $(JOBS) --dist worksteal $(SANITIZED) $(PYTEST)
 
 abi: $(ENV_TEST)
 	$(PY) -m codegen

@@ -2,7 +2,10 @@
 
 ``OPS=name,family,pattern*`` in the environment chooses operations. Then only those tests run that concern a chosen operation: by
 a parameter (a row, an entry, or the name of one), by the mark ``operations(name, ...)``, or, as they concern every choice, by the
-mark ``every_choice``. ``--hypothesis-profile=ci``, or ``HYPOTHESIS_PROFILE=ci`` in the environment, draws more.
+mark ``every_choice``.
+
+``--hypothesis-profile=ci`` (or ``HYPOTHESIS_PROFILE=ci`` in the environment) draws other examples at every run, and ``thorough``
+draws many.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("dev", max_examples=5, derandomize=True, **_common)
-settings.register_profile("ci", max_examples=200, **_common)
+settings.register_profile("ci", max_examples=30, **_common)
+settings.register_profile("thorough", max_examples=200, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -148,7 +148,6 @@ class Copy:
     """A copy of the source tree with the objects already compiled."""
 
     folder: Path
-    edited: dict[str, set[str]] = field(default_factory=dict)
 
     def run(self, *command: str, **environment: str) -> None:
         """Runs a command in the copy, which must succeed."""
@@ -165,60 +164,38 @@ class Copy:
         assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
 
 
-@pytest.fixture(scope="module")
-def added(tmp_path_factory: pytest.TempPathFactory) -> Copy:
-    """The copy after the steps: the files by hand, then the generator, then the library."""
-    copy = Copy(tmp_path_factory.mktemp("added") / "tree")
+@pytest.mark.parametrize("operation", ADDED)
+def test_few_files_are_written_by_hand(operation: str) -> None:
+    assert len(ADDED[operation]) <= FILES[operation]
+    named = (ROOT / "CONTRIBUTING.md").read_text()
+    family = "elementwise" if operation == "hardswish" else "reduce"
+    for file in ADDED[operation]:
+        assert file in named or file.replace(family, "FAMILY") in named, f"CONTRIBUTING.md does not name {file}"
+
+
+def test_operations_are_added_by_the_documented_steps(tmp_path: Path) -> None:
+    """In one test, so that one worker compiles one copy. A command that fails says which."""
+    copy = Copy(tmp_path / "tree")
     for path in files():
         target = copy.folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
     built = Path("native/build/cpu")
     shutil.copytree(ROOT / built, copy.folder / built)
-    for operation, texts in ADDED.items():
+    for texts in ADDED.values():
         for file, text in texts.items():
             path = copy.folder / file
             path.write_text(path.read_text() + text)
-            copy.edited.setdefault(operation, set()).add(file)
     copy.run(sys.executable, "-m", "codegen")
     copy.run(sys.executable, "-m", "bench.results")
     copy.run("make", "-C", "native", "-j2")
-    return copy
-
-
-@pytest.mark.parametrize("operation", ADDED)
-def test_few_files_are_written_by_hand(added: Copy, operation: str) -> None:
-    assert len(added.edited[operation]) <= FILES[operation]
-    named = (ROOT / "CONTRIBUTING.md").read_text()
-    family = "elementwise" if operation == "hardswish" else "reduce"
-    for file in added.edited[operation]:
-        assert file in named or file.replace(family, "FAMILY") in named, f"CONTRIBUTING.md does not name {file}"
-
-
-def test_operations_are_on_tapes_and_sessions(added: Copy) -> None:
-    added.run(sys.executable, "-c", USED)
-
-
-def test_verify_passes(added: Copy) -> None:
-    added.run(sys.executable, "-m", "tlrt", "verify", "--ops", ",".join(ADDED), "--device", "cpu", "--variants")
-
-
-def test_the_tests_of_the_operations_pass(added: Copy) -> None:
-    """Those that need no further build; nothing in them names the operations."""
+    copy.run(sys.executable, "-c", USED)
+    copy.run(sys.executable, "-m", "tlrt", "verify", "--ops", ",".join(ADDED), "--device", "cpu", "--variants")
+    # the tests that their names choose and that need no further build
     chosen = ["tests/spec", "tests/kernels", "tests/runtime", "tests/verify", "tests/bench"]
     chosen += ["tests/repo/test_generated.py", "tests/repo/test_layout.py", "tests/repo/test_promised.py"]
-    added.run(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen, OPS=",".join(ADDED))
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-@pytest.mark.parametrize("family", ["elementwise", "reduce"])
-def test_cuda_kernels_compile(added: Copy, family: str) -> None:
-    """For one instruction set, without code for a chip; a whole build is `make cuda`."""
-    added.run(
-        "make",
-        "-C",
-        "native",
-        f"build/cuda/obj/cuda/{family}.o",
-        "CUDA_ARCHS=compute_80",
-        f"PYTHON={sys.executable}",
-    )
+    copy.run(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *chosen, OPS=",".join(ADDED))
+    if shutil.which("nvcc"):  # for one virtual architecture, which takes seconds; `make cuda` builds them all
+        objects = [f"build/cuda/obj/cuda/{family}.o" for family in ("elementwise", "reduce")]
+        options = ["CUDA_ARCHS=compute_80", f"PYTHON={sys.executable}"]
+        copy.run("make", "-C", "native", "-j2", *objects, *options)
