@@ -39,11 +39,11 @@ def _result(e: Entry) -> str:
         return "list[Buffer]" if e.outputs[0].listed else "Buffer"
     if e.outputs[0].listed:
         return f"tuple[{', '.join(['list[Buffer]'] * len(e.outputs))}]"
-    one = "Buffer | None" if _has_want(e) else "Buffer"
+    one = "Buffer | None" if _takes_want(e) else "Buffer"
     return f"tuple[{', '.join([one] * len(e.outputs))}]"
 
 
-def _has_want(e: Entry) -> bool:
+def _takes_want(e: Entry) -> bool:
     return e.only is None and len(e.outputs) > 1 and all(o.optional for o in e.outputs)
 
 
@@ -63,7 +63,7 @@ def python_signature(e: Entry) -> str:
     elif len(e.outputs) == 1:
         items.append("out: Buffer | None = None")
     else:
-        if _has_want(e):
+        if _takes_want(e):
             items.append("want: Sequence[bool] | None = None")
         items.append("out: Sequence[Buffer | None] | None = None")
     line = f"def {e.name}({', '.join(items)}) -> {_result(e)}:"
@@ -74,19 +74,19 @@ def python_signature(e: Entry) -> str:
     return f"def {e.name}(\n{body}\n) -> {_result(e)}:"
 
 
-def _rename(e: Entry) -> dict[str, str]:
+def _renamed_arguments(e: Entry) -> dict[str, str]:
     return {a.of: a.name for a in arguments(e) if a.of and a.of != a.name}
 
 
 def docstring(e: Entry) -> str:
     """The function's documentation: the row's text, shapes, results, errors, source; indented and quoted."""
     text, shapes = e.doc, shapes_text(e)
-    for old, new in _rename(e).items():
+    for old, new in _renamed_arguments(e).items():
         # `out` on the left of the arrow and in the text is an input; no output of the entry has its name
         text, shapes = (re.sub(rf"\b{old}\b", new, t) for t in (text, shapes))
     parts = [text.strip() or f"{e.name}."]
     parts.append(textwrap.fill(f"Signature: {shapes}", WIDTH - 8, subsequent_indent="    "))
-    if _has_want(e):
+    if _takes_want(e):
         names = ", ".join(o.name for o in e.outputs)
         want = "`want` says which to compute, all by default; the others are None"
         parts.append(
@@ -195,7 +195,7 @@ def function(e: Entry) -> str:
     roles = {a.name: a.role for a in args if a.role != "dimension"}
     role_argument = f", {roles!r}".replace("'", '"') if roles else ""
     refuse = f"raise _refusal({e.name}, error, locals(){role_argument}) from None"
-    rename = _rename(e)
+    rename = _renamed_arguments(e)
     fail = f'raise _failure(status, "{e.name}"{f", {rename!r}" if rename else ""})'.replace("'", '"')
     if any(o.host for o in e.outputs):
         lines = _host_body(e, prepare, call)
@@ -224,7 +224,7 @@ def function(e: Entry) -> str:
     else:
         names = ", ".join(f'"{o.name}"' for o in e.outputs)
         lines = [
-            f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _has_want(e) else "None"}, out)',
+            f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _takes_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
             *_indent(call_text(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:", f"        return _results(places, given, {owner})",

@@ -49,6 +49,7 @@ from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef
 
 if TYPE_CHECKING:
     from tlrt.capture import Captured
+from tlspec.ops.random import mix as _mix
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -570,12 +571,3 @@ def _sizes(op: str, shape: Any) -> Shape:
     except ShapeError as error:
         raise ShapeError(f"{op}: {error}", op=op) from None
     return sizes
-
-
-def _mix(x: int) -> int:
-    """SplitMix64's output function (Steele, Lea and Flood, OOPSLA 2014); _mix(0) = e220a8397b1dcdaf."""
-    mask = 2**64 - 1
-    z = (x + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)

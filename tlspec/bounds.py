@@ -29,6 +29,7 @@ that comes of them is demanded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -302,8 +303,6 @@ def _each(value: Any, outputs: Sequence[Any]) -> list[Any]:
 
 def call_named(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Calls `function` with those of `values` that its signature names (all of them if it takes ``**``)."""
-    import inspect
-
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return function(**values)
@@ -312,7 +311,5 @@ def call_named(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 
 def call_reference(reference: Callable[..., Any], inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
     """Calls a float64 reference: inputs in order, then the parameters it names by keyword."""
-    import inspect
-
     names = list(inspect.signature(reference).parameters)[len(inputs) :]
     return reference(*inputs.values(), **{n: params[n] for n in names if n in params})

@@ -1,9 +1,9 @@
 """Entry points: what the rows export, and the arguments of each one's Python function.
 
 A row has one entry point for its forward, one for its VJP, and one for each gradient alone where the row says so. The
-Python function of an entry point takes, in this order: the device (only where no input buffer tells it), the inputs, the
-dimensions that no host array tells, the parameters; then by keyword optional inputs, ``want`` (a VJP of several gradients) and
-``out``. :func:`arguments_of` gives that list.
+Python function of an entry point takes, in this order: the device (only where no input buffer has one), the inputs, the
+dimensions that are not the length of a host array, the parameters; then by keyword optional inputs, ``want`` (a VJP of several
+gradients) and ``out``. :func:`arguments_of` gives that list.
 """
 
 from __future__ import annotations

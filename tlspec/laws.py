@@ -30,15 +30,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from tlspec import registry
 from tlspec.bounds import U, call_named, spacing
-
-if TYPE_CHECKING:
-    from tlspec.cases import Case
-    from tlspec.registry import Op
+from tlspec.cases import Case, cotangent_names, shape_of
+from tlspec.data import fill, generator
+from tlspec.registry import Op
 
 __all__ = [
     "Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even", "homogeneous",
@@ -141,8 +141,6 @@ class Calls:
 
     def fresh(self, name: str, salt: str) -> np.ndarray:
         """Another array like the input `name`, drawn from the same class."""
-        from tlspec.cases import fill, generator
-
         like = self.case.inputs[name]
         assert like is not None
         rng = generator("law", self.op.name, self.case.seed, self.case.data, name, salt)
@@ -159,8 +157,6 @@ class Calls:
         self, inputs: Mapping[str, Any] | None = None, *, values: Mapping[str, Any] | None = None, op: str | None = None
     ) -> list[Value]:
         """All outputs of such a call."""
-        from tlspec import registry
-
         if op is not None:
             return self._value(_case(registry.get(op), self.case, inputs or {}, values or {}, {}, "forward"))
         arrays = {**self.case.inputs, **(inputs or {})}
@@ -179,8 +175,6 @@ class Calls:
 def _case(
     row: Op, like: Case, inputs: Mapping[str, Any], values: Mapping[str, Any], cotangents: Mapping[str, Any], which: str
 ) -> Case:
-    from tlspec.cases import Case, shape_of
-
     dims = {n: values[n] for n in row.signature.sizes}
     params = {p.name: values[p.name] for p in row.signature.params}
     arrays: dict[str, Any] = {}
@@ -314,8 +308,6 @@ def adjoint(*names: str) -> Law:
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
-        from tlspec.cases import cotangent_names, fill, generator
-
         outs = f.many()
         ys: dict[str, np.ndarray] = {}
         for i, (cot, out) in enumerate(zip(cotangent_names(f.op), outs, strict=True)):
@@ -351,8 +343,6 @@ def inverse(other: str, again: Callable[..., Mapping[str, Any]] | None = None, x
     those of the first."""
 
     def state(f: Calls) -> Iterator[Claim]:
-        from tlspec import registry
-
         start = f.inputs[x]
         values = f.case.values if again is None else call_named(again, f.case.values)
         first = registry.get(other).signature.inputs[0].name

@@ -8,7 +8,7 @@ from tlspec.ops import random as spec
 
 
 def test_known_answer() -> None:
-    assert int(spec.mix(np.uint64(0))) == 0xE220A8397B1DCDAF
+    assert spec.mix(0) == 0xE220A8397B1DCDAF
 
 
 def test_a_draw_is_a_window_of_the_sequence() -> None:

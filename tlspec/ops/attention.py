@@ -21,6 +21,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import TINY, U, custom, factor, spacing
+from tlspec.cases import DIMS
 from tlspec.registry import check, op
 
 #: the score that replaces a blocked one in mask_mode 1
@@ -152,8 +153,6 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
 
 
 def _attention_draw(d):
-    from tlspec.cases import DIMS
-
     def size(high):  # half of the draws among the three largest, so that sequences span several tiles
         sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
         return d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)

@@ -116,7 +116,7 @@ split3 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs",
 split4 = laws.equation(SPLIT, lambda f, lengths: _split(f, lengths, ("ps", "gs", "ms", "vs")))
 
 
-def _standing(name: str) -> laws.Law:
+def _unchanged_at_zero_rate(name: str) -> laws.Law:
     """With lr 0 the parameters stay: for finite gradients, and zeros of either sign being equal."""
     plain = laws.equation(f"{name}(lr = 0) leaves ps", lambda f, ps: [(f(values={"lr": 0.0, "weight_decay": 0.0}), ps)])
     return laws.Law(plain.name, plain.text, plain.state, ("normal",))
@@ -147,7 +147,7 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
     draw=_rates,
     checks=RATES,
     no_vjp=NO_VJP,
-    laws=[split2, _standing("sgd_step")],
+    laws=[split2, _unchanged_at_zero_rate("sgd_step")],
     source="Robbins and Monro, Ann. Math. Statist. 22, 1951",
 )
 def sgd_step(ps, gs, lr, weight_decay):
@@ -198,7 +198,7 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
             say="0, or 1 with momentum > 0 and dampening = 0",
         ),
     ],
-    laws=[split3, _standing("momentum_step")],
+    laws=[split3, _unchanged_at_zero_rate("momentum_step")],
     source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
     "ICML 2013",
 )

@@ -15,19 +15,18 @@ SOURCE = "Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators,
 NO_VJP = "a draw has no differentiable input"
 
 
-def mix(x: Any) -> np.ndarray:
-    """The output function of SplitMix64 on uint64, modulo 2^64; mix(0) = e220a8397b1dcdaf."""
-    with np.errstate(over="ignore"):
-        z = np.asarray(x, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+def mix(x: Any) -> Any:
+    """SplitMix64's output function, modulo 2^64, of an integer or of an array of uint64; mix(0) = e220a8397b1dcdaf."""
+    mask = 2**64 - 1
+    z = (x + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
 
 
 def words(n: int, key: int) -> np.ndarray:
     """The low 32 bits of mix(key + i), i = 0..n-1."""
-    with np.errstate(over="ignore"):
-        return mix(np.uint64(key) + np.arange(n, dtype=np.uint64)) & np.uint64(0xFFFFFFFF)
+    return mix(np.full(n, key, np.uint64) + np.arange(n, dtype=np.uint64)) & np.uint64(0xFFFFFFFF)
 
 
 def _draw_key(d: Any) -> dict[str, Any]:
