@@ -71,16 +71,13 @@ check: $(ENV_DEV) $(ENV_TEST) lib
 	$(PY) -m codegen --check
 	$(MAKE) --no-print-directory -C native check
 
-# Worst distance from the correctly rounded result, misrounded inputs, special values; then equal bits across SIMD variants.
+# Worst distance from the correctly rounded result, misrounded inputs, special values; then equal bits in the variant base.
 STRIDE ?= 1
-FORMULA_FLAGS := -Inative/src -std=gnu11 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror -pthread
-exhaustive:
-	@mkdir -p native/build/formula
-	@$(CC) $(FORMULA_FLAGS) -march=x86-64 -o native/build/formula/base tests/formula/exhaustive.c -lquadmath -lm
-	@$(CC) $(FORMULA_FLAGS) -mavx2 -mfma -mbmi2 -o native/build/formula/avx2 tests/formula/exhaustive.c -lquadmath -lm
-	@best=base; grep -q avx2 /proc/cpuinfo && best=avx2; native/build/formula/$$best $(or $(OPS),all) $(STRIDE) && \
-	for v in base $$best; do native/build/formula/$$v sums 60013 > native/build/formula/$$v.sums; done && \
-	cmp native/build/formula/base.sums native/build/formula/$$best.sums && echo "same bits in variants base and $$best"
+EXHAUSTIVE = $(PY) -m audit exhaustive --device cpu --stride $(STRIDE) --pairs 0 $(if $(OPS),--ops '$(OPS)')
+exhaustive: $(ENV_TEST) lib
+	@mkdir -p native/build/exhaustive
+	$(EXHAUSTIVE) --json native/build/exhaustive/best.json
+	TORCHLEAN_CPU_VARIANT=base $(EXHAUSTIVE) --against native/build/exhaustive/best.json
 
 # Leak checking is the C tests' part (make check): the interpreter's own allocations never end. Nor is the fake stack used:
 # gcc 13 misaligns vectors of 64 bytes on it (GCC bug 110027).

@@ -4,6 +4,7 @@
  * test has computed, whichever device did. Every function works on one range of samples in the calling thread; callers
  * give ranges to threads. Build (audit/checker.py does it on demand):
  *   cc -std=gnu11 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -shared -fPIC checker.c -lquadmath -lm */
+#include "../src/formula/random.h"
 #include "rounding.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -230,21 +231,13 @@ EXPORT int tl_check_binary(int op, const float *a, const float *b, const float *
     return 0;
 }
 
-static uint64_t mix(uint64_t z)
-{
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Pairs number first, first + 1, ... of a stream: two random bit patterns each. Of four pairs in a row one stays as it is;
  * in the others b's exponent is within 26 of a's, so that the operands interact; in the third the low halves of both
  * fractions are zero, and in the fourth all but a few bits, which makes exact results and ties frequent. */
 EXPORT void tl_check_pairs(uint64_t seed, uint64_t first, uint64_t n, float *a, float *b)
 {
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t w = mix(seed + first + i), v = mix(~w);
+        uint64_t w = tl_mix(seed + first + i), v = tl_mix(~w);
         uint32_t x = (uint32_t)w, y = (uint32_t)(w >> 32), kind = (uint32_t)(first + i) & 3;
         if (kind != 0) {
             int e = (int)(x >> 23 & 255) + (int)(v % 53) - 26;

@@ -13,6 +13,7 @@
 #include "core/errors.h"
 #include "core/kernel.h"
 #include "core/threads.h"
+#include "formula/random.h"
 
 int core_test_concurrency(void); /* core_threads_test.c */
 
@@ -176,13 +177,6 @@ static void test_library(void)
     CHECK(getenv("TORCHLEAN_CPU_VARIANT") || strcmp(torchlean_cuda_cpu_variant(), best) == 0);
 }
 
-static uint64_t scramble(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
 static void test_handles(void)
 {
     torchlean_context *context = new_context(), *asked = NULL;
@@ -211,7 +205,7 @@ static void test_handles(void)
         CHECK_STATUS(torchlean_cuda_context_destroy((torchlean_context *)(uintptr_t)(odd[i] + 3)), TORCHLEAN_RELEASED);
     }
     for (uint64_t i = 0; i < 100000; i++) {
-        uint64_t value = scramble(i + 12345);
+        uint64_t value = tl_mix(i + 12345);
         if (i % 2)
             value = (value & 0xffffffffffffff) | (uint64_t)(i % 4 == 1 ? TL_TAG_BUFFER : TL_TAG_CONTEXT) << 56;
         if (torchlean_cuda_buffer_length((torchlean_buffer *)(uintptr_t)value, &n) != TORCHLEAN_RELEASED)

@@ -89,7 +89,7 @@ static void *work(void *argument)
     fuzz_current = f;
     for (uint64_t k = 0; k < call_count && f->failed < TRIES; k++) {
         f->number = first_call + k;
-        f->state = fuzz_mix(f->seed * UINT64_C(0x2545f4914f6cdd1d) ^ fuzz_mix(f->number));
+        f->state = tl_mix(f->seed * UINT64_C(0x2545f4914f6cdd1d) ^ tl_mix(f->number));
         if (f->kept_elements > KEPT_ELEMENTS)
             fuzz_drop_rows(f);
         int which = (int)fuzz_below(f, (uint64_t)(fuzz_entry_count + fuzz_entry_count / 12 + 1));

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "core/shapes.h"
+#include "formula/random.h"
 #include "torchlean_cuda_ops.h"
 
 enum { FUZZ_ARGUMENTS = 24, FUZZ_LIST = 128, FUZZ_HOST = 1 << 16, FUZZ_PLACES = 12, FUZZ_LENGTHS = 1 << 17 };
@@ -84,7 +85,6 @@ typedef struct fuzz_run {
     int failed;
 } fuzz_run;
 
-uint64_t fuzz_mix(uint64_t z);
 uint64_t fuzz_next(fuzz_run *f);
 /* A number in 0..n-1. */
 static inline uint64_t fuzz_below(fuzz_run *f, uint64_t n) { return n ? fuzz_next(f) % n : 0; }

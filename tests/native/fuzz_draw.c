@@ -41,15 +41,7 @@ tl_dims fuzz_dims(const fuzz_value *v)
 
 /* ---- drawing --------------------------------------------------------------------------------------------------- */
 
-uint64_t fuzz_mix(uint64_t z)
-{
-    z += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-uint64_t fuzz_next(fuzz_run *f) { return fuzz_mix(f->state += UINT64_C(0x9e3779b97f4a7c15)); }
+uint64_t fuzz_next(fuzz_run *f) { return tl_mix(f->state += UINT64_C(0x9e3779b97f4a7c15)); }
 
 uint32_t fuzz_size(fuzz_run *f)
 {
@@ -107,7 +99,7 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth)
 static float pattern(uint32_t n, int place, uint32_t i)
 {
     static const float special[] = {0.0f, -0.0f, 1e-42f, -1e38f, 1e38f, 1.0f};
-    uint64_t bits = fuzz_mix((uint64_t)n << 36 ^ (uint64_t)place << 32 ^ i);
+    uint64_t bits = tl_mix((uint64_t)n << 36 ^ (uint64_t)place << 32 ^ i);
     if (place % 4 == 3 && bits % 5 == 0)
         return bits % 3 ? special[bits / 5 % 6] : bits & 64 ? __builtin_nanf("") : __builtin_inff();
     return (float)(int32_t)(bits >> 40 & 0xffff) / 8192.0f - 4.0f;

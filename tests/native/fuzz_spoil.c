@@ -11,8 +11,8 @@ _Thread_local double fuzz_sink[FUZZ_HOST];
 void fuzz_make_host(void)
 {
     for (uint32_t i = 0; i < FUZZ_HOST; i++) {
-        fuzz_indices[i] = i % 11 == 10 ? UINT32_MAX : (uint32_t)(fuzz_mix(i) % 7);
-        fuzz_numbers[i] = (double)(fuzz_mix(i) % 1000) / 64.0 - 8.0;
+        fuzz_indices[i] = i % 11 == 10 ? UINT32_MAX : (uint32_t)(tl_mix(i) % 7);
+        fuzz_numbers[i] = (double)(tl_mix(i) % 1000) / 64.0 - 8.0;
     }
 }
 

@@ -141,11 +141,12 @@ static void tl_leaf_task(void *arg, int64_t task, int32_t worker)
     r.phases[r.phase].leaf(r.job, &leaf);
 }
 
-/* Runs `count` phases over rows x cols elements, cols >= 1. Fails only for want of scratch. */
+/* Runs `count` phases over rows x cols elements; no phase is called where cols = 0. Fails only for want of scratch. */
 static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
-                                    int64_t rows,
-                                    int64_t cols)
+                                    int64_t rows, int64_t cols)
 {
+    if (cols == 0)
+        return TORCHLEAN_OK;
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
     r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
     r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
@@ -178,8 +179,9 @@ static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
 
 /* ---- maxima ------------------------------------------------------------------------------------------------------ */
 
-/* The maximum of a leaf, NaNs passed over: where there is one, the exponentials are NaN whatever they are shifted by.
- * It has no order; 64 lanes are a few registers. */
+/* The maximum of a leaf for shifting exponentials; -inf for n = 0. It passes NaN over: where a row has one, its sum of
+ * exponentials is NaN whatever the shift. An operation whose result is the maximum itself needs one that keeps NaN
+ * (reduce.c). The maximum has no order; 64 lanes are a few registers. */
 static inline float tl_leaf_max(const float *x, int64_t n)
 {
     enum { LANES = 64 };
@@ -198,6 +200,7 @@ static inline float tl_leaf_max(const float *x, int64_t n)
     return t[0];
 }
 
+/* The same of the leaves' maxima. */
 static inline float tl_max_of(const float *x, int64_t n)
 {
     float m = -TL_INF;

@@ -82,11 +82,9 @@ TL_HD struct tl_logistic tl_logistic_of(float e, float el, float step, float one
 /* sigma(z), times 2^64, for |z| <= 125; zl is a correction of -|z|, and the sign of z is given. */
 TL_HD struct tl_logistic tl_logistic_large(float z, float zl, int32_t negative)
 {
-    const float rounder = TL_ROUNDER + 191.0f;
-    float n = -fabsf(z);
-    float t = fmaf(n, TL_LOG2E, rounder);
-    float k = t - rounder;
-    float r = fmaf(k, -TL_LN2_HI, n) + fmaf(k, -TL_LN2_LO, zl);
+    float t, k;
+    float r = tl_exp_reduce(-fabsf(z), 191.0f, &t, &k);
+    r += fmaf(k, -TL_LN2_LO, zl);
     float e, el;
     tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
     return tl_logistic_of(e, el, TL_2M64, TL_2P64, negative);
@@ -175,12 +173,10 @@ TL_HD void tl_softplus_parts(float x, float *s, float *sl, float *scale)
  * Budget: 0.5 ulp for the last sum, 0.35 for E, 0.1 for the logarithm's other terms. */
 TL_HD float tl_softplus(float x)
 {
-    const float rounder = TL_ROUNDER + 191.0f;
     float z = x < -112.0f ? -112.0f : x;
-    float n = -fabsf(z);
-    float t = fmaf(n, TL_LOG2E, rounder);
-    float k = t - rounder;
-    float r = fmaf(k, -TL_LN2_LO, fmaf(k, -TL_LN2_HI, n));
+    float t, k;
+    float r = tl_exp_reduce(-fabsf(z), 191.0f, &t, &k);
+    r = fmaf(k, -TL_LN2_LO, r);
     float e, el;
     tl_exp_split(r, tl_from_bits(tl_bits(t) << 23), &e, &el);
     e *= TL_2M64;

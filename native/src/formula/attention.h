@@ -21,13 +21,8 @@ TL_HD float tl_attention_score(float product, float scale)
 /* e^x for x <= 0, the bits of tl_exp: with the sign known, 2^k is 2^(k+64) 2^-64 always. -inf gives 0, NaN stays. */
 TL_HD float tl_attention_weight(float x)
 {
-    const float rounder = TL_ROUNDER + 191.0f;
-    float t = fmaf(x, TL_LOG2E, rounder);
-    float k = t - rounder;
-    float r = fmaf(k, -TL_LN2_HI, x);
-    r = fmaf(k, -TL_LN2_LO, r);
-    float r2 = r * r;
-    float p = 1.0f + fmaf(r2, tl_exp_tail(r, r2), r);
+    float t;
+    float p = tl_exp_mantissa(x, 191.0f, &t);
     float y = p * tl_from_bits(tl_bits(t) << 23) * TL_2M64;
     return x < -104.0f ? 0.0f : y;
 }

@@ -1,5 +1,5 @@
-/* Exponential, logarithm and the two circular functions in turns: tl_exp, tl_log, tl_log1p, tl_cospi2, tl_sinpi2,
- * with the gradients of exp and log next to them.
+/* Exponential, logarithm, and sine and cosine of an angle in turns: tl_exp, tl_log, tl_circle, with the gradients of exp and
+ * log next to them.
  *
  * Coefficients. Every polynomial here and in activation.h is our own fit: a Remez exchange in 40-digit arithmetic on
  * the interval named at its constants, for the error relative to the whole function; the coefficients were then
@@ -8,7 +8,7 @@
  * the suffix LO is the rounded rest of the real number that its HI leaves.
  *
  * Accuracy. "Within 1 ulp" means: the result is the correctly rounded float32 or one of its two neighbours. It was
- * checked over all 2^32 arguments by tests/formula/exhaustive.c. Subnormal arguments and results are handled as any
+ * checked over all 2^32 arguments by `make exhaustive`. Subnormal arguments and results are handled as any
  * other; a result that underflows is rounded twice, which costs at most one unit of the smallest subnormal. */
 #ifndef TL_FORMULA_EXPLOG_H
 #define TL_FORMULA_EXPLOG_H
@@ -56,9 +56,28 @@ TL_HD float tl_exp_tail(float r, float r2)
     return fmaf(high, r2, low);
 }
 
-/* e^x = 2^k (1 + r + r^2 q(r)), k = round(x log2 e), r = x - k ln2. The first step of the reduction is exact: x and
- * k LN2_HI are multiples of the same power of two and their difference needs no more than 24 bits.
- * The factor 2^k does not fit one float at either end, so it is applied as 2^(k+64) 2^-64 for negative x and as
+/* The reduction x = k ln2 + r, k = round(x log2 e): returns x - k LN2_HI, from which the caller takes k LN2_LO. This first
+ * step is exact: x and k LN2_HI are multiples of the same power of two and their difference needs no more than 24 bits.
+ * The low bits of *t hold k + bias. */
+TL_HD float tl_exp_reduce(float x, float bias, float *t, float *k)
+{
+    const float rounder = TL_ROUNDER + bias;
+    *t = fmaf(x, TL_LOG2E, rounder);
+    *k = *t - rounder;
+    return fmaf(*k, -TL_LN2_HI, x);
+}
+
+/* The p in [sqrt(1/2), sqrt(2)] of e^x = 2^k p, p = 1 + r + r^2 q(r). The low bits of *t hold k + bias. */
+TL_HD float tl_exp_mantissa(float x, float bias, float *t)
+{
+    float k;
+    float r = tl_exp_reduce(x, bias, t, &k);
+    r = fmaf(k, -TL_LN2_LO, r);
+    float r2 = r * r;
+    return 1.0f + fmaf(r2, tl_exp_tail(r, r2), r);
+}
+
+/* e^x = 2^k p. The factor 2^k does not fit one float at either end, so it is applied as 2^(k+64) 2^-64 for negative x and as
  * 2^(k-64) 2^64 otherwise; only the last multiplication can round. The exponent field is built without a separate
  * addition of the bias by letting the rounder carry it. Beyond |x| = 104 the result is 0 or inf, chosen by a select
  * at the end, off the critical path; what was computed for such an x is discarded.
@@ -66,13 +85,8 @@ TL_HD float tl_exp_tail(float r, float r2)
  * e^-inf = 0, e^inf = inf; overflow to inf above 88.72, underflow to 0 below -103.97; NaN stays NaN. */
 TL_HD float tl_exp(float x)
 {
-    const float rounder = TL_ROUNDER + 63.0f;
-    float t = fmaf(x, TL_LOG2E, rounder);
-    float k = t - rounder;
-    float r = fmaf(k, -TL_LN2_HI, x);
-    r = fmaf(k, -TL_LN2_LO, r);
-    float r2 = r * r;
-    float p = 1.0f + fmaf(r2, tl_exp_tail(r, r2), r);
+    float t;
+    float p = tl_exp_mantissa(x, 63.0f, &t);
     uint32_t negative = (uint32_t)((int32_t)tl_bits(x) >> 31);
     uint32_t shift = negative & (128u << 23);
     float scale = tl_from_bits((tl_bits(t) << 23) + shift);
@@ -129,16 +143,14 @@ TL_HD void tl_exp_split(float r, float s, float *e, float *el)
  * |zl| <= ulp(z). |z| <= 300. The reduction keeps what the rounding of r lost. */
 TL_HD void tl_exp_parts(float z, float zl, float *t, float *h, float *l)
 {
-    float tt = fmaf(z, TL_LOG2E, TL_ROUNDER);
-    float k = tt - TL_ROUNDER;
-    float exact = fmaf(k, -TL_LN2_HI, z);
+    float k;
+    float exact = tl_exp_reduce(z, 0.0f, t, &k);
     float rest = fmaf(k, -TL_LN2_LO, zl);
     float r = exact + rest;
     float r2 = r * r;
     float u = fmaf(r2, tl_exp_tail(r, r2), rest - (r - exact));
     *h = r + u;
     *l = u - (*h - r);
-    *t = tt;
 }
 
 /* ---- log ------------------------------------------------------------------------------------------------- */
@@ -197,33 +209,12 @@ TL_HD float tl_log_bwd(float x, float g)
     return g / x;
 }
 
-/* ln(1 + x), accurate relative to the result: with e and s = 2^-e taken from the rounded 1 + x, the reduced argument
- * is f = s (1 + x) - 1 = s x + (s - 1), one fused multiply-add on the exact x, and fl its rounding error; for e = 0
- * it is x itself. Above 2^40 the 1 is below a quarter ulp and x is scaled by 2^-64, which keeps s normal.
- * ln(1 + -0) = -0, ln(1 - 1) = -inf, NaN below -1, inf at inf. */
-TL_HD float tl_log1p(float x)
-{
-    int32_t big = x > 0x1p40f;
-    float z = big ? x * TL_2M64 : x;
-    int32_t e = tl_log_exponent(big ? z : 1.0f + x);
-    float s = tl_from_bits((127u << 23) - ((uint32_t)e << 23));
-    float c = big ? -1.0f : s - 1.0f;
-    float f = fmaf(s, z, c);
-    float fl = fmaf(s, z, c - f);
-    float y = tl_log_sum((float)(e + (big ? 64 : 0)), f, fl);
-    float edge = x == -1.0f ? -TL_INF : x >= 0.0f ? x : TL_NAN;
-    return x > -1.0f && x < TL_INF && x != 0.0f ? y : edge;
-}
+/* ---- sine and cosine ------------------------------------------------------------------------------------- */
 
-/* ---- circular functions of 2 pi u -------------------------------------------------------------------------- */
-
-/* sin(2 pi r) and cos(2 pi r) for the residual r of u = q/4 + r, |r| <= 1/8 (the reduction is exact), and the
- * quadrant. sin = 2 pi r + r^3 S(r^2) with 2 pi in two parts, fit error below 2^-33 relative; cos = 1 + r^2 C(r^2),
- * below 2^-31. */
-TL_HD void tl_circle(float u, float *sine, float *cosine, uint32_t *quadrant)
+/* sin(2 pi r) and cos(2 pi r), |r| <= 1/8. sin = 2 pi r + r^3 S(r^2) with 2 pi in two parts, fit error below 2^-33
+ * relative; cos = 1 + r^2 C(r^2), below 2^-31. */
+TL_HD void tl_circle(float r, float *sine, float *cosine)
 {
-    float t = fmaf(u, 4.0f, TL_ROUNDER);
-    float r = fmaf(t - TL_ROUNDER, -0.25f, u);
     float z = r * r;
     float s = fmaf(0x1.465a3p+5f, z, -0x1.32b474p+6f);
     s = fmaf(s, z, 0x1.466b82p+6f);
@@ -234,26 +225,6 @@ TL_HD void tl_circle(float u, float *sine, float *cosine, uint32_t *quadrant)
     c = fmaf(c, z, 0x1.03c1b6p+6f);
     c = fmaf(c, z, -0x1.3bd3ccp+4f);
     *cosine = fmaf(c, z, 1.0f);
-    *quadrant = tl_bits(t);
-}
-
-/* cos(2 pi u) and sin(2 pi u), 0 <= u < 1 (right up to |u| = 2^20). Zeros are +0. NaN stays NaN. */
-TL_HD float tl_cospi2(float u)
-{
-    float s, c;
-    uint32_t q;
-    tl_circle(u, &s, &c, &q);
-    float y = q & 1u ? s : c;
-    return tl_from_bits(tl_bits(y) ^ (((q + 1u) & 2u) << 30)) + 0.0f;
-}
-
-TL_HD float tl_sinpi2(float u)
-{
-    float s, c;
-    uint32_t q;
-    tl_circle(u, &s, &c, &q);
-    float y = q & 1u ? c : s;
-    return tl_from_bits(tl_bits(y) ^ ((q & 2u) << 30)) + 0.0f;
 }
 
 #endif

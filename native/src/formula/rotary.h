@@ -24,8 +24,7 @@ TL_HD void tl_turn(uint64_t turns, float *cosine, float *sine)
     uint64_t q = (turns + (UINT64_C(1) << 61)) >> 62;
     int64_t rest = (int64_t)(turns - (q << 62)); /* an eighth of a turn at most */
     float s, c;
-    uint32_t none;
-    tl_circle((float)rest * 0x1p-64f, &s, &c, &none);
+    tl_circle((float)rest * 0x1p-64f, &s, &c);
     uint32_t quadrant = (uint32_t)q;
     float y = quadrant & 1u ? s : c;
     float z = quadrant & 1u ? c : s;

@@ -1,9 +1,8 @@
 /* Attention on the CPU, backward, in two passes that store nothing of size n x n. See tiles.h.
  *
  *   queries   a task owns BLOCK queries and goes through the keys once: the softmax runs along as in the forward, the
- *   sum
- *             Σ_j e^(s-m) (g·v_j - D) k_j is rescaled with it and divided by Σ e^(s-m) at the end. Leaves m, 1/Σ and D
- *             of every query for the second pass
+ *             sum Σ_j e^(s-m) (g·v_j - D) k_j is rescaled with it and divided by Σ e^(s-m) at the end. Leaves m, 1/Σ
+ *             and D of every query for the second pass
  *   keys      a task owns BLOCK keys and goes through the queries: P = e^(s-m)/Σ is made again, gV += Pᵀ g, gK += dSᵀ Q
  *
  * So no sum is shared between tasks and all are in a fixed order. A score has the same bits in both passes and in the
@@ -40,8 +39,7 @@ static float dot_product(const float *x, const float *y, int64_t d)
     return t[0];
 }
 
-/* ---- the pass over queries
- * ------------------------------------------------------------------------------------------- */
+/* ---- the pass over queries --------------------------------------------------------------------------------------- */
 
 /* Work of a task, in floats: packed queries and cotangents, sums, panels of scores and of g·v. */
 static int64_t query_work(const problem *p)
@@ -85,37 +83,24 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     start_rows(row, BLOCK);
     for (int64_t tile = 0; tile < p->tiles; tile++) {
         const int64_t j0 = tile * TILE, keys = tl_imin(TILE, n - j0);
-        if (K->finite[b * p->tiles + tile] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
-            int weightless = 1;
-            for (int64_t i = 0; i < count && p->mode == FILL; i++)
-                weightless &= row[i].top > TL_FILL_VANISHES;
-            if (weightless)
-                continue;
-        }
+        if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys))
+            continue;
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
             panel_scores(queries + first * d, d, across_tile(p, K, b, tile), s);
             if (a->gQ)
                 panel_scores(cotangents + first * d, d, across_tile(p, V, b, tile), t);
+            panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = i0 + first + r;
-                const float *mask = p->mask ? p->mask + (b * n + i) * n + j0 : NULL;
-                row_scores(s + r * TILE, p, mask, keys, i + 1 - j0);
-                factor[r] = softmax_top(s + r * TILE, &row[first + r]);
-            }
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t i = i0 + first + r;
-                const float *mask = p->mask ? p->mask + (b * n + i) * n + j0 : NULL;
                 float *sum = sums + (first + r) * width;
                 softmax_weights(s + r * TILE, &row[first + r], factor[r], sum, a->gQ ? width : 0);
                 if (a->gQ)
-                    score_gradients(s + r * TILE, t + r * TILE, dot[first + r], p, mask, keys, i + 1 - j0);
+                    score_gradients(s + r * TILE, t + r * TILE, dot[first + r], p, mask_row(p, b, i, j0), keys,
+                                    i + 1 - j0);
             }
-            if (!a->gQ)
-                continue;
-            for (int64_t r = rows; r < TL_PANEL; r++)
-                memset(s + r * TILE, 0, TILE * sizeof *s);
-            panel_accumulate(s, keys, along_tile(p, K, b, tile), width, sums + first * width);
+            if (a->gQ)
+                accumulate_rows(s, rows, keys, along_tile(p, K, b, tile), width, sums + first * width);
         }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -128,8 +113,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-/* ---- the pass over keys
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
 
 /* Work of a task, in floats: packed keys and values, sums of both gradients, panels of weights and of dS, and the
  * task's part of the mask, transposed. */
@@ -229,24 +213,7 @@ static void key_task(void *arg, int64_t task, int32_t worker)
         }
 }
 
-/* ---- the operation
- * --------------------------------------------------------------------------------------------------- */
-
-/* One pass: packs its sides and runs a task per block of rows. */
-static int32_t run_pass(tl_context *ctx, backward_args *a, int64_t packed_size, int64_t work, tl_task_fn fn)
-{
-    problem *p = &a->p;
-    p->work_size = tl_ceil_div(work, 16) * 16;
-    void *scratch;
-    const size_t size = (size_t)(packed_size + tl_workers() * p->work_size) * sizeof(float);
-    const int32_t status = tl_pool_alloc(ctx, size, &scratch);
-    if (status)
-        return status;
-    pack_sides(p, scratch);
-    tl_parallel(p->batch * tl_ceil_div(p->n, BLOCK), fn, a);
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
-}
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
 
 int32_t tl_cpu_flash_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
                                    const float *out, const float *g, int64_t batch, int64_t n, int64_t d,
@@ -263,13 +230,13 @@ int32_t tl_cpu_flash_attention_bwd(tl_context *ctx, const float *Q, const float 
     int64_t size = add_side(&a.p, K, gQ ? ACROSS | ALONG : ACROSS);
     if (gQ)
         size += add_side(&a.p, V, ACROSS);
-    status = run_pass(ctx, &a, size, query_work(&a.p), query_task);
+    status = run_pass(ctx, &a.p, &a, size, query_work(&a.p), query_task);
 
     if (!status && (gK || gV)) {
         a.p = make_problem(batch, n, d, mask_mode, scale, mask);
         size = add_side(&a.p, Q, gK ? ACROSS | ALONG : ACROSS);
         size += add_side(&a.p, g, (gK ? ACROSS : 0) | (gV ? ALONG : 0));
-        status = run_pass(ctx, &a, size, key_work(&a.p), key_task);
+        status = run_pass(ctx, &a.p, &a, size, key_work(&a.p), key_task);
     }
     tl_pool_free(ctx, kept);
     return status;

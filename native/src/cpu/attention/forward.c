@@ -25,34 +25,23 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     float *panels = p->work + worker * p->work_size, *sums = panels + BLOCK * d, *s = sums + BLOCK * width;
     const packed *K = &p->side[0], *V = &p->side[1];
     row_state row[BLOCK];
-    float factor[TL_PANEL]; /* maxima first, then weights: neither waits for the other's latency */
+    float factor[TL_PANEL];
 
     pack_panels(a->p.side[2].x + (b * n + i0) * d, count, d, panels);
     memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
     start_rows(row, BLOCK);
     for (int64_t t = 0; t < p->tiles; t++) {
         const int64_t j0 = t * TILE, keys = tl_imin(TILE, n - j0);
-        if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
-            int weightless = 1;
-            for (int64_t i = 0; i < count && p->mode == FILL; i++)
-                weightless &= row[i].top > TL_FILL_VANISHES;
-            if (weightless)
-                continue;
-        }
+        if (skips_tile(p, V->finite[b * p->tiles + t], row, b, i0, count, j0, keys))
+            continue;
         const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
             panel_scores(panels + first * d, d, across, s);
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t i = i0 + first + r;
-                row_scores(s + r * TILE, p, p->mask ? p->mask + (b * n + i) * n + j0 : NULL, keys, i + 1 - j0);
-                factor[r] = softmax_top(s + r * TILE, &row[first + r]);
-            }
+            panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++)
                 softmax_weights(s + r * TILE, &row[first + r], factor[r], sums + (first + r) * width, width);
-            for (int64_t r = rows; r < TL_PANEL; r++)
-                memset(s + r * TILE, 0, TILE * sizeof *s);
-            panel_accumulate(s, keys, along, width, sums + first * width);
+            accumulate_rows(s, rows, keys, along, width, sums + first * width);
         }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -70,13 +59,5 @@ int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, 
     int64_t size = add_side(&a.p, K, ACROSS);
     size += add_side(&a.p, V, ALONG);
     a.p.side[2].x = Q;
-    a.p.work_size = tl_ceil_div(forward_work(&a.p), 16) * 16;
-    void *scratch;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(size + tl_workers() * a.p.work_size) * sizeof(float), &scratch);
-    if (status)
-        return status;
-    pack_sides(&a.p, scratch);
-    tl_parallel(batch * tl_ceil_div(n, BLOCK), forward_task, &a);
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
+    return run_pass(ctx, &a.p, &a, size, forward_work(&a.p), forward_task);
 }

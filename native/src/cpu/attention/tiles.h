@@ -4,8 +4,8 @@
  * through the other side in tiles of TILE, in order. It keeps its rows packed in panels of TL_PANEL, so that a step is
  * a product of registers, and what it needs of the other side packed once for all tasks:
  *   across  [d][TILE] per tile: coordinate by coordinate, for products over d
- *   along   [TILE][width] per tile: row by row, for products over the tile; the array itself where d is a multiple of
- *   WIDTH
+ *   along   [TILE][width] per tile: row by row, for products over the tile; the array itself where d is a multiple
+ *           of WIDTH
  * Lanes run across the other side or along d, never along a sum, so an element has the same chain of additions in every
  * variant. The row sums of the softmax run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
 #ifndef TL_CPU_ATTENTION_TILES_H
@@ -80,8 +80,7 @@ TL_INLINE void panel_accumulate(const float *w, int64_t inner, const float *alon
         tl_panel_product(w, TILE, 1, inner, along + c, width, sum + c, width, 1);
 }
 
-/* ---- the running softmax of a row
- * ------------------------------------------------------------------------------------ */
+/* ---- the running softmax of a row -------------------------------------------------------------------------------- */
 
 typedef struct row_state {
     float top, chain[CHAINS];
@@ -181,8 +180,46 @@ static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i
     return 1;
 }
 
-/* ---- packing
- * -------------------------------------------------------------------------------------------------------- */
+/* Whether queries i0..i0+count-1, in states `row`, can pass over a tile: all pairs are blocked, none of them weighs
+ * anything, and `finite` says that the tile holds nothing that 0 does not erase. */
+static inline int skips_tile(const problem *p, int finite, const row_state *row, int64_t b, int64_t i0, int64_t count,
+                             int64_t j0, int64_t keys)
+{
+    if (!finite || !all_blocked(p, b, i0, i0 + count, j0, j0 + keys))
+        return 0;
+    int weightless = 1;
+    for (int64_t i = 0; i < count && p->mode == FILL; i++)
+        weightless &= row[i].top > TL_FILL_VANISHES;
+    return weightless;
+}
+
+/* The mask of query i from key j0 on, NULL without one. */
+TL_INLINE const float *mask_row(const problem *p, int64_t b, int64_t i, int64_t j0)
+{
+    return p->mask ? p->mask + (b * p->n + i) * p->n + j0 : NULL;
+}
+
+/* Turns a panel of raw products into scores and takes their maxima into the rows'; factor[r] is for what row r
+ * accumulated before. Queries i..i+rows-1 meet keys from j0 on. Weights come in a loop of their own (softmax_weights):
+ * so neither waits for the other's latency. */
+TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows, int64_t j0, int64_t keys, float *s,
+                            row_state *row, float *factor)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        row_scores(s + r * TILE, p, mask_row(p, b, i + r, j0), keys, i + r + 1 - j0);
+        factor[r] = softmax_top(s + r * TILE, &row[r]);
+    }
+}
+
+/* sum += w · a tile, for the first `rows` rows of a panel; the others of w become 0. */
+TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float *along, int64_t width, float *sum)
+{
+    for (int64_t r = rows; r < TL_PANEL; r++)
+        memset(w + r * TILE, 0, TILE * sizeof *w);
+    panel_accumulate(w, keys, along, width, sum);
+}
+
+/* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 /* A task packs one tile of one array. */
 static inline void pack_task(void *arg, int64_t task, int32_t worker)
@@ -247,6 +284,23 @@ static inline void pack_sides(problem *p, float *scratch)
     }
     p->work = scratch;
     tl_parallel(all * p->sides, pack_task, p);
+}
+
+/* One pass: packs its sides, of `packed_size` floats, and runs a task per block of rows with `work` floats each. `arg`
+ * begins with the problem. */
+static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t packed_size, int64_t work,
+                               tl_task_fn fn)
+{
+    p->work_size = tl_ceil_div(work, 16) * 16;
+    void *scratch;
+    const size_t size = (size_t)(packed_size + tl_workers() * p->work_size) * sizeof(float);
+    const int32_t status = tl_pool_alloc(ctx, size, &scratch);
+    if (status)
+        return status;
+    pack_sides(p, scratch);
+    tl_parallel(p->batch * tl_ceil_div(p->n, BLOCK), fn, arg);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
 }
 
 static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
