@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
-from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
+from tlrt.verify.verifier import directions
 from tlspec import registry
 from tlspec.registry import Op
 
 ROWS = registry.ops(os.environ.get("OPS") or None)
-ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
+ENTRIES = [(row, which) for row in ROWS for which in directions(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("dev", max_examples=5, derandomize=True, **_common)

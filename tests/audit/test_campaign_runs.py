@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import tlrt
-from audit import alarms, command, determinism, report
+from audit import alarms, command, determinism
 from audit.determinism import BATCH, Determinism
-from tlrt import kernels, verify
+from audit.work import run_in_threads
+from tlrt import kernels
 from tlspec import registry
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -30,9 +31,9 @@ def named(device: str) -> str:
 
 def test_work_is_shared_out_until_something_fails() -> None:
     done: list[int] = []
-    report.share_out(range(100), 3, lambda: nullcontext(done.append))
+    run_in_threads(range(100), 3, lambda: nullcontext(done.append))
     assert sorted(done) == list(range(100))
-    report.share_out(range(100), 3, lambda: nullcontext(done.append), 0.0)
+    run_in_threads(range(100), 3, lambda: nullcontext(done.append), 0.0)
     assert len(done) == 100
 
     def fails(item: int) -> None:
@@ -41,7 +42,7 @@ def test_work_is_shared_out_until_something_fails() -> None:
             raise KeyError(item)
 
     with pytest.raises(KeyError):
-        report.share_out(range(10**6), 3, lambda: nullcontext(fails))
+        run_in_threads(range(10**6), 3, lambda: nullcontext(fails))
     assert len(done) < 10**6
 
 
@@ -147,7 +148,7 @@ def test_a_loose_bound_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "campaign.json"
     chosen = ["--ops", "exp,softmax", "--device", "cpu", "--workers", "2", "--json", str(out)]
-    assert verify.main(["--alarms", "60", "--determinism", "--repeats", "2", *chosen]) == 0
+    assert command.main(["determinism", "alarms", "--comparisons", "60", "--repeats", "2", *chosen]) == 0
     text = capsys.readouterr().out
     assert "== determinism ==" in text and "0 alarms" in text
     document = json.loads(out.read_text())
@@ -180,13 +181,17 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
 
     monkeypatch.setattr(command.hostile, "calls", calls)
     monkeypatch.setattr(
-        command.hostile, "checkpoints", lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []}
+        command.checkpoint_files,
+        "try_damaged",
+        lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []},
     )
-    args = argparse.Namespace(hostile=1000, workers=1)
-    documents, fine, text = command._hostile(args, ["cpu", "cuda:1"], 7)
+    args = argparse.Namespace(calls=1000, files=7, workers=1)
+    outcome = command._hostile(args, ["cpu", "cuda:1"])
     assert runs == [
         (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
         (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),
     ]  # fmt: skip
-    assert not fine and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"] and "FAIL x" in text
+    documents = outcome.document
+    assert not outcome.ok and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"]
+    assert "FAIL x" in outcome.table
     assert [d.get("checkpoints", {}).get("files") for d in documents] == [7, None, None, None, None, None]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import tlrt
-from audit import hostile
+from audit import checkpoint_files, hostile
+from audit.environment import ROOT
 from audit.scratch import scratch
 from codegen import abi
 from tlrt import checkpoint
@@ -70,7 +71,7 @@ def test_calls_on_a_gpu(driver, shared):
 
 def test_every_function_is_called(driver):
     """The generated table and the hand-written one hold every exported name but those without an argument."""
-    headers = (hostile.ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
+    headers = (ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
     declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", abi.declarations("".join(h.read_text() for h in headers))))
     done = subprocess.run([driver, "--calls", "1"], capture_output=True, text=True, check=True)
     plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
@@ -122,7 +123,7 @@ def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
 
 
 def test_damaged_checkpoints_are_refused_and_change_nothing():
-    document = hostile.checkpoints(1500)
+    document = checkpoint_files.try_damaged(1500)
     assert document["failures"] == []
     assert document["refused"] > 1000 and document["loaded"] > 20
 
@@ -136,7 +137,7 @@ def test_a_careless_load_is_seen(monkeypatch):
         return whole(path, session, optimizers)
 
     monkeypatch.setattr(checkpoint, "load", hasty)
-    assert "refused, but the session has changed" in hostile.checkpoints(50)["failures"][0]
+    assert "refused, but the session has changed" in checkpoint_files.try_damaged(50)["failures"][0]
 
     def rude(path, session, optimizers=()):
         try:
@@ -145,7 +146,7 @@ def test_a_careless_load_is_seen(monkeypatch):
             raise KeyError("tlrt") from error
 
     monkeypatch.setattr(checkpoint, "load", rude)
-    assert "KeyError" in hostile.checkpoints(50)["failures"][0]
+    assert "KeyError" in checkpoint_files.try_damaged(50)["failures"][0]
 
 
 def test_damage_is_its_seed(tmp_path):
@@ -155,6 +156,6 @@ def test_damage_is_its_seed(tmp_path):
         s.param([1.0, 2.0], "w")
         checkpoint.save(tmp_path / "a.safetensors", s)
     content = (tmp_path / "a.safetensors").read_bytes()
-    many = [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
-    assert many == [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
+    many = [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
+    assert many == [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
     assert len(set(many)) > 150

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def mutate(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "audit.mutation", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "audit", "mutate", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt.verify.command import Settings, Verifier, plan
 from tlrt.verify.report import Failure
 from tlrt.verify.run import POISON, Runtime
+from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import entries, registry
 from tlspec.bounds import Bound
 from tlspec.cases import draw_case, refused_by, shape_of
@@ -500,9 +500,9 @@ def first_failure(entry: Entry, defect: Callable[[Inside], Arrays], beside: bool
         runtimes = {"cpu": Runtime("cpu"), "beside": Runtime("cpu", kernels=Spoilt(entry, defect))}
     verifier = Verifier(runtimes)
     which = "forward" if forward(entry) else "vjp"
-    for seed, data, size in plan(entry.op, which, Settings()):
+    for seed, data, size in plan_cases(entry.op, which, Settings()):
         if size != "large":
-            for result in verifier.entry(entry.op, which, [draw_case(entry.op, seed, data, size, which)]):
+            for result in verifier.check(entry.op, which, [draw_case(entry.op, seed, data, size, which)]):
                 if result.failures:
                     return result.failures[0]
     return None
