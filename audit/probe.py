@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from audit.probes import Calls, Query, Target
-from audit.probes_layers import targets
+from audit.queries import Calls, Query, Target
+from audit.targets import targets
 from audit.trees import NoTree, chain, depth, positive_depth, reveal
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime

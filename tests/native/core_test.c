@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "abi/handles.h"
+#include "core/handles.h"
 
 int core_test_concurrency(void); /* core_threads_test.c */
 

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "abi/handles.h"
+#include "core/handles.h"
 
 int core_test_concurrency(void);
 

@@ -2,7 +2,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "abi/internal.h"
+#include "core/internal.h"
 
 static _Atomic uint64_t seen, first, last;
 static _Atomic(const char *) failed_file;

@@ -15,7 +15,7 @@
 #include <immintrin.h> /* declares posix_memalign once more, so before the macro */
 #endif
 
-#include "abi/internal.h"
+#include "core/internal.h"
 
 /* Counts an allocation; 1 if it is to fail. */
 int tl_fault(const char *file, int line);

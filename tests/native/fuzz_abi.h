@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "abi/shapes.h"
+#include "core/shapes.h"
 #include "torchlean_cuda_ops.h"
 
 enum { FUZZ_ARGUMENTS = 24, FUZZ_LIST = 128, FUZZ_HOST = 1 << 16, FUZZ_PLACES = 12, FUZZ_LENGTHS = 1 << 17 };

@@ -153,6 +153,9 @@ def test_documents_name_existing_files() -> None:
 def test_text_speaks_of_the_project_alone() -> None:
     foreign = re.compile(r"(pypi|npmjs|debian)\.(org|com)|pythonhosted|" + re.escape(str(ROOT)) + r"\b", re.I)
     plain = [ROOT / "Makefile", ROOT / "native/Makefile", ROOT / ".ci/run"]
-    for path in [*plain, *tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".jsonl", ".j2", ".svg")]:
+    for path in [
+        *plain,
+        *tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".jsonl", ".j2", ".svg"),
+    ]:
         if path != Path(__file__).resolve():
             assert not foreign.search(path.read_text(errors="replace")), name(path)
