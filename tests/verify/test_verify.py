@@ -273,3 +273,19 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert " ".join(row.bound.text.split()) in " ".join(words)
     assert verify.main(["--list", "--ops", SHAPED.name]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--probe"], "probe"),
+        (["--alarms=9"], "alarms"),
+        (["--ops", "add", "--campaign"], "all"),
+        (["--report", "x"], "verify"),
+    ],
+)
+def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        verify.main(words)
+    assert stopped.value.code == 2
+    assert f"python -m audit {command}" in capsys.readouterr().err
