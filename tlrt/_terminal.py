@@ -31,7 +31,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     table = Table(box=rule, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
     for i, name in enumerate(head):
         number = all(not row[i] or row[i][0] in "0123456789-+." or row[i] == "inf" for row in cells)
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True, overflow="ignore")
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True, overflow="crop")
     for row in cells:
         table.add_row(*map(Text, row))
     widths = [max(cell_len(c) for c in column) for column in zip(head, *cells, strict=True)]

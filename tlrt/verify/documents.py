@@ -57,8 +57,13 @@ def _has_lines(name: str, value: Any) -> bool:
     """Whether what stands under a name is written as lines of its own."""
     if not value or not isinstance(value, (dict, list)):
         return False
-    inner = value.values() if isinstance(value, dict) else value
-    return (name in MEASUREMENTS and all(isinstance(v, dict) for v in inner)) or len(_text(value)) > WIDTH
+    inner = list(value.items() if isinstance(value, dict) else ((name, v) for v in value))
+    tables = [v for _, v in inner if isinstance(v, dict)]
+    if len(_text(value)) > WIDTH or (name in MEASUREMENTS and len(tables) == len(inner)):
+        return True
+    if isinstance(value, dict):
+        return any(_has_lines(*item) for item in inner)
+    return any(_has_lines(*item) for table in tables for item in table.items())
 
 
 def _lines(place: str, key: str | None, value: dict[str, Any]) -> Iterator[dict[str, Any]]:
