@@ -7,8 +7,8 @@
 #   make sanitize [OPS=...]                 the tests with the CPU library under AddressSanitizer and UBSan
 #   make exhaustive [OPS=name STRIDE=1]     scalar formulas against float64 on every (STRIDE-th) float32 input
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
-#   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.json
-#   make abi                                regenerate what the registry's rows determine
+#   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.jsonl
+#   make abi                                regenerate what the registry's rows and the evidence determine
 #   make fmt                                format the Python code
 #
 # SYSTEM_PYTHON=1 uses $(PYTHON) as it is, without a virtual environment.
@@ -24,7 +24,7 @@ ifdef SYSTEM_PYTHON
   ENV_CUDA :=
 else
   PY := .venv/bin/python
-  ENV_TEST := .venv/.test
+  ENV_TEST := .venv/.test .venv/.audit
   ENV_DEV := .venv/.dev
   ENV_CUDA := .venv/.cuda
 endif
@@ -91,6 +91,7 @@ sanitize: $(ENV_TEST)
 
 abi: $(ENV_TEST)
 	$(PY) -m codegen
+	$(PY) -m bench.results
 
 fmt: $(ENV_DEV)
 	.venv/bin/ruff format .

@@ -1,6 +1,7 @@
-"""Campaigns: what the verify command tries besides drawn cases, and at greater length.
+"""Campaigns: what is tried besides drawn cases, at greater length, from the source tree.
 
 ==================  =================================================================================================
+``verify``          drawn cases, as ``python -m tlrt verify`` checks them, so that a page can hold them as well
 ``exhaustive``      every function of one argument on all 2^32 inputs, those of two on structured and random pairs
 ``probe``           the order in which every sum adds, found from outside, against the height its bound assumes
 ``determinism``     the same bits over repetitions, threads, batch sizes, trims of the cache, reused outputs
@@ -10,5 +11,6 @@
 ``soak``            very many small training steps in flat memory
 ==================  =================================================================================================
 
-Each gives one JSON dictionary and one table; :mod:`audit.command` is the command line.
+Each gives one JSON dictionary and one table; ``python -m audit COMMAND...`` runs them, ``python -m audit report`` shows files of
+them as a page, ``python -m audit mutate`` plants defects and scores the tests. The shipped packages import nothing of this.
 """

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from audit import report
-from tlrt.verify.command import whiches
+from audit.environment import processors
+from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime, cpu_settings
+from tlrt.verify.verifier import directions
 from tlspec import registry
 from tlspec.cases import data_classes, draw_case
 from tlspec.compare import compare, reproduction
@@ -117,7 +118,7 @@ def alarms(
 ) -> dict[str, Any]:
     """At least `count` comparisons per device, spread evenly over the entry points; one dictionary. Without `workers` every
     processor has one; 0 stays in this process."""
-    work = [(op.name, which) for op in registry.ops(names) for which in whiches(op)]
+    work = [(op.name, which) for op in registry.ops(names) for which in directions(op)]
     each = -(-count // len(work))
     # a case has a few outputs, so tasks of an entry point are far enough apart in seeds
     tasks = [
@@ -126,7 +127,7 @@ def alarms(
         for name, which in work
     ]
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    meter = report.Meter(float(len(tasks) * TASK), "comparisons")
+    progress = Progress(float(len(tasks) * TASK), "comparisons")
 
     def enter(results: list[dict[str, Any]]) -> None:
         for r in results:
@@ -141,9 +142,9 @@ def alarms(
             row["alarm_lines"] = (row["alarm_lines"] + r["alarm_lines"])[:3]
             if r["worst"] > row["worst"]:
                 row["worst"], row["worst_line"] = r["worst"], r["worst_line"]
-        meter.step(float(TASK), results[0]["entry"])
+        progress.advance(float(TASK), results[0]["entry"])
 
-    count_workers = report.processors() if workers is None else workers
+    count_workers = processors() if workers is None else workers
     if count_workers == 0:
         for t in tasks:
             enter(_work(*t, kernels))
@@ -154,7 +155,7 @@ def alarms(
         with _one_thread_each(), pool:
             for done in concurrent.futures.as_completed([pool.submit(_task, t) for t in tasks]):
                 enter(done.result())
-    meter.close()
+    progress.close()
     ordered = [rows[k] for k in sorted(rows, key=lambda k: (k[0], list(devices).index(k[1])))]
     totals = {
         d: {f: sum(r[f] for r in ordered if r["device"] == d) for f in ("comparisons", "elements", "alarms")}
@@ -184,7 +185,7 @@ def table(document: Mapping[str, Any]) -> str:
         (r["entry"], r["device"], r["comparisons"], r["alarms"], _share(r["worst"]), *(n or "" for n in r["histogram"]))
         for r in document["entries"]
     ]
-    text = report.columns(("entry point", "device", "comparisons", "alarms", "worst share", *edges), rows)
+    text = format_table(("entry point", "device", "comparisons", "alarms", "worst share", *edges), rows)
     for r in document["loose"]:
         text += f"\nloose: {r['entry']} on {r['device']}: worst share {r['worst']:.4f} of {r['bound']}; {r['line']}"
     for r in document["entries"]:

@@ -13,9 +13,10 @@ from typing import Any
 import cffi
 import numpy as np
 
-__all__ = ["BINARY", "Checker", "CheckerError", "checker"]
+from audit.environment import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
+__all__ = ["BINARY", "Checker", "CheckerError", "checker", "float_text"]
+
 SOURCES = ("native/tools/checker.c", "native/tools/rounding.h")
 #: IEEE arithmetic as written: no contraction, no reassociation; errno and traps change no result
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
@@ -127,6 +128,15 @@ class Checker:
         """How many results differ in bits (any NaN equals any NaN), and the first that does."""
         at = self.ffi.new("uint64_t *")
         return int(self.lib.tl_check_differ(self._floats(a), self._floats(b), a.size, at)), int(at[0])
+
+
+def float_text(bits: int) -> str:
+    """A float32 by its bit pattern: exact hexadecimal form, or what it is called."""
+    x = float(np.array(bits, np.uint32).view(np.float32))
+    if not np.isfinite(x):
+        return str(x)
+    fraction, power = x.hex().split("p")
+    return fraction.rstrip("0").rstrip(".") + "p" + power if x else ("-0" if str(x)[0] == "-" else "0")
 
 
 @lru_cache(maxsize=1)

@@ -1,117 +1,128 @@
-"""The campaigns on the command line: ``python -m tlrt verify`` with ``--exhaustive``, ``--probe`` and their like."""
+"""``python -m audit COMMAND...``: the campaigns on the command line; also ``report`` and ``mutate``."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit import alarms, determinism, exhaustive, faults, hostile, html, pairs, probe, report, soak
+from audit import alarms, checkpoint_files, determinism, evidence, exhaustive, faults, hostile, pairs, probe, soak
+from audit.build import BuildError
 from audit.checker import BINARY, CheckerError
+from audit.environment import commit, describe_run
+from audit.figures import plural
 from tlrt.errors import TorchleanError
-from tlrt.verify.command import drawn
-from tlrt.verify.report import told
+from tlrt.verify.command import verify_drawn
+from tlrt.verify.documents import format_command, read_document, write_document
+from tlrt.verify.report import summarise
 from tlrt.verify.run import device_names
 from tlspec import registry
 
 __all__ = ["main"]
 
-#: what a short run tries; the whole of it takes seconds
+#: what a short run tries, which takes seconds
 SHORT: dict[str, Any] = {
-    "stride": 4099, "pairs": 200_000, "repeats": 5, "alarms": 2000, "hostile": 20_000, "files": 200, "every": 20, "soak": 500,
+    "cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000, "calls": 20_000, "files": 200,
+    "every": 20, "steps": 500,
 }  # fmt: skip
 #: of the hostile calls one in a hundred is left out, as its work would be unbounded
 FULL: dict[str, Any] = {
-    "stride": 1, "pairs": 10**9, "repeats": 100, "alarms": 100_000, "hostile": 10_200_000, "files": 10_000, "every": 1,
-    "soak": 10**6,
+    "cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000, "calls": 10_200_000, "files": 10_000,
+    "every": 1, "steps": 10**6,
 }  # fmt: skip
+#: the least that an option may ask for
+LEAST = {"pairs": 0, "files": 0}
 
-#: a part's document, or those of its runs one by one; whether nothing failed; its tables
-Outcome = tuple[dict[str, Any] | list[dict[str, Any]], bool, str]
+
+@dataclass
+class Outcome:
+    """What a campaign found: its document, or those of its runs one by one; whether nothing failed; its tables."""
+
+    document: dict[str, Any] | list[dict[str, Any]]
+    ok: bool
+    table: str
 
 
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        prog="python -m tlrt verify",
-        description="Campaigns: what verify tries at greater length. Several may be asked for in one run.",
-        epilog="Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
+        prog="python -m audit",
+        description="Campaigns: what verify tries at greater length, and more. Several commands may be given.",
+        epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
+        "tests. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
-    which = p.add_argument_group("what to do")
-    which.add_argument(
-        "--exhaustive", action="store_true", help="all 2^32 inputs of every function of one argument; pairs"
+    p.add_argument(
+        "commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all"
     )
-    which.add_argument(
-        "--probe", action="store_true", help="the order of every sum against the height its bound assumes"
-    )
-    which.add_argument(
-        "--determinism", action="store_true", help="the same bits over repetitions, threads, batches, trims"
-    )
-    which.add_argument("--alarms", type=int, metavar="N", help="N correct comparisons per device through the bounds")
-    which.add_argument(
-        "--hostile",
-        type=int,
-        metavar="N",
-        help="N hostile calls of the C ABI, with sanitizers on the CPU, a tenth on a GPU; from 8 threads; damaged files",
-    )
-    which.add_argument("--faults", action="store_true", help="every allocation of a training step fails in turn")
-    which.add_argument("--soak", type=int, metavar="N", help="N small training steps in flat memory on every device")
-    which.add_argument("--campaign", action="store_true", help="all of them")
-    p.add_argument("--short", action="store_true", help="a few seconds of each instead of the whole")
+    p.add_argument("--short", action="store_true", help="a few seconds of each campaign")
     p.add_argument(
         "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
     )
     p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
-    p.add_argument("--out", metavar="DIR", help="write campaign.json there, and the state of the exhaustive part")
-    p.add_argument("--json", metavar="FILE", help="write the document there")
-    p.add_argument("--report", metavar="FILE.html", help="draw cases as well, and write all of it as a page for people")
-    p.add_argument(
-        "--workers", type=int, metavar="N", help="threads and processes that work (default: one per processor)"
-    )
+    p.add_argument("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
+    p.add_argument("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
+    p.add_argument("--html", metavar="FILE.html", help="write the document as a page for people")
+    p.add_argument("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
+
+    def number(group: Any, name: str, what: str) -> None:
+        group.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default {FULL[name]:,})")
+
+    number(p.add_argument_group("verify"), "cases", "cases per operation and data class")
     e = p.add_argument_group("exhaustive")
-    e.add_argument("--stride", type=int, metavar="N", help="every N-th bit pattern (default 1)")
+    number(e, "stride", "every N-th bit pattern")
+    number(e, "pairs", "random pairs for every operation of two arguments")
     e.add_argument("--resume", metavar="FILE", help="the state: continued if it is there, kept up to date")
     e.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="stop starting chunks after this long; says what is missing"
-    )
-    e.add_argument(
-        "--pairs", type=int, metavar="N", help="random pairs for every operation of two arguments (default 10^9)"
+        "--budget", type=float, metavar="SECONDS", help="start no chunk after this long; says what is missing"
     )
     e.add_argument("--no-gradients", action="store_true", help="forward functions only")
     e.add_argument("--against", metavar="FILE", help="compare the hashes with another machine's document")
-    d = p.add_argument_group("determinism")
-    d.add_argument("--repeats", type=int, metavar="N", help="repetitions of a call (default 100)")
+    number(p.add_argument_group("determinism"), "repeats", "repetitions of a call")
+    number(p.add_argument_group("alarms"), "comparisons", "correct comparisons per device")
+    h = p.add_argument_group("hostile")
+    number(h, "calls", "calls with sanitizers on the CPU, a tenth on a GPU, a fiftieth from 8 threads")
+    number(h, "files", "damaged checkpoint files")
+    f = p.add_argument_group("faults")
+    number(f, "every", "every N-th allocation fails")
+    f.add_argument(
+        "--modes", nargs="+", default=list(faults.MODES), choices=faults.MODES, help="it alone, or all from it on"
+    )
+    number(p.add_argument_group("soak"), "steps", "training steps on every device")
     return p
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the campaigns asked for; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the commands; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["report"]:
+        return _report(words[1:])
+    if words[:1] == ["mutate"]:
+        from audit.mutation import command
+
+        return command.main(words[1:])
     parser = _parser()
-    args = parser.parse_args(argv)
-    size = SHORT if args.short else FULL
-    for name, least in (
-        ("stride", 1), ("pairs", 0), ("repeats", 1), ("alarms", 1), ("hostile", 1), ("soak", 1),
-    ):  # fmt: skip
-        given = getattr(args, name)
-        if given is not None and given < least:
+    args = parser.parse_args(words)
+    for name, default in (SHORT if args.short else FULL).items():
+        given, least = getattr(args, name), LEAST.get(name, 1)
+        if given is None:
+            setattr(args, name, default)
+        elif given < least:
             parser.error(f"--{name}: got {given}, expected {least} or more")
-        if given is None and (args.campaign or name not in ("alarms", "hostile", "soak")):
-            setattr(args, name, size[name])
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers: got {args.workers}, expected 1 or more")
     try:
-        chosen = [r.name for r in registry.ops(args.ops)]
+        registry.ops(args.ops)
     except KeyError as error:
         parser.error(str(error.args[0]))
-    target = Path(args.json) if args.json else Path(args.out) / "campaign.json" if args.out else None
+    target = Path(args.json) if args.json else Path(args.out) / "campaign.jsonl" if args.out else None
     try:
-        for place in (target, Path(args.report) if args.report else None):
-            if place is not None:
-                place.parent.mkdir(parents=True, exist_ok=True)
-        other = json.loads(Path(args.against).read_text(encoding="utf-8")) if args.against else None
+        for path in (target, Path(args.html) if args.html else None):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        args.other = read_document(Path(args.against)) if args.against else None
     except (OSError, ValueError) as error:
         parser.error(str(error))
     try:
@@ -120,54 +131,62 @@ def main(argv: Sequence[str]) -> int:
         names = [n.strip() for n in args.devices.split(",")] if args.devices is not None else device_names()
         devices = [tlrt.device(n).name for n in names]
     except TorchleanError as error:
-        parser.exit(2, f"verify: {error}\n")
+        parser.exit(2, f"audit: {error}\n")
 
-    document: dict[str, Any] = {"command": told(["python", "-m", "tlrt", "verify", *argv]), **report.head(devices)}
-    parts: list[tuple[str, Callable[[], Outcome]]] = []
-    if args.exhaustive or args.campaign:
-        parts.append(("exhaustive", lambda: _exhaustive(args, devices, chosen, other)))
-    if args.probe or args.campaign:
-        parts.append(("probe", lambda: _probe(args, devices, chosen)))
-    if args.determinism or args.campaign:
-        parts.append(("determinism", lambda: _determinism(args, devices)))
-    if args.alarms is not None:
-        parts.append(("alarms", lambda: _alarms(args, devices)))
-    if args.hostile is not None:
-        parts.append(("hostile", lambda: _hostile(args, devices, size["files"])))
-    if args.faults or args.campaign:
-        parts.append(("faults", lambda: _faults(devices, size["every"])))
-    if args.soak is not None:
-        parts.append(("soak", lambda: _soak(args, devices)))
-    good, tables, start = True, [], time.monotonic()
-    checked = None
-    if args.report:
-        checked = drawn(devices, args.ops, 1 if args.short else 6)
-        good = checked.ok
+    document: dict[str, Any] = {"command": format_command(["python", "-m", "audit", *words]), **describe_run(devices)}
+    chosen = [name for name in CAMPAIGNS if name in args.commands or "all" in args.commands]
+    failed, start = False, time.monotonic()
+    for name in chosen:
+        began = time.monotonic()
+        try:
+            outcome = CAMPAIGNS[name](args, devices)
+        except (CheckerError, BuildError, ValueError, TorchleanError) as error:
+            print(f"audit: {error}", file=sys.stderr)
+            return 1
+        if isinstance(outcome.document, dict):
+            outcome.document["verdict"] = "pass" if outcome.ok else "fail"
+            outcome.document["seconds"] = round(time.monotonic() - began, 1)
+        document[name] = outcome.document
+        failed = failed or not outcome.ok
+        print(f"== {name} ==\n{outcome.table}\n", flush=True)
+        if target is not None:
+            write_document(target, document)
+    if args.html:
+        from audit.report import write_page
+
+        write_page(Path(args.html), [evidence.read("this run", {"commit": commit(12), **document})])
+    where, seconds = ", ".join(devices), time.monotonic() - start
+    print(f"{'FAILED' if failed else 'nothing failed'}: {', '.join(chosen)} on {where} in {seconds:.1f} s")
+    return int(failed)
+
+
+def _report(argv: Sequence[str]) -> int:
+    """Writes the page of evidence files; the exit status says whether anything in them failed."""
+    p = argparse.ArgumentParser(prog="python -m audit report", description="Files of runs as one page for people.")
+    p.add_argument("files", nargs="+", metavar="FILE", help="documents of runs, as JSON or JSON lines")
+    p.add_argument("--html", required=True, metavar="FILE.html", help="the page")
+    args = p.parse_args(argv)
+    from audit.report import write_page
+
     try:
-        for name, part in parts:
-            began = time.monotonic()
-            found, fine, text = part()
-            if isinstance(found, dict):
-                found |= {"verdict": "pass" if fine else "fail", "seconds": round(time.monotonic() - began, 1)}
-            document[name] = found
-            good = good and fine
-            tables.append(f"== {name} ==\n{text}")
-            if target is not None:
-                report.write(target, document)
-    except (CheckerError, hostile.HostileError, ValueError, TorchleanError) as error:
-        print("\n\n".join(tables))
-        print(f"verify: {error}", file=sys.stderr)
-        return 1
-    print("\n\n".join(tables))
-    if checked is not None:
-        both = {"campaign": document, "verify": json.loads(checked.json())}
-        html.write(Path(args.report), [html.made_here(name, part) for name, part in both.items()])
-    done, where = ", ".join(n for n, _ in parts), ", ".join(devices)
-    print(f"\n{'nothing failed' if good else 'FAILED'}: {done} on {where} in {time.monotonic() - start:.1f} s")
-    return 0 if good else 1
+        sources = [evidence.load(Path(f)) for f in args.files]
+        write_page(Path(args.html), sources)
+    except (evidence.EvidenceError, OSError) as error:
+        p.error(str(error))
+    found = evidence.Evidence(sources).findings
+    print(f"{args.html}: {plural(len(found), 'failure')} in {plural(len(args.files), 'file')}")
+    return 1 if found else 0
 
 
-def _exhaustive(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str], other: Any) -> Outcome:
+# ---- the campaigns ---------------------------------------------------------------------------------------------------
+
+
+def _verify(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    found = verify_drawn(devices, args.ops, args.cases)
+    return Outcome(found.document(), found.ok, summarise(found))
+
+
+def _exhaustive(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     state = Path(args.resume) if args.resume else Path(args.out) / "exhaustive.state.json" if args.out else None
     functions = exhaustive.entries(args.ops, gradients=not args.no_gradients)
     start = time.monotonic()
@@ -175,42 +194,43 @@ def _exhaustive(args: argparse.Namespace, devices: Sequence[str], chosen: Sequen
         devices, functions, stride=args.stride, state=state, budget=args.budget, workers=args.workers
     )
     run.run()
-    document, fine = run.document(), run.ok
+    document, ok = run.document(), run.ok
     text = exhaustive.table(document)
-    binary = [n for n in BINARY if n in chosen]
-    if binary:
+    chosen = {r.name for r in registry.ops(args.ops)}
+    if binary := [n for n in BINARY if n in chosen]:
         left = None if args.budget is None else max(args.budget - (time.monotonic() - start), 0.0)
         both = pairs.Pairs(devices, binary, args.pairs, workers=args.workers, budget=left)
         both.run()
         document["pairs"] = both.document()
-        fine = fine and both.ok
+        ok = ok and both.ok
         text += "\n\n" + pairs.table(document["pairs"])
-    if other is not None:
-        lines = exhaustive.against(document, other.get("exhaustive", other))
+    if args.other is not None:
+        lines = exhaustive.compare_hashes(document, args.other.get("exhaustive", args.other))
         document["against"] = lines or ["every hash is equal"]
-        fine = fine and not any("FAIL" in line for line in lines)
+        ok = ok and not any("FAIL" in line for line in lines)
         text += "\n\nagainst the other document: " + "\n".join(document["against"])
-    return document, fine, text
+    return Outcome(document, ok, text)
 
 
-def _probe(args: argparse.Namespace, devices: Sequence[str], chosen: Sequence[str]) -> Outcome:
+def _probe(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    chosen = [r.name for r in registry.ops(args.ops)]
     document = probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL)
-    return document, probe.ok(document), probe.table(document)
+    return Outcome(document, probe.ok(document), probe.table(document))
 
 
 def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     run = determinism.Determinism(devices, args.repeats)
     run.run(args.ops)
     document = run.document()
-    return document, run.ok, determinism.table(document)
+    return Outcome(document, run.ok, determinism.table(document))
 
 
 def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    document = alarms.alarms(devices, args.alarms, args.ops, workers=args.workers)
-    return document, alarms.ok(document), alarms.table(document)
+    document = alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers)
+    return Outcome(document, alarms.ok(document), alarms.table(document))
 
 
-def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> Outcome:
+def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     """The CPU under address and undefined-behaviour sanitizers, and from eight threads under the thread sanitizer; each CUDA
     device with the library in use. Threads have a context each in one run and share one in another."""
     from tlrt._library import load
@@ -219,28 +239,33 @@ def _hostile(args: argparse.Namespace, devices: Sequence[str], files: int) -> Ou
     for device in devices:
         if device == "cpu":
             several: dict[str, Any] = {"sanitize": "thread", "workers": 1}
-            runs.append(hostile.calls(args.hostile, workers=args.workers))
-            runs[0]["checkpoints"] = hostile.checkpoints(files)
+            runs.append(hostile.calls(args.calls, workers=args.workers))
+            if args.files:
+                runs[0]["checkpoints"] = checkpoint_files.try_damaged(args.files)
         else:
             several = {"sanitize": "", "device": int(device.partition(":")[2] or 0), "library": Path(load().path)}
-            runs.append(hostile.calls(max(args.hostile // 10, 1), workers=args.workers, **several))
+            runs.append(hostile.calls(max(args.calls // 10, 1), workers=args.workers, **several))
         for shared in (False, True):
-            runs.append(
-                hostile.calls(max(args.hostile // 50, 1), threads=8, shared=shared, **{"workers": 1, **several})
-            )
+            runs.append(hostile.calls(max(args.calls // 50, 1), threads=8, shared=shared, **{"workers": 1, **several}))
     for run in runs:
         run["verdict"] = "pass" if hostile.ok(run) else "fail"
-    return runs, all(map(hostile.ok, runs)), "\n\n".join(map(hostile.table, runs))
+    return Outcome(list(runs), all(map(hostile.ok, runs)), "\n\n".join(map(hostile.table, runs)))
 
 
-def _faults(devices: Sequence[str], every: int) -> Outcome:
-    document = faults.campaign(devices, every)
+def _faults(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    document = faults.campaign(devices, args.every, args.modes)
     faults.use_up(document)
-    return document, faults.ok(document), faults.table(document)
+    return Outcome(document, faults.ok(document), faults.table(document))
 
 
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    runs = [soak.soak(device, args.soak) for device in devices]
+    runs = [soak.soak(device, args.steps) for device in devices]
     for run in runs:
         run["verdict"] = "pass" if soak.ok(run) else "fail"
-    return runs, all(map(soak.ok, runs)), "\n\n".join(map(soak.table, runs))
+    return Outcome(list(runs), all(map(soak.ok, runs)), "\n\n".join(map(soak.table, runs)))
+
+
+CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Outcome]] = {
+    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
+    "hostile": _hostile, "faults": _faults, "soak": _soak,
+}  # fmt: skip

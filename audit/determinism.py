@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from audit import report
-from tlrt.verify.command import whiches
+from audit.environment import processors
+from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
+from tlrt.verify.verifier import directions
 from tlspec import registry
 from tlspec.cases import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.compare import same_bits
@@ -83,13 +84,13 @@ class Determinism:
 
     def run(self, names: str | None = None) -> None:
         """Checks every entry point of the rows named."""
-        work = [(op, which) for op in registry.ops(names) for which in whiches(op)]
-        meter = report.Meter(float(len(work) * len(self.devices)), "entry points")
+        work = [(op, which) for op in registry.ops(names) for which in directions(op)]
+        progress = Progress(float(len(work) * len(self.devices)), "entry points")
         for op, which in work:
             for device in self.devices:
                 self.rows.append(self._entry(op, which, device))
-                meter.step(1.0, self.rows[-1]["entry"])
-        meter.close()
+                progress.advance(1.0, self.rows[-1]["entry"])
+        progress.close()
 
     def _cases(self, op: Op, which: str) -> list[Case]:
         """A small case for many repetitions, larger ones for few; none of them empty."""
@@ -137,7 +138,7 @@ class Determinism:
             yield "trims", runtime.run(case)
         if runtime.device.is_cuda:
             return
-        most = report.processors()
+        most = processors()
         for threads in sorted({1, 2, 3, most, most + 1} | set(range(1, min(most, 8)))):
             with cpu_settings(threads=threads):
                 yield "threads", runtime.run(case)
@@ -202,7 +203,7 @@ def table(document: Mapping[str, Any]) -> str:
     fields = ("entry", "device", "repeats", "reused", "threads", "variants", "trims", "batches", "batch", "verdict")
     rows = [["" if r[f] is None else r[f] for f in fields] for r in document["entries"]]
     head = ("entry point", "device", "repeats", "outputs reused", *fields[4:])
-    text = report.columns(head, rows)
+    text = format_table(head, rows)
     for r in document["entries"]:
         for failure in r["failures"]:
             text += f"\nFAIL {r['entry']} on {r['device']}: {failure}"

@@ -1,4 +1,4 @@
-"""Evidence files: what verify runs and campaigns wrote, read back as one thing that can be asked about an entry point.
+"""Evidence files: what verify runs and campaigns wrote, read back and indexed by part, entry point and device.
 
 A file is a verify document, a campaign's, the document of one part alone, or what ``python -m bench.gpu`` wrote. Every figure
 keeps the file it came from. Benchmark files hold no evidence of correctness and give a source without parts.
@@ -6,15 +6,15 @@ keeps the file it came from. Benchmark files hold no evidence of correctness and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tlrt.verify.documents import read_document
 from tlspec import registry
 
-__all__ = ["PARTS", "Evidence", "EvidenceError", "Finding", "Source", "kind", "read"]
+__all__ = ["PARTS", "Evidence", "EvidenceError", "Finding", "Source", "device_kind", "load", "read"]
 
 #: parts of a document, and what their absence leaves untried
 PARTS: Mapping[str, str] = {
@@ -62,7 +62,7 @@ class Source:
 
     def label(self, device: str) -> str:
         """A short name of a device: CPU, H200."""
-        if kind(device) == "cpu":
+        if device_kind(device) == "cpu":
             return "CPU"
         return self.devices.get(device, "CUDA").partition(",")[0].replace("NVIDIA ", "") or "CUDA"
 
@@ -79,7 +79,7 @@ class Finding:
     source: str
 
 
-def kind(device: Any) -> str:
+def device_kind(device: Any) -> str:
     """ "cpu" or "cuda", of a device's name or its number in the C ABI."""
     if isinstance(device, int):
         return "cpu" if device < 0 else "cuda"
@@ -112,8 +112,8 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
     parts = _parts(document)
     if not parts and not {"rows", "bench", "examples"} & document.keys():
         raise EvidenceError(f"{name}: not an evidence file: none of {', '.join(PARTS)} in it")
-    told = [d for name, part in parts.items() if name != "steps" for d in part]  # steps have names of their own choice
-    heads = [document, *(d for d in told if isinstance(d, Mapping))]
+    held = [d for name, part in parts.items() if name != "steps" for d in part]  # steps have names of their own choice
+    heads = [document, *(d for d in held if isinstance(d, Mapping))]
 
     def first(*keys: str) -> Any:
         return next((h[k] for h in heads for k in keys if h.get(k)), "")
@@ -133,7 +133,7 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
 def load(path: Path) -> Source:
     """The source that a file is. Raises EvidenceError, also for a file that cannot be read."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path.name}: {error}") from None
     try:
@@ -144,7 +144,7 @@ def load(path: Path) -> Source:
     return source
 
 
-def _probed(row: Mapping[str, Any]) -> str:
+def _probed_entry(row: Mapping[str, Any]) -> str:
     """The entry point whose sum a row of the probe is about: the gradient's where its output is one."""
     op, what = str(row["op"]), str(row["what"]).partition(",")[0]
     try:
@@ -164,7 +164,9 @@ class Evidence:
     def __post_init__(self) -> None:
         for source in self.sources:
             for part, entry, device, row in _rows(source):
-                self.index.setdefault((part, entry, kind(device)), []).append((source, {**row, "device": device}))
+                self.index.setdefault((part, entry, device_kind(device)), []).append(
+                    (source, {**row, "device": device})
+                )
 
     def rows(self, part: str, entry: str, device: str) -> list[dict[str, Any]]:
         """What the part says of an entry point on a kind of device, over all sources."""
@@ -190,14 +192,14 @@ class Evidence:
 
     def kinds(self) -> list[str]:
         """The kinds of device spoken of: "cpu", "cuda"."""
-        found = {k for (_, _, k) in self.index} | {kind(d) for s in self.sources if s.parts for d in s.devices}
+        found = {k for (_, _, k) in self.index} | {device_kind(d) for s in self.sources if s.parts for d in s.devices}
         return sorted(found)
 
     def label(self, device: str) -> str:
         """The short name of a kind of device; those of all GPUs where there are several."""
         if device == "cpu":
             return "CPU"
-        found = {s.label(d) for s in self.sources if s.parts for d in s.devices if kind(d) == "cuda"}
+        found = {s.label(d) for s in self.sources if s.parts for d in s.devices if device_kind(d) == "cuda"}
         return " and ".join(sorted(found)) or "CUDA"
 
     def absent(self) -> list[str]:
@@ -224,7 +226,7 @@ def _rows(source: Source) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
             yield "pairs", r["op"], r["device"], r
     for d in source.parts.get("probe", []):
         for r in d["sums"]:
-            yield "probe", _probed(r), r["device"], r
+            yield "probe", _probed_entry(r), r["device"], r
     for part in ("determinism", "alarms"):
         for d in source.parts.get(part, []):
             for r in d["entries"]:
@@ -256,7 +258,7 @@ def _verify(d: Mapping[str, Any]) -> Found:
 
 def _exhaustive(d: Mapping[str, Any]) -> Found:
     for f in d["functions"]:
-        line = f"python -m tlrt verify --exhaustive --ops {f['entry'].removesuffix('_bwd')} --stride {d['stride']}"
+        line = f"python -m audit exhaustive --ops {f['entry'].removesuffix('_bwd')} --stride {d['stride']}"
         before = 0
         for device, p in f["devices"].items():
             for case, what in (("mismatch_case", "mismatch"), ("over_case", f"more than {f['limit']} ulp off")):
@@ -283,7 +285,7 @@ def _exhaustive(d: Mapping[str, Any]) -> Found:
                 r["op"],
                 r["device"],
                 f"{what} {r.get('case', '')}",
-                "python -m tlrt verify --exhaustive --ops " + r["op"],
+                "python -m audit exhaustive --ops " + r["op"],
             )
     for text in d.get("against", []):
         if "FAIL" in text:
@@ -294,13 +296,13 @@ def _probe(d: Mapping[str, Any]) -> Found:
     for r in d["sums"]:
         if r["verdict"] != "pass":
             text = f"{r['what']}, {r['leaves']} summands: height {r['height']} + {r['extra']}, declared {r['declared']}"
-            again = f"python -m tlrt verify --probe --ops {r['op']} --device {r['device']}"
-            yield _probed(r), r["device"], f"{text}; {r['found']}", again
+            again = f"python -m audit probe --ops {r['op']} --device {r['device']}"
+            yield _probed_entry(r), r["device"], f"{text}; {r['found']}", again
 
 
 def _determinism(d: Mapping[str, Any]) -> Found:
     for r in d["entries"]:
-        again = f"python -m tlrt verify --determinism --ops {r['entry'].removesuffix('_bwd')} --device {r['device']}"
+        again = f"python -m audit determinism --ops {r['entry'].removesuffix('_bwd')} --device {r['device']}"
         for text in r["failures"] or (["failed"] if r["verdict"] != "pass" else []):
             yield r["entry"], r["device"], text, again
 
@@ -316,7 +318,7 @@ def _alarms(d: Mapping[str, Any]) -> Found:
 def _hostile(d: Mapping[str, Any]) -> Found:
     for f in d["failures"]:
         said = " ".join(f["said"].strip().splitlines()[:2])[:300]
-        yield "", kind(d.get("device", -1)), f"status {f['status']}: {said}", f["again"]
+        yield "", device_kind(d.get("device", -1)), f"status {f['status']}: {said}", f["again"]
 
 
 def _plain(d: Mapping[str, Any]) -> Found:
@@ -331,14 +333,14 @@ def _faults(d: Mapping[str, Any]) -> Found:
                 "",
                 str(r.get("device", "")),
                 str(text),
-                f"python -m audit.faults --devices {r.get('device', '')}",
+                f"python -m audit faults --device {r.get('device', '')}",
             )
 
 
 def _mutation(d: Mapping[str, Any]) -> Found:
     numbers = {r["name"]: r["number"] for r in d["results"].values()}
     for name in d["survivors"]:
-        again = f"python -m audit.mutation --only {numbers[name]}" if name in numbers else "python -m audit.mutation"
+        again = f"python -m audit mutate --only {numbers[name]}" if name in numbers else "python -m audit mutate"
         yield "", "", f"survived: {name}", again
 
 
@@ -375,7 +377,7 @@ def family(entry: str, otherwise: str = "other") -> str:
     return otherwise
 
 
-def widest(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:
+def row_with_most(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:
     """The row with the most of something: counts are quoted from one run, never added up over runs of the same cases."""
     return dict(max(rows, key=lambda r: float(r[key]), default={}))
 

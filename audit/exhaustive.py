@@ -23,9 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from audit import report
-from audit.checker import Checker, checker
-from tlrt.verify.run import Runtime, cpu_settings
+from audit.checker import Checker, checker, float_text
+from audit.environment import describe_run, processors
+from audit.work import open_runtimes, walk
+from tlrt._terminal import format_table
+from tlrt.verify.documents import write_document
+from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.registry import Op
 
@@ -95,28 +98,13 @@ def entries(names: str | None = None, gradients: bool = True) -> list[Entry]:
 
 
 class _Worker:
-    """What one thread computes with: a context per device, and arrays of a chunk."""
+    """What one thread computes with: a runtime for every device, and arrays of a chunk."""
 
-    def __init__(self, owner: Exhaustive):
-        import tlrt
-
-        self.owner = owner
-        self.contexts = [tlrt.Device.new(d) for d in owner.devices]
-        self.runtimes = [self._runtime(context) for context in self.contexts]
-        self.inputs = np.empty(owner.chunk, np.float32)
-        self.results = [np.empty(owner.chunk, np.float32) for _ in owner.devices]
+    def __init__(self, campaign: Exhaustive, runtimes: Sequence[Runtime]):
+        self.campaign, self.runtimes = campaign, runtimes
+        self.inputs = np.empty(campaign.chunk, np.float32)
+        self.results = [np.empty(campaign.chunk, np.float32) for _ in runtimes]
         self.ones: dict[tuple[int, int], Any] = {}
-
-    def _runtime(self, context: Any) -> Runtime:
-        from tlrt import Buffer
-
-        return Runtime(context.name, self.owner.kernels, lambda array: Buffer.from_numpy(array, context))
-
-    def close(self) -> None:
-        for one in self.ones.values():
-            one.release()
-        for context in self.contexts:
-            context.close()
 
     def evaluate(self, entry: Entry, inputs: np.ndarray) -> list[np.ndarray]:
         """The results of all devices, in arrays of this worker."""
@@ -128,7 +116,7 @@ class _Worker:
             arguments = {entry.argument: x}
             if entry.cotangent:
                 if (k, inputs.size) not in self.ones:
-                    self.ones[k, inputs.size] = self.contexts[k].full(inputs.size, 1.0)
+                    self.ones[k, inputs.size] = runtime.device.full(inputs.size, 1.0)
                 arguments["g"] = self.ones[k, inputs.size]
             y = runtime.call(entry.name, arguments, entry.values)
             got = self.results[k][: inputs.size]
@@ -141,24 +129,24 @@ class _Worker:
             outs.append(got)
         return outs
 
-    def chunk(self, entry: Entry, number: int) -> dict[str, Any]:
+    def check_chunk(self, entry: Entry, number: int) -> dict[str, Any]:
         """Computes, compares and hashes one chunk: the record that the state keeps."""
-        owner, check = self.owner, self.owner.check
-        first = number * owner.chunk
-        n = min(owner.chunk, owner.samples - first)
+        campaign, check = self.campaign, self.campaign.check
+        first = number * campaign.chunk
+        n = min(campaign.chunk, campaign.samples - first)
         inputs = self.inputs[:n]
-        check.inputs(first * owner.stride, owner.stride, inputs)
+        check.inputs(first * campaign.stride, campaign.stride, inputs)
         outs = self.evaluate(entry, inputs)
         record: dict[str, Any] = {"tally": {}, "blocks": {}, "differ": 0}
-        for k, (device, got) in enumerate(zip(owner.devices, outs, strict=True)):
+        for k, (device, got) in enumerate(zip(campaign.devices, outs, strict=True)):
             count, at = check.differ(outs[0], got) if k else (0, 0)
             if k == 0 or count:
-                tally = check.unary(entry.name, first * owner.stride, owner.stride, got, entry.limit)
+                tally = check.unary(entry.name, first * campaign.stride, campaign.stride, got, entry.limit)
                 record["tally"][device] = {f: v for f, v in tally.items() if v}
-                record["blocks"][device] = "".join(f"{int(h):016x}" for h in check.hashes(got, owner.block))
+                record["blocks"][device] = "".join(f"{int(h):016x}" for h in check.hashes(got, campaign.block))
             if count:
                 record["differ"] += count
-                record.setdefault("differ_at", (first + at) * owner.stride)
+                record.setdefault("differ_at", (first + at) * campaign.stride)
         return record
 
 
@@ -177,8 +165,8 @@ class Exhaustive:
         self.chunk, self.block = chunk, min(BLOCK, chunk)
         self.samples = -(-(2**32) // stride)
         self.chunks = -(-self.samples // chunk)
-        self.workers = min(workers or report.processors(), max(self.chunks * len(chosen), 1))
-        self.head = report.head(devices)
+        self.workers = min(workers or processors(), max(self.chunks * len(chosen), 1))
+        self.head = describe_run(devices)
         self.records: dict[str, dict[str, Any]] = {e.name: {} for e in chosen}
         self.specials: dict[str, list[dict[str, Any]]] = {}
         self.seconds: dict[str, float] = {e.name: 0.0 for e in chosen}
@@ -202,7 +190,7 @@ class Exhaustive:
         """Writes the state, if there is a file for it."""
         if self.state is not None:
             document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
-            report.write(self.state, document)
+            write_document(self.state, document)
 
     # ---- the run
 
@@ -210,41 +198,42 @@ class Exhaustive:
         """Does every chunk that is missing, until the budget is spent."""
         todo = [(e, c) for e in self.entries for c in range(self.chunks) if str(c) not in self.records[e.name]]
         done = sum(len(self.records[e.name]) for e in self.entries) * self.chunk
-        meter = report.Meter(float(len(todo) * self.chunk + done), "inputs", float(done))
         lock, saved = threading.Lock(), [time.monotonic()]
 
         @contextmanager
-        def hand() -> Iterator[Callable[[tuple[Entry, int]], None]]:
-            worker = _Worker(self)
+        def open_worker() -> Iterator[Callable[[tuple[Entry, int]], str]]:
+            with self._open_worker() as worker:
 
-            def do(item: tuple[Entry, int]) -> None:
-                (entry, number), began = item, time.monotonic()
-                record = worker.chunk(entry, number)
-                with lock:
-                    self.records[entry.name][str(number)] = record
-                    self.seconds[entry.name] += (time.monotonic() - began) / self.workers
-                    if time.monotonic() - saved[0] > INTERVAL:
-                        self.save()
-                        saved[0] = time.monotonic()
-                meter.step(float(self.chunk), entry.name)
+                def check_chunk(item: tuple[Entry, int]) -> str:
+                    (entry, number), began = item, time.monotonic()
+                    record = worker.check_chunk(entry, number)
+                    with lock:
+                        self.records[entry.name][str(number)] = record
+                        self.seconds[entry.name] += (time.monotonic() - began) / self.workers
+                        if time.monotonic() - saved[0] > INTERVAL:
+                            self.save()
+                            saved[0] = time.monotonic()
+                    return entry.name
 
-            try:
-                yield do
-            finally:
-                worker.close()
+                yield check_chunk
 
         try:
-            with cpu_settings(threads=1):  # chunks are the parallel work
-                report.share_out(todo, self.workers, hand, self.budget)
+            walk(todo, open_worker, lambda _: self.chunk, "inputs", workers=self.workers, budget=self.budget, done=done)
         finally:
-            meter.close()
             self.save()
-        worker = _Worker(self)
-        for entry in self.entries:
-            self.specials[entry.name] = self._special(worker, entry)
-        worker.close()
+        with self._open_worker() as worker:
+            for entry in self.entries:
+                self.specials[entry.name] = self._check_special(worker, entry)
 
-    def _special(self, worker: _Worker, entry: Entry) -> list[dict[str, Any]]:
+    @contextmanager
+    def _open_worker(self) -> Iterator[_Worker]:
+        with open_runtimes(self.devices, self.kernels) as runtimes:
+            worker = _Worker(self, runtimes)
+            yield worker
+            for one in worker.ones.values():
+                one.release()
+
+    def _check_special(self, worker: _Worker, entry: Entry) -> list[dict[str, Any]]:
         bits = np.array(list(SPECIAL.values()), np.uint32)
         outs = [o.copy() for o in worker.evaluate(entry, bits.view(np.float32))]
         rows = []
@@ -254,17 +243,17 @@ class Exhaustive:
             low, high = RANGES.get(entry.name, (-np.inf, np.inf))
             if x < low or x > high or (x == 0 and low == 0 and np.signbit(x)):
                 continue
-            row: dict[str, Any] = {"x": label, "expected": report.float_text(int(want.view(np.uint32))), "ok": True}
+            row: dict[str, Any] = {"x": label, "expected": float_text(int(want.view(np.uint32))), "ok": True}
             for device, out in zip(self.devices, outs, strict=True):
                 y = out[i]
-                row[device] = report.float_text(int(y.view(np.uint32)))
+                row[device] = float_text(int(y.view(np.uint32)))
                 row["ok"] = row["ok"] and _acceptable(y, want, entry.limit)
             rows.append(row)
         return rows
 
     # ---- the outcome
 
-    def _device(self, entry: Entry, device: str) -> dict[str, Any]:
+    def _sum_up(self, entry: Entry, device: str) -> dict[str, Any]:
         total: dict[str, Any] = {}
         hashes = []
         for number in sorted(self.records[entry.name], key=int):
@@ -286,9 +275,9 @@ class Exhaustive:
         }
         for one in ("worst", "mismatch", "over"):
             if f"{one}_at" in total:
-                out[f"{one}_case"] = {p: report.float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}
+                out[f"{one}_case"] = {p: float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}
         if "near_error" in total:
-            out["near_zero"] = {"error": total["near_error"], "at": report.float_text(total["near_at"])}
+            out["near_zero"] = {"error": total["near_error"], "at": float_text(total["near_at"])}
         out["hash"] = hashlib.blake2b("".join(hashes).encode(), digest_size=8).hexdigest()
         out["chunk_hashes"] = hashes
         return out
@@ -298,7 +287,7 @@ class Exhaustive:
         functions = []
         for entry in self.entries:
             records = self.records[entry.name]
-            per = {d: self._device(entry, d) for d in self.devices}
+            per = {d: self._sum_up(entry, d) for d in self.devices}
             differ = sum(r["differ"] for r in records.values())
             special = self.specials.get(entry.name, [])
             bad = differ or any(p["over"] or p["mismatches"] or p["undecided"] for p in per.values())
@@ -310,7 +299,7 @@ class Exhaustive:
             }  # fmt: skip
             if differ:
                 at = min(r["differ_at"] for r in records.values() if "differ_at" in r)
-                row["differ_at"] = report.float_text(at)
+                row["differ_at"] = float_text(at)
             bad = bad or not all(r["ok"] for r in special)
             row["verdict"] = "fail" if bad else "pass" if row["complete"] else "incomplete"
             if self.devices[1:] and not differ:
@@ -345,11 +334,11 @@ def table(document: Mapping[str, Any]) -> str:
             worst = (p["seen"], p["worst"], f["limit"], at, p["misrounded"], share, p["mismatches"])
             rows.append((f["entry"], device, *worst, same, p["hash"], f["verdict"]))
     counts = ("inputs", "worst ulp", "allowed", "at", "misrounded", "share", "mismatches")
-    text = report.columns(("function", "device", *counts, "devices equal", "hash", "verdict"), rows)
+    text = format_table(("function", "device", *counts, "devices equal", "hash", "verdict"), rows)
     open_ = [f["entry"] for f in document["functions"] if not f["complete"]]
     if open_:
-        whole = [f["entry"] for f in document["functions"] if f["complete"]]
-        text += f"\nINCOMPLETE: {', '.join(open_)}\ncomplete: {', '.join(whole) or 'none'}"
+        complete = [f["entry"] for f in document["functions"] if f["complete"]]
+        text += f"\nINCOMPLETE: {', '.join(open_)}\ncomplete: {', '.join(complete) or 'none'}"
     for f in document["functions"]:
         for device, p in f["devices"].items():
             for kind in ("mismatch", "over"):
@@ -366,7 +355,7 @@ def table(document: Mapping[str, Any]) -> str:
     return text
 
 
-def against(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def compare_hashes(document: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Compares the hashes with those of another machine's document: one line per function that differs or is not there."""
     lines = []
     if document["stride"] != other["stride"]:

@@ -6,13 +6,10 @@ trains for a few steps; allocation k fails, alone or with all that follow until 
 OutOfMemoryError, leave no buffer behind, and succeed when tried again; in the end losses, parameters and optimiser are
 those of the undisturbed run, bit for bit. Trials run from k = 1 until one makes fewer than k allocations. On the CPU each has
 a process of its own, forked before the library has allocated anything; on a GPU they share one.
-
-``python -m audit.faults`` runs all of them; ``--every 7`` every seventh.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -27,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from audit import hostile, report
+from audit.build import make
+from audit.environment import ROOT
+from tlrt._terminal import Progress, format_table
 
 __all__ = ["build", "campaign", "ok", "out_of_memory", "table", "use_up"]
 
@@ -41,8 +40,8 @@ _LIMIT = 4000
 def build(cuda: bool = False) -> Path:
     """The library whose allocations fail on demand."""
     for words in ((), ("FAULTS=1",)):
-        hostile.make("cuda" if cuda else "cpu", *words)
-    return hostile.ROOT / "native" / "build" / ("faults-cuda" if cuda else "faults") / "libtorchlean_cuda.so"
+        make("cuda" if cuda else "cpu", *words)
+    return ROOT / "native" / "build" / ("faults-cuda" if cuda else "faults") / "libtorchlean_cuda.so"
 
 
 class _Switch:
@@ -268,7 +267,7 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
     }
     if "result" not in plain:
         return out
-    meter = report.Meter(float(len(modes) * len(range(1, points + 1, every))), "trials")
+    progress = Progress(float(len(modes) * len(range(1, points + 1, every))), "trials")
     for mode in modes:
         row = {"trials": 0, "raised": 0, "absorbed": 0, "untouched": 0}
         k = 1
@@ -284,33 +283,23 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
                 out["failures"].append(
                     f"{mode} {k} at {got['place']}: the run's result differs from the undisturbed one"
                 )
-            meter.step(1.0, f"{mode} {k}")
+            progress.advance(1.0, f"{mode} {k}")
             k += every
             if len(out["failures"]) > 40 or (not got["failed"] and k > points):
                 break
         out[mode] = row
-    meter.close()
+    progress.close()
     return out
 
 
 def campaign(devices: Sequence[str] = ("cpu",), every: int = 1, modes: Sequence[str] = MODES) -> dict[str, Any]:
-    """Every `every`-th allocation of the training run on each device. Raises HostileError where nothing can be built."""
+    """Every `every`-th allocation of the training run on each device. Raises BuildError where nothing can be built."""
     start, rows = time.monotonic(), []
     for device in devices:
         library = build(device.startswith("cuda"))
-        words = [
-            sys.executable,
-            "-m",
-            "audit.faults",
-            "--explore",
-            device,
-            "--every",
-            str(every),
-            "--modes",
-            *modes,
-        ]
+        words = [sys.executable, "-m", "audit.faults", device, str(every), *modes]
         environment = {**os.environ, "TORCHLEAN_CUDA_LIBRARY": str(library), "TORCHLEAN_CPU_THREADS": "3"}
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=hostile.ROOT, check=False)
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, check=False)
         if done.returncode:
             rows.append({"device": device, "points": 0, "places": {}, "failures": [f"status {done.returncode}"]})
         else:
@@ -368,13 +357,13 @@ def table(document: Mapping[str, Any]) -> str:
         for m in MODES
         if m in r
     ]
-    text = report.columns(("device", "allocations", "failing", "trials", "raised", "absorbed", "untouched"), rows)
+    text = format_table(("device", "allocations", "failing", "trials", "raised", "absorbed", "untouched"), rows)
     places = [
         (r["device"], p, n["raised"], n["absorbed"])
         for r in document["devices"]
         for p, n in sorted(r["places"].items())
     ]
-    text += "\n\n" + report.columns(("device", "place", "raised", "absorbed"), places)
+    text += "\n\n" + format_table(("device", "place", "raised", "absorbed"), places)
     for r in document["devices"]:
         if real := r.get("out_of_memory"):
             text += f"\n{r['device']}: really full with {real['held']} tensors of 16 GiB: {real['message']}"
@@ -382,25 +371,5 @@ def table(document: Mapping[str, Any]) -> str:
     return text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The campaign on the command line."""
-    p = argparse.ArgumentParser(prog="python -m audit.faults", description="Allocation failures in a training run.")
-    p.add_argument("--devices", default="cpu", metavar="NAMES")
-    p.add_argument("--every", type=int, default=1, metavar="N", help="every N-th allocation")
-    p.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    p.add_argument("--explore", metavar="DEVICE", help=argparse.SUPPRESS)
-    p.add_argument("--json", metavar="FILE")
-    args = p.parse_args(argv)
-    if args.explore:
-        print(json.dumps(_explore(args.explore, args.every, args.modes)))
-        return 0
-    try:
-        document = campaign(args.devices.split(","), args.every, args.modes)
-        use_up(document)
-    except hostile.HostileError as error:
-        p.exit(1, f"faults: {error}\n")
-    return report.finish(document, ok(document), table(document), args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # what `campaign` starts, with the library whose allocations fail
+    print(json.dumps(_explore(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from audit import report
-from audit.checker import BINARY, checker
+from audit.checker import BINARY, checker, float_text
+from audit.environment import processors
 from audit.exhaustive import CHUNK
-from tlrt.verify.run import Runtime, cpu_settings
+from audit.work import open_runtimes, walk
+from tlrt._terminal import format_table
+from tlrt.verify.run import Runtime
 
 __all__ = ["Pairs", "structured", "table"]
 
@@ -54,6 +56,15 @@ def structured() -> np.ndarray:
     return np.concatenate([positive, positive | np.uint32(0x80000000)]).view(np.float32)
 
 
+class _Chunk(NamedTuple):
+    """Pairs of one operation that are computed together."""
+
+    name: str
+    kind: str  # "structured" or "random"
+    first: int
+    n: int
+
+
 class Pairs:
     """The campaign over pairs: `count` random ones for each operation and device, after the structured ones."""
 
@@ -65,7 +76,7 @@ class Pairs:
         self.devices, self.names, self.count, self.seed = list(devices), list(names), count, seed
         self.values = np.ascontiguousarray(structured() if values is None else values)
         self.chunk, self.kernels, self.budget = chunk, kernels, budget
-        self.workers = workers or report.processors()
+        self.workers = workers or processors()
         self.check = checker()
         self.rows: dict[tuple[str, str], dict[str, Any]] = {
             (n, d): {"op": n, "device": d, "structured": 0, "random": 0, "different": 0} for n in names for d in devices
@@ -75,42 +86,31 @@ class Pairs:
     def run(self) -> None:
         """Does all pairs, or as many as the budget allows."""
         square = self.values.size**2
-        work = [(n, "structured", f, square) for n in self.names for f in range(0, square, self.chunk)]
-        work += [(n, "random", f, self.count) for n in self.names for f in range(0, self.count, self.chunk)]
+        chunks = [
+            _Chunk(name, kind, first, min(self.chunk, total - first))
+            for kind, total in (("structured", square), ("random", self.count))
+            for name in self.names
+            for first in range(0, total, self.chunk)
+        ]
         lock = threading.Lock()
-        meter = report.Meter(float((square + self.count) * len(self.names)), "pairs")
 
         @contextmanager
-        def hand() -> Iterator[Callable[[tuple[str, str, int, int]], None]]:
-            import tlrt
+        def open_worker() -> Iterator[Callable[[_Chunk], str]]:
+            with open_runtimes(self.devices, self.kernels) as runtimes:
+                yield partial(self._check_chunk, runtimes, lock)
 
-            with ExitStack() as stack:
-                contexts = [stack.enter_context(tlrt.Device.new(d)) for d in self.devices]
+        walk(chunks, open_worker, lambda chunk: chunk.n, "pairs", workers=self.workers, budget=self.budget)
 
-                def do(item: tuple[str, str, int, int]) -> None:
-                    name, kind, first, total = item
-                    self._chunk(contexts, name, kind, first, min(self.chunk, total - first), lock)
-                    meter.step(float(min(self.chunk, total - first)), f"{name}, {kind}")
-
-                yield do
-
-        try:
-            with cpu_settings(threads=1):
-                report.share_out(work, self.workers, hand, self.budget)
-        finally:
-            meter.close()
-
-    def _chunk(self, contexts: list[Any], name: str, kind: str, first: int, n: int, lock: threading.Lock) -> None:
-        from tlrt import Buffer
-
+    def _check_chunk(self, runtimes: Sequence[Runtime], lock: threading.Lock, chunk: _Chunk) -> str:
+        """Computes and compares one chunk on every device; says what it was."""
+        name, kind, first, n = chunk
         a, b = np.empty(n, np.float32), np.empty(n, np.float32)
         if kind == "structured":
             self.check.product(self.values, first, a, b)
         else:
             self.check.pairs(self.seed, first, a, b)
         base: np.ndarray | None = None
-        for device, context in zip(self.devices, contexts, strict=True):
-            runtime = Runtime(context.name, self.kernels, partial(Buffer.from_numpy, device=context))
+        for device, runtime in zip(self.devices, runtimes, strict=True):
             with runtime.upload(a) as x, runtime.upload(b) as y:
                 out = runtime.call(name, {"a": x, "b": y}, VALUES.get(name, {}))
                 got = out.numpy()
@@ -122,17 +122,18 @@ class Pairs:
                 row["different"] += tally["over"]
                 if tally["over"] and "case" not in row:
                     fields = {"a": "mismatch_at", "b": "near_at", "got": "over_got", "expected": "over_want"}
-                    row["case"] = {k: report.float_text(tally[f]) for k, f in fields.items()}
+                    row["case"] = {k: float_text(tally[f]) for k, f in fields.items()}
                 if base is not None:
                     self.differ[name] += self.check.differ(base, got)[0]
             base = got if base is None else base
+        return f"{name}, {kind}"
 
     def document(self) -> dict[str, Any]:
         """The campaign as one dictionary."""
         rows = []
         for row in self.rows.values():
-            whole = row["structured"] == self.values.size**2 and row["random"] == self.count
-            verdict = "fail" if row["different"] or self.differ[row["op"]] else "pass" if whole else "incomplete"
+            complete = row["structured"] == self.values.size**2 and row["random"] == self.count
+            verdict = "fail" if row["different"] or self.differ[row["op"]] else "pass" if complete else "incomplete"
             rows.append({**row, "devices_differ": self.differ[row["op"]], "verdict": verdict})
         return {"seed": self.seed, "values": int(self.values.size), "pairs": self.count, "operations": rows}
 
@@ -148,7 +149,7 @@ def table(document: Mapping[str, Any]) -> str:
         (r["op"], r["device"], r["structured"], r["random"], r["different"], r["devices_differ"], r["verdict"])
         for r in document["operations"]
     ]
-    text = report.columns(
+    text = format_table(
         ("operation", "device", "structured pairs", "random pairs", "not IEEE", "devices differ", "verdict"), rows
     )
     for r in document["operations"]:

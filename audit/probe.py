@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from audit import report
-from audit.probes import Calls, Query, Target
-from audit.probes_layers import targets
+from audit.queries import Calls, Query, Target
+from audit.targets import targets
 from audit.trees import NoTree, chain, depth, positive_depth, reveal
+from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime
 
 __all__ = ["FULL", "SHORT", "probe", "table"]
@@ -60,22 +60,32 @@ def _one(target: Target, query: Query) -> dict[str, Any]:
 def probe(
     devices: Sequence[str], chosen: Sequence[str] | None = None, sizes: Sequence[int] = FULL, kernels: Any = None
 ) -> dict[str, Any]:
-    """Probes every target on every device; one dictionary."""
+    """Probes every target on every device; one dictionary. A sum has one row, which is that of the longest tree that fits, with
+    all lengths that do; a length whose tree does not fit has a row of its own."""
     rows: list[dict[str, Any]] = []
     asked = targets(chosen)
-    meter = report.Meter(float(len(asked) * len(devices)), "sums")
+    progress = Progress(float(len(asked) * len(devices)), "sums")
     for device in devices:
         calls = Calls(Runtime(device, kernels))
         for target in asked:
+            found: list[dict[str, Any]] = []
             for n in target.sizes or sizes:
                 if target.sizes and n > max(sizes) * 8:
                     continue
                 row = _row(target, calls, n)
                 if row is not None:
-                    rows.append({"op": target.op, "what": target.what, "device": device, **row})
-            meter.step(1.0, f"{target.op} {target.what} on {device}")
-    meter.close()
+                    found.append({"op": target.op, "what": target.what, "device": device, **row})
+            rows += _merge_lengths(found)
+            progress.advance(1.0, f"{target.op} {target.what} on {device}")
+    progress.close()
     return {"sizes": list(sizes), "sums": rows}
+
+
+def _merge_lengths(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The row of the longest tree that fits, with the lengths of all that do, and the rows of those that do not."""
+    good = [r for r in rows if r["verdict"] == "pass"]
+    merged = [{**max(good, key=lambda r: r["leaves"]), "lengths": [r["leaves"] for r in good]}] if good else []
+    return merged + [{**r, "lengths": [r["leaves"]]} for r in rows if r["verdict"] != "pass"]
 
 
 def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
@@ -101,16 +111,26 @@ def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """One line per operation, device and number of summands, the failures again at the end."""
+    """One line per sum and device, for its longest tree; the failures again at the end."""
     rows = []
     for r in document["sums"]:
         height = "-" if r["height"] is None else r["height"]
         fan = "" if r["fan_in"] is None else r["fan_in"]
         whose = (r["op"], r["what"], r["device"], r["leaves"])
-        rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], r["verdict"]))
-    text = report.columns(
-        ("operation", "sum", "device", "summands", "height", "other roundings", "declared", "fan-in", "found", "verdict"), rows
-    )  # fmt: skip
+        rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], len(r["lengths"]), r["verdict"]))
+    head = (
+        "operation",
+        "sum",
+        "device",
+        "summands",
+        "height",
+        "other roundings",
+        "declared",
+        "fan-in",
+        "found",
+        "lengths",
+    )
+    text = format_table((*head, "verdict"), rows)
     for r in document["sums"]:
         if r["verdict"] == "fail":
             text += f"\nFAIL {r['op']} {r['what']} on {r['device']}, {r['leaves']} summands: height {r['height']} + {r['extra']},"

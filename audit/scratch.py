@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from audit import hostile
+from audit.build import make
+from audit.environment import ROOT
 
 __all__ = ["Scratch", "scratch"]
 
-ROOT = Path(__file__).resolve().parents[1]
 #: what the library, its tests and their tools need
-PARTS = ("native", "tlspec", "tlrt", "tests", "bench", "examples", "docs")
+PARTS = ("native", "tlspec", "codegen", "tlrt", "audit", "tests", "bench", "evidence", "examples", "docs")
 SKIPPED = {"__pycache__", ".hypothesis", "_lib"}
 
 
@@ -37,8 +37,8 @@ class Scratch:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
     def make(self, *goals: str, jobs: int = 2) -> None:
-        """Builds what changed. Raises HostileError."""
-        hostile.make(*goals, tree=self.folder, jobs=jobs)
+        """Builds what changed. Raises BuildError."""
+        make(*goals, tree=self.folder, jobs=jobs)
 
 
 def _ignored(folder: str, names: list[str]) -> set[str]:

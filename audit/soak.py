@@ -2,22 +2,20 @@
 
 A perceptron of two layers with dropout trains through the session: forward, backward, AdamW, reset. After a warm-up no step
 may ask the driver or the operating system for memory, live bytes and buffers after a step are what they were after every
-other, and the process itself does not grow. ``python -m audit.soak --steps 1000000`` is the nightly size.
+other, and the process itself does not grow.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from audit import report
+from tlrt._terminal import Progress, format_table
 
 __all__ = ["ok", "soak", "table"]
 
@@ -69,7 +67,7 @@ def soak(
             step(i)
         gc.collect()
         first, resident, start = d.memory(), _resident(), time.monotonic()
-        meter, every = report.Meter(float(steps), "steps"), max(1, steps // samples)
+        progress, every = Progress(float(steps), "steps"), max(1, steps // samples)
         for i in range(steps):
             step(WARM_UP + i)
             memory = d.memory()
@@ -83,12 +81,12 @@ def soak(
                 if len(failures) >= 5:
                     break
             if i % every == every - 1:
-                meter.step(float(every), "soak")
+                progress.advance(float(every), "soak")
                 rows.append({
                     "step": i + 1, "live_bytes": memory.live_bytes, "live_buffers": memory.live_buffers,
                     "driver_allocations": memory.driver_allocations - first.driver_allocations, "resident": _resident(),
                 })  # fmt: skip
-        meter.close()
+        progress.close()
         seconds = time.monotonic() - start
         gc.collect()
         # pages the allocator has touched once stay; growth is what comes after the first tenth of the run
@@ -116,25 +114,9 @@ def table(document: Mapping[str, Any]) -> str:
     fields = ("step", "live_bytes", "live_buffers", "driver_allocations", "resident")
     samples = document["samples"]
     picked = samples[:: max(1, len(samples) // 10)]
-    text = report.columns(fields, [[r[f] for f in fields] for r in picked])
+    text = format_table(fields, [[r[f] for f in fields] for r in picked])
     text += (
         f"\n{document['steps']} steps on {document['device']}, {document['microseconds']} us each; the process grew by "
     )
     text += f"{document['growth']} bytes"
     return text + "".join(f"\nFAIL {f}" for f in document["failures"])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The campaign on the command line."""
-    p = argparse.ArgumentParser(prog="python -m audit.soak", description="Many small steps in flat memory.")
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--steps", type=int, default=2000, metavar="N")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--json", metavar="FILE")
-    args = p.parse_args(argv)
-    document = soak(args.device, args.steps, seed=args.seed)
-    return report.finish(document, ok(document), table(document), args.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

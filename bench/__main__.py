@@ -8,8 +8,6 @@ measured at the start, by a large copy through this library; the peak rate of a 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import platform
 import sys
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
+from audit.environment import now
 from bench import core, growth
 from bench.measure import (
     CACHE_BYTES,
@@ -28,11 +27,13 @@ from bench.measure import (
     Subject,
     Timing,
     device_of,
+    import_torch,
     rms_error,
     time_host,
     time_marks,
 )
 from bench.rivals import rival_of
+from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
 from tlspec import registry
 
@@ -67,20 +68,6 @@ def bandwidth(device: tlrt.Device) -> float:
     source.release()
     target.release()
     return 8 * n / (timing.median * 1e-3)
-
-
-def import_torch(device: tlrt.Device) -> Any:
-    try:
-        import torch
-    except ImportError:
-        return None
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    if not device.is_cuda:
-        torch.set_num_threads(tlrt.threads())
-    elif not torch.cuda.is_available():
-        return None
-    return torch
 
 
 def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak: float) -> Row:
@@ -187,7 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if args.json:
             report = {
-                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "date": now(),
                 "device": device.describe(),
                 "build": tlrt.build_info(),
                 "python": platform.python_version(),
@@ -197,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
                 "rows": [r.as_dict() for r in rows],
                 **({"growth": grown} if grown else {}),
             }
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
+            write_document(args.json, report)
     if any(r.in_cache for r in rows):
         print("* operands fit the GPU's L2 cache")
     return int(bool(failed))

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from audit import report
-from tlrt.verify.report import told
+from audit.environment import commit, describe_run
+from tlrt.verify.documents import format_command, write_document
 
 NAMES = ("digits", "autoencoder", "char_gpt", "mamba", "fno_burgers")
 #: what is kept of a curve: every so many steps
@@ -109,15 +109,15 @@ def main() -> int:
         runs = Runs(args.device, Path(root))
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
-            "command": told(["python", "-m", "bench.examples", *sys.argv[1:]]),
-            "commit": args.commit or report.commit() or "unknown",
-            **report.head([args.device]),
+            "command": format_command(["python", "-m", "bench.examples", *sys.argv[1:]]),
+            "commit": args.commit or commit() or "unknown",
+            **describe_run([args.device]),
             "examples": {name: kept(found) for name, found in examples.items() if found is not None},
             "repeated": repeatable(runs, args.steps),
             "peer": beside_torch(runs, args.steps) if find_spec("torch") else None,
             "failures": runs.failures,
         }
-    report.write(Path(args.json), document)
+    write_document(Path(args.json), document)
     for name, found in document["examples"].items():
         figures = {k: v for k, v in found.items() if isinstance(v, float)}
         print(f"{name:12} " + "  ".join(f"{k} {v:.6g}" for k, v in figures.items()))

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one JSON file.
+"""``python -m bench.gpu`` (``make gpu``): checks a GPU machine from end to end and writes one file of JSON lines.
 
 Steps, in order: build (the CUDA library for this machine's architecture), verify (every operation on the CPU path and on
 CUDA, compared with the specification and with each other), bench (beside PyTorch where it is installed), steps (eager training
@@ -10,8 +10,6 @@ is non-zero if any failed. The last thing printed is a short table.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import platform
 import re
@@ -23,11 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from audit import report
-from tlrt.verify.report import told
+from audit.environment import ROOT, commit, now
+from tlrt._terminal import format_table
+from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
 
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
 #: where every lane arrives at barriers, since racecheck does not see that one does so for its warp (native/src/cuda/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
@@ -64,7 +62,7 @@ class Runner:
         self.steps[name] = {
             "status": status,
             "seconds": round(time.monotonic() - start, 1),
-            "command": told(command),
+            "command": format_command(command),
         }
         print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
@@ -85,7 +83,7 @@ def driver() -> str:
 
 
 def load(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_document(path) if path.exists() else None
 
 
 def native_archs(parser: argparse.ArgumentParser) -> str:
@@ -130,7 +128,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.json (default out/)"
+        "--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.jsonl (default out/)"
     )
     parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
     parser.add_argument("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
@@ -146,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     ops = ["--ops", args.ops] if args.ops else []
 
     # a step that fails must not pass off an earlier run's file
-    for earlier in ("verify.json", "bench.json", "steps.json", "growth.json", "gpu.json"):
+    for earlier in ("verify.json", "bench.json", "steps.json", "growth.json", "gpu.jsonl"):
         (args.out / earlier).unlink(missing_ok=True)
 
     if "build" in steps:
@@ -174,8 +172,8 @@ def main(argv: list[str] | None = None) -> int:
         runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": args.commit or report.commit() or "unknown",
+        "date": now(),
+        "commit": args.commit or commit() or "unknown",
         "gpu": driver(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -186,13 +184,12 @@ def main(argv: list[str] | None = None) -> int:
         "training_steps": load(args.out / "steps.json"),
         "growth": load(args.out / "growth.json"),
     }
-    (args.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
-    print("\nstep         exit   seconds")
-    for name, step in runner.steps.items():
-        print(f"{name:12} {step['status']:4} {step['seconds']:9}")
+    write_document(args.out / "gpu.jsonl", document)
+    rows = [(name, step["status"], step["seconds"]) for name, step in runner.steps.items()]
+    print("\n" + format_table(("step", "exit", "seconds"), rows))
     for name, text in sanitizer.items():
         print(f"{name}: {text}")
-    print(f"report: {args.out / 'gpu.json'}")
+    print(f"report: {args.out / 'gpu.jsonl'}")
     return int(any(step["status"] for step in runner.steps.values()))
 
 

@@ -13,8 +13,6 @@ against NumPy's float64 transform of the same float32 data, relative to the rms 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import sys
@@ -27,8 +25,11 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from audit.report import Meter
+from audit.environment import now
+from bench.markdown import format_figure
 from bench.measure import Subject, device_of, operand_bytes, time_host, time_marks
+from tlrt._terminal import Progress
+from tlrt.verify.documents import write_document
 from tlspec import registry
 from tlspec.bounds import U
 from tlspec.data import generator
@@ -137,21 +138,17 @@ def peak_of(call: Callable[[], Any], device: tlrt.Device) -> int:
     return device.memory().peak_bytes
 
 
-def figure(x: float) -> str:
-    return f"{x:.3g}" if x < 1000 else f"{x:.0f}"
-
-
 def direction(which: str) -> str:
     return "forward" if which == "forward" else "backward"
 
 
-def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
+def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
     row = registry.get(sweep.op)
     name = f"{sweep.name} {direction(sweep.which)}"
     times: list[float] = []
     peaks: list[float] = []
     for size in sweep.sizes:
-        bar.step(1.0, f"{name} {sweep.key}={size[sweep.key]}")
+        bar.advance(1.0, f"{name} {sweep.key}={size[sweep.key]}")
         before = device.memory().live_bytes
         call = Subject(row, size, sweep.which).ours(device)
         if sweep.memory:
@@ -165,7 +162,8 @@ def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
     detail = " ".join(f"{k}={v:g}" for k, v in fixed.items() if k not in varies)
     if sweep.times:
         each = [1e6 * t / x for t, x in zip(times, loads, strict=True)]
-        detail = f"time of one of the {sweep.times}: {figure(min(each))} to {figure(max(each))} ns per {sweep.load_is}"
+        least, most = format_figure(min(each)), format_figure(max(each))
+        detail = f"time of one of the {sweep.times}: {least} to {most} ns per {sweep.load_is}"
     yield Entry(
         name, "time", sweep.key, sizes, times, slope(loads, times), f"slope in {sweep.load_is}", sweep.theory + sweep.slack,
         detail,
@@ -175,14 +173,14 @@ def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
         yield Entry(name, "memory", sweep.key, sizes, peaks, grown, f"slope in {sweep.key}", 1 + SLACK, detail)
 
 
-def footprint(device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
+def footprint(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
     """Peak memory of attention as a multiple of Q, K, V and out. The gradient holds as much again for g, gQ, gK and gV; an
     n x n array of float32 would be n/(4d) times the four, 64 times at n = 16384."""
     n = 16384 if device.is_cuda else 2048
     size = {"batch": 16, "n": n, "d": 64, "mask_mode": 0, "scale": 0.125}
     row = registry.get("flash_attention")
     for which in ("forward", "vjp"):
-        bar.step(1.0, f"attention memory, {direction(which)}, n={n}")
+        bar.advance(1.0, f"attention memory, {direction(which)}, n={n}")
         before = device.memory().live_bytes
         call = Subject(row, size, which).ours(device)
         peak = peak_of(call, device) - before
@@ -205,7 +203,7 @@ def levels(n: int) -> float:
     return math.log2(n) if rest == 1 else 3 * math.log2(4 * n) + 3
 
 
-def accuracy(device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
+def accuracy(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
     """The error of single transforms of N(0, 1) data: at most Higham's bound per level at every size, and no faster growth than
     log n."""
     from tlrt import kernels
@@ -215,7 +213,7 @@ def accuracy(device: tlrt.Device, bar: Meter) -> Iterator[Entry]:
         rms: list[float] = []
         top: list[float] = []
         for n in sizes:
-            bar.step(1.0, f"{name} accuracy n={n}")
+            bar.advance(1.0, f"{name} accuracy n={n}")
             rng = generator("accuracy", name, n)
             if name == "rfft":
                 x = rng.standard_normal(n, dtype=np.float32)
@@ -257,7 +255,7 @@ def measure(device: tlrt.Device) -> dict[str, Any]:
             f"load {load:.1f} before the start: other work slows long calls more than short ones, and slopes come out too steep"
         )
     plan = list(sweeps(device.is_cuda))
-    bar = Meter(sum(len(s.sizes) for s in plan) + 2.0 + 8.0, "sizes")
+    bar = Progress(sum(len(s.sizes) for s in plan) + 2.0 + 8.0, "sizes")
     entries: list[Entry] = []
     parts = [*(run_sweep(s, device, bar) for s in plan), footprint(device, bar), accuracy(device, bar)]
     for part in parts:
@@ -283,8 +281,7 @@ def main(argv: list[str] | None = None) -> int:
     print(device.describe())
     report = measure(device)
     if args.json:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        args.json.write_text(json.dumps({"date": now, "build": tlrt.build_info(), **report}, indent=1) + "\n")
+        write_document(args.json, {"date": now(), "build": tlrt.build_info(), **report})
     missed = [e["name"] for e in report["entries"] if not e["ok"]]
     verdict = f"missed: {', '.join(missed)}" if missed else "all kept"
     print(f"{len(report['entries'])} figures in {report['seconds']} s; {verdict}")

@@ -256,3 +256,18 @@ class Subject:
         arguments = {"torch": torch, "device": place, **self.names, **tensors}
         first = call_named(function, arguments)
         return first if callable(first) else lambda: call_named(function, arguments)
+
+
+def import_torch(device: tlrt.Device) -> Any:
+    """PyTorch, set to plain float32 and to our number of threads; None where it is not installed for the device."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if not device.is_cuda:
+        torch.set_num_threads(tlrt.threads())
+    elif not torch.cuda.is_available():
+        return None
+    return torch

@@ -1,5 +1,5 @@
-"""``python -m bench.results``: writes docs/results.md, the README's results and the tables of TRUST_BOUNDARIES.md from the files
-under evidence (and, for the last, from the registry).
+"""``python -m bench.results``: writes docs/results.md, docs/trust.md, docs/speed.svg and the README's results from the files
+under evidence (and docs/trust.md from the registry as well).
 
 ``--check`` compares instead. Documents quote measured figures through this program alone, so none stands without its file.
 """
@@ -7,17 +7,20 @@ under evidence (and, for the last, from the registry).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from audit import evidence
-from bench import training, trust
-from bench.training import figure
-from bench.trust import EVIDENCE, ROOT, header, line
+from audit.environment import EVIDENCE, ROOT
+from bench import trust
+from bench.markdown import format_figure, table_head, table_row
+from bench.speed_chart import chart_figures, draw_chart, family_ratios, read_figures
+from tlrt.verify.documents import read_document
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+CHART = "docs/speed.svg"
 
 
 class Run(NamedTuple):
@@ -32,8 +35,8 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run("h200.json", "H200", ("torch",), "examples-h200.json", "h200-steps.json"),
-    Run("cpu.json", "CPU", ("numpy", "torch"), "examples-cpu.json"),
+    Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl", "h200-steps.jsonl"),
+    Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
 
@@ -43,7 +46,7 @@ def load(name: str) -> dict[str, Any] | None:
     path = EVIDENCE / name
     if not path.exists():
         return None
-    data: dict[str, Any] = json.loads(path.read_text())
+    data: dict[str, Any] = read_document(path)
     if "bench" in data:
         return data
     return {"bench": data, **{k: data.get(k) for k in ("growth", "training_steps", "date", "commit")}}
@@ -51,7 +54,7 @@ def load(name: str) -> dict[str, Any] | None:
 
 def origin(name: str, where: str, date: str, commit: str | None) -> str:
     """Where and when an evidence file was made, and its link from docs/."""
-    return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](evidence/{name}))"
+    return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](../evidence/{name}))"
 
 
 def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, str]:
@@ -63,43 +66,59 @@ def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any]
     return found, origin(otherwise, found["device"], found["date"], other["commit"])
 
 
+#: what each example is judged by, and what to compare it with
+FIGURES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "digits": (("test_accuracy", "accuracy on unseen images"), ("test_loss", "loss")),
+    "autoencoder": (
+        ("test_mse", "mean squared error"),
+        ("principal_components_mse", "8 principal components"),
+        ("mean_image_mse", "the mean image"),
+    ),
+    "char_gpt": (("test_loss", "nats per unseen character"), ("unigram_loss", "frequencies of characters")),
+    "mamba": (
+        ("test_loss", "nats per unseen character"),
+        ("test_accuracy", "accuracy"),
+        ("unigram_loss", "frequencies of characters"),
+    ),
+    "fno_burgers": (
+        ("relative_l2_error", "relative L2 error"),
+        ("relative_l2_error_twice_the_grid", "on twice the grid"),
+        ("relative_l2_error_of_the_identity", "of the initial function"),
+    ),
+}
+
+
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
     names = ["operation", "size", "ms", "share of floor", "rms error"]
     for peer in peers:
         names += [f"times faster than {NAMES[peer]}", f"{NAMES[peer]}'s error"]
-    lines = header(names)
+    lines = table_head(names)
     for row in run["bench"]["rows"]:
         share = f"{row['floor_share']:.2f}{'*' if row['in_cache'] else ''}" if row["floor_ms"] else ""
-        cells = [row["op"], row["size"], figure(row["ours_ms"]), share]
+        cells = [row["op"], row["size"], format_figure(row["ours_ms"]), share]
         cells.append("" if row["error"] is None else f"{row['error']:.1e}")
         random = evidence.family(row["op"]) == "random"  # others draw other numbers
         for peer in peers:
             other = row["peers"].get(peer)
             cells += ["", ""] if other is None else [
-                figure(other["ratio"]),
+                format_figure(other["ratio"]),
                 "" if other["error"] is None or random else f"{other['error']:.1e}",
             ]  # fmt: skip
-        lines.append(line(cells))
+        lines.append(table_row(cells))
     return lines
 
 
-def summary(run: dict[str, Any], peer: str) -> list[str]:
+def families_table(run: dict[str, Any], peer: str) -> list[str]:
     """One line per family: how many rows, the median ratio, and the worst and best with their operations."""
-    groups: dict[str, list[tuple[float, str, str]]] = {}
-    for row in run["bench"]["rows"]:
-        if peer in row["peers"]:
-            family = evidence.family(row["op"], "core")
-            groups.setdefault(family, []).append((row["peers"][peer]["ratio"], row["op"], row["size"]))
-    lines = header(("family", "rows", f"times faster than {NAMES[peer]}: median", "worst", "best"))
-    for family, rows in groups.items():
-        low, high = min(rows), max(rows)
+    lines = table_head(("family", "rows", f"times faster than {NAMES[peer]}: median", "worst", "best"))
+    for family, rows in family_ratios(run["bench"]["rows"], peer).items():
         median = statistics.median(r[0] for r in rows)
-        ends = [f"{figure(ratio)} ({op}, {size})" for ratio, op, size in (low, high)]
-        lines.append(line([family, str(len(rows)), figure(median), *ends]))
+        ends = [f"{format_figure(ratio)} ({op}, {size})" for ratio, op, size in (rows[0], rows[-1])]
+        lines.append(table_row([family, str(len(rows)), format_figure(median), *ends]))
     return lines
 
 
-def verified(run: dict[str, Any]) -> str:
+def verified_sentence(run: dict[str, Any]) -> str:
     report = run.get("verify")
     if not report:
         return ""
@@ -107,7 +126,7 @@ def verified(run: dict[str, Any]) -> str:
     cases = sum(r["cases"] for r in results)
     bad = sum(r["verdict"] != "pass" for r in results)
     same = sum(r["identical"] is True for r in results)
-    checks = "; ".join(map(": ".join, trust.sanitizer(run.get("sanitizer", {}))))
+    checks = "; ".join(map(": ".join, trust.sanitizer_runs(run.get("sanitizer", {}))))
     return (
         f"{len(results)} entry points and devices verified in {cases} cases, {bad} failed; {same} of them bit-identical to the "
         f"CPU path. compute-sanitizer: {checks}."
@@ -120,15 +139,17 @@ UNITS = {"time": ("ms", 1.0), "memory": ("MiB", 2.0**-20), "error": ("u", 1.0)}
 
 def growth_table(report: dict[str, Any]) -> list[str]:
     """What :mod:`bench.growth` measured: every value, the figure drawn from them and its limit."""
-    lines = header(("what", "sizes", "values", "figure", "limit", ""))
+    lines = table_head(("what", "sizes", "values", "figure", "limit", ""))
     for e in report["entries"]:
         unit, factor = UNITS[e["what"]]
-        values = f"{', '.join(figure(v * factor) for v in e['values'])} {unit}"
+        values = f"{', '.join(format_figure(v * factor) for v in e['values'])} {unit}"
         sizes = f"{e['size']} = {', '.join(map(str, e['sizes']))}" + (f"; {e['detail']}" if e["detail"] else "")
-        limit = "" if e["limit"] is None else f"≤ {figure(e['limit'])}"
+        limit = "" if e["limit"] is None else f"≤ {format_figure(e['limit'])}"
         verdict = "" if e["limit"] is None else "kept" if e["ok"] else "**missed**"
         name = e["name"] if e["what"] in e["name"] else f"{e['name']}: {e['what']}"
-        lines.append(line([name, sizes, values, f"{e['figure_is']}: {figure(e['figure'])}", limit, verdict]))
+        lines.append(
+            table_row([name, sizes, values, f"{e['figure_is']}: {format_figure(e['figure'])}", limit, verdict])
+        )
     return lines
 
 
@@ -136,6 +157,55 @@ def headline(name: str, run: dict[str, Any]) -> str:
     bench = run["bench"]
     versions = f"NumPy {bench['numpy']}" + (f", PyTorch {bench['torch']}" if bench["torch"] else "")
     return origin(name, f"{bench['device']}; {versions}", run["date"], run.get("commit"))
+
+
+def steps_table(report: Mapping[str, Any]) -> list[str]:
+    """Every step of :mod:`bench.steps`: our time, PyTorch's, and how many times faster."""
+    out = table_head(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"))
+    for r in report["rows"]:
+        times = [format_figure(x) if (x := r.get(k)) is not None else "" for k in ("ours_ms", "torch_ms", "ratio")]
+        out.append(table_row([r["step"], r["size"], *times, str(r["driver_allocations"])]))
+    return out
+
+
+def steps_sentence(report: Mapping[str, Any]) -> str:
+    """The training steps in one sentence."""
+    full = [r for r in report["rows"] if r.get("losses") and r.get("ratio") is not None]
+    said = ", ".join(f"{r['step']} ({r['size']}) {format_figure(r['ratio'])}" for r in full)
+    return f"Training steps, times faster than PyTorch eager: {said}"
+
+
+def examples_table(document: Mapping[str, Any]) -> list[str]:
+    """What the examples reached, and char-GPT run twice, resumed, and beside PyTorch."""
+    out = table_head(("example", "parameters", "steps", "what it reached", "s", "steps/s"))
+    for name, r in document["examples"].items():
+        said = "; ".join(f"{what} {r[key]:.4g}" for key, what in FIGURES[name])
+        cells = [
+            name,
+            f"{r['parameters']:,}".replace(",", " "),
+            str(r["steps"]),
+            said,
+            format_figure(r["wall_seconds"]),
+        ]
+        out.append(table_row([*cells, format_figure(r["steps_per_second"])]))
+    again = document["repeated"]
+    same = "left the same checkpoint, byte for byte" if again["bit_identical"] else "left **different** checkpoints"
+    out += ["", f"char_gpt over {again['steps']} steps, run twice and once stopped half-way and resumed, {same}."]
+    if peer := document["peer"]:
+        text = (
+            f"char_gpt without dropout beside PyTorch {peer['torch']}, from the same weights on the same batches: the loss at"
+            f" each step, at most {peer['largest_difference']:.1e} apart over {peer['steps']} steps;"
+            f" {format_figure(peer['steps_per_second'][0])} and {format_figure(peer['steps_per_second'][1])} steps/s."
+        )
+        out += [
+            "",
+            text,
+            "",
+            *table_head(("step", *(str(i) for i, _, _ in peer["curve"]))),
+            table_row(("here", *(f"{ours:.6f}" for _, ours, _ in peer["curve"]))),
+            table_row(("PyTorch", *(f"{theirs:.6f}" for _, _, theirs in peer["curve"]))),
+        ]
+    return out
 
 
 GROWTH = (
@@ -149,61 +219,87 @@ STEPS = (
 )
 
 
-def grown(report: dict[str, Any]) -> tuple[str, list[str], str]:
-    """The heading and the lines about growth, and a sentence."""
+def growth_sentence(report: dict[str, Any]) -> str:
     held = [e["ok"] for e in report["entries"] if e["limit"] is not None]
-    said = f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits"
-    return "Cost growth and accuracy", [*GROWTH, "", *growth_table(report)], said
+    return f"Growth of cost and of the transforms' error: {sum(held)} of {len(held)} figures within their limits."
 
 
-def trained(report: dict[str, Any]) -> tuple[str, list[str], str]:
-    """The same about training steps."""
-    return "Training steps", [*STEPS, "", *training.steps(report)], training.short(report)
+INTRODUCTION = (
+    "Written by `python -m bench.results` from the files under `evidence`. A ratio compares two medians of one run.",
+    "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
+    "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device. What a",
+    "model keeps between calls (tables of angles, what a forward pass saves for its gradient) PyTorch is not charged for.",
+    "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
+)
+
+
+def results_page() -> str:
+    """docs/results.md."""
+    page = ["# Results", "", *INTRODUCTION]
+    for run in RUNS:
+        found = load(run.file)
+        if found is None:
+            continue
+        page += ["", f"## {run.title}", "", headline(run.file, found), ""]
+        if text := verified_sentence(found):
+            page += [text, ""]
+        for peer in run.peers:
+            page += [f"### By family, beside {NAMES[peer]}: {run.title}", "", *families_table(found, peer), ""]
+        page += [f"### Every row: {run.title}", "", *full_table(found, run.peers)]
+        growth, where = part("growth", found, run.steps)
+        if growth:
+            page += ["", f"### Cost growth and accuracy: {run.title}", "", *([where, ""] if where else []), *GROWTH, ""]
+            page += [growth_sentence(growth), "", *growth_table(growth)]
+        steps, where = part("training_steps", found, run.steps)
+        if steps:
+            page += ["", f"### Training steps: {run.title}", "", *([where, ""] if where else []), *STEPS, ""]
+            page += [f"{steps_sentence(steps)}.", "", *steps_table(steps)]
+        if (EVIDENCE / run.examples).exists():
+            examples = read_document(EVIDENCE / run.examples)
+            where = origin(
+                run.examples, "; ".join(examples["devices"].values()), examples["started"], examples["commit"]
+            )
+            page += ["", f"### Examples: {run.title}", "", where, "", *examples_table(examples)]
+    return "\n".join(page) + "\n"
+
+
+def speed_figures() -> dict[str, Any] | None:
+    """What the README's chart shows; None without its run."""
+    run = load(RUNS[0].file)
+    if run is None:
+        return None
+    return chart_figures(
+        run["bench"]["rows"], f"Times faster than PyTorch {run['bench']['torch']} on one {RUNS[0].title}"
+    )
+
+
+def readme_section() -> list[str]:
+    """The README's results: the chart and what it shows."""
+    run, figures = load(RUNS[0].file), speed_figures()
+    if run is None or figures is None:
+        return ["No benchmark has been recorded."]
+    ratios = [ratio for rows in family_ratios(run["bench"]["rows"], "torch").values() for ratio, *_ in rows]
+    faster = sum(x >= 1 for x in ratios)
+    results = run["verify"]["results"]
+    cases, failed = sum(r["cases"] for r in results), sum(r["verdict"] != "pass" for r in results)
+    return [
+        f"![{figures['title']}: median, worst and best row of each family]({CHART})",
+        "",
+        f"A dot is the median over a family's rows, the bar reaches from its worst to its best row. Of {len(ratios)} rows,",
+        f"{faster} are at least as fast as PyTorch's. In the same run {cases} drawn cases were checked on the CPU and the GPU;",
+        f"{failed} failed. [docs/results.md](docs/results.md) has every row, slower ones included, and whole training steps.",
+    ]
 
 
 def documents() -> dict[str, str]:
-    page = [
-        "# Results",
-        "",
-        "Written by `python -m bench.results` from the files under `evidence`. A ratio compares two medians of one run.",
-        "Floor: the larger of bytes over the measured copy rate and operations over the peak rate. `*`: operands fit the",
-        "GPU's L2 cache. Gather and scatter take their indices from the host on every call; PyTorch's lie on the device. What a",
-        "model keeps between calls (tables of angles, what a forward pass saves for its gradient) PyTorch is not charged for.",
-        "PyTorch has no scan of its own, and a Python loop over time would be no peer: those rows stand beside the floor alone.",
-    ]
-    short: list[str] = []
-    for name, title, peers, made, otherwise in RUNS:
-        run = load(name)
-        if run is None:
-            continue
-        page += ["", f"## {title}", "", headline(name, run), ""]
-        short += ["", f"**{title}**: {headline(name, run).replace('(evidence/', '(evidence/')}"]
-        if text := verified(run):
-            page += [text, ""]
-            short += ["", text]
-        page += full_table(run, peers)
-        for key, write in (("growth", grown), ("training_steps", trained)):
-            found, where = part(key, run, otherwise)
-            if found:
-                heading, lines, said = write(found)
-                page += ["", f"### {heading}: {title}", "", *([where, ""] if where else []), *lines]
-                source = f" ({where.replace('(evidence/', '(evidence/')})" if where else ""
-                short += ["", f"{said}{source}."]
-        if (EVIDENCE / made).exists():
-            examples = json.loads((EVIDENCE / made).read_text())
-            where = origin(made, "; ".join(examples["devices"].values()), examples["started"], examples["commit"])
-            page += ["", f"### Examples: {title}", "", where, "", *training.examples(examples)]
-        for peer in peers:
-            if any(peer in row["peers"] for row in run["bench"]["rows"]):
-                short += ["", *summary(run, peer)]
-    short += ["", "Every row, slower ones included: [docs/results.md](docs/results.md)."]
-    readme = (ROOT / "README.md").read_text()
+    """The generated texts by file: two pages, and the README with what stands between its markers."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     before, _, rest = readme.partition(BEGIN)
     after = rest.partition(END)[2]
     return {
-        "TRUST_BOUNDARIES.md": trust.document((ROOT / "TRUST_BOUNDARIES.md").read_text()),
-        "docs/results.md": "\n".join(page) + "\n",
-        "README.md": before + BEGIN + "\n" + "\n".join(short).strip() + "\n" + END + after,
+        "docs/trust.md": trust.trust_page(trust.committed_sources()),
+        "docs/results.md": results_page(),
+        "README.md": "\n".join([before + BEGIN, *readme_section(), END + after]),
     }
 
 
@@ -211,12 +307,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.results", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     args = parser.parse_args(argv)
-    stale = [n for n, text in documents().items() if not (ROOT / n).exists() or (ROOT / n).read_text() != text]
-    for name in stale:
-        print(("stale: " if args.check else "wrote: ") + name)
+    stale = {n: t for n, t in documents().items() if not (ROOT / n).exists() or (ROOT / n).read_text("utf-8") != t}
+    for name, text in stale.items():
         if not args.check:
-            (ROOT / name).write_text(documents()[name])
-    return int(args.check and bool(stale))
+            (ROOT / name).write_text(text, encoding="utf-8")
+    names, figures = list(stale), speed_figures()
+    if figures is not None and read_figures(ROOT / CHART) != figures:
+        names.append(CHART)
+        if not args.check:
+            draw_chart(ROOT / CHART, figures)
+    for name in names:
+        print(("stale: " if args.check else "wrote: ") + name)
+    return int(args.check and bool(names))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ CUDA one more sets the MLP beside PyTorch's own CUDA graph.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +27,11 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from bench.__main__ import import_torch
-from bench.measure import Timing, device_of, summarise
+from audit.environment import now
+from bench.measure import Timing, device_of, import_torch, summarise
 from tlrt import Session, TensorRef, kernels, nn, optim
 from tlrt.tape import Tape
+from tlrt.verify.documents import write_document
 from tlspec.cases import generator
 
 #: seconds of each sample, and how often the two take turns
@@ -449,7 +448,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = measure(device, torch, wanted, args.budget)
     if args.json:
         report = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": now(),
             "device": device.describe(),
             "build": tlrt.build_info(),
             "python": platform.python_version(),
@@ -457,7 +456,7 @@ def main(argv: list[str] | None = None) -> int:
             "threads": tlrt.threads(),
             "rows": [asdict(r) for r in rows],
         }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_document(args.json, report)
     return 0
 
 

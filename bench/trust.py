@@ -1,4 +1,4 @@
-"""What TRUST_BOUNDARIES.md says between its markers: the registry's promises beside what the evidence files hold.
+"""docs/trust.md: the registry's promises beside what the evidence files hold.
 
 A count is quoted from the one run with the most of it, never added up over runs that draw the same cases; a worst figure is the
 worst of all runs. An entry point whose bound has changed since a file was written is not quoted from it.
@@ -7,67 +7,52 @@ worst of all runs. An entry point whose bound has changed since a file was writt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from audit import evidence, faults
-from audit.evidence import PARTS, Evidence
-from audit.html import calls, count, inputs, share
+from audit.environment import EVIDENCE, ROOT
+from audit.evidence import PARTS, Evidence, Source, device_kind, row_with_most
+from audit.figures import count_calls, format_count, format_inputs, format_share
+from bench.markdown import table_head, table_row
 from tlspec import entries, registry
 from tlspec.declarations import declarations
 from tlspec.entries import Entry
 
-ROOT = Path(__file__).resolve().parent.parent
-EVIDENCE = ROOT / "evidence"
-#: places of the document that are generated
-MARKS = ("totals", "promises", "evidence", "core")
 NONE = "–"
 
 
-def sources(folder: Path = EVIDENCE) -> list[evidence.Source]:
+def committed_sources(folder: Path = EVIDENCE) -> list[Source]:
     """The committed files that hold evidence, by name; benchmarks alone are left out."""
-    found = [evidence.load(path) for path in sorted(folder.glob("*.json"))]
+    found = [evidence.load(path) for path in sorted(folder.glob("*.jsonl"))]
     return [s for s in found if s.parts]
 
 
-def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(cell, cells)) + " |"
-
-
-def header(cells: Sequence[str]) -> list[str]:
-    """The two lines that a table begins with."""
-    return [line(cells), "|" + "---|" * len(cells)]
-
-
-def which(e: Entry) -> str:
+def direction(e: Entry) -> str:
     return "forward" if e.name == e.op.name else "vjp"
 
 
 def bound(e: Entry) -> str:
     """The bound of an entry point as its row has it now."""
-    return e.op.bound_of(which(e)).text
+    return e.op.bound_of(direction(e)).text
 
 
 def tried_as(e: Entry) -> str:
-    """The name that the entry point's evidence goes by: single gradients are tried with the whole."""
-    return e.op.entry(which(e))
+    """The name that the entry point's evidence goes by: single gradients are tried with all of them."""
+    return e.op.entry(direction(e))
 
 
 # ---- promises --------------------------------------------------------------------------------------------------------
 
 
-def promises() -> list[str]:
+def promises_table() -> list[str]:
     """One line per exported operation: what the registry's row promises of it."""
-    out = header(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
+    out = table_head(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
     for family in registry.families():
         out.append(f"| **{family}** | | | | | | |")
         for e in entries.all_entries(family):
-            row, rule, forward = e.op, e.op.vjp_rule, which(e) == "forward"
+            row, rule, forward = e.op, e.op.vjp_rule, direction(e) == "forward"
             if not forward:
                 vjp = NONE
             elif rule is None:
@@ -86,19 +71,19 @@ def promises() -> list[str]:
                 vjp,
                 ", ".join(laws) or NONE,
             ]
-            out.append(line(cells))
+            out.append(table_row(cells))
     return out
 
 
 # ---- evidence per operation ------------------------------------------------------------------------------------------
 
 
-class Table:
+class Cells:
     """The cells of an entry point's line."""
 
     def __init__(self, ev: Evidence):
         self.ev = ev
-        self.failed = {(f.part, f.entry, evidence.kind(f.device) if f.device else "") for f in ev.findings}
+        self.failed = {(f.part, f.entry, device_kind(f.device) if f.device else "") for f in ev.findings}
 
     def rows(self, part: str, e: Entry, device: str) -> list[dict[str, Any]]:
         """What the files say of it under the bound it has now."""
@@ -117,35 +102,35 @@ class Table:
         if not rows:
             changed = bool(self.ev.rows("verify", tried_as(e), device))
             return "bound changed since" if changed else NONE
-        r = evidence.widest(rows, "cases")
+        r = row_with_most(rows, "cases")
         closest = max(evidence.worst(rows, "share"), evidence.worst(self.rows("alarms", e, device), "worst"))
         exact = bound(e) == "exact" and closest == 0
-        text = f"{count(r['cases'])} cases, {'exact' if exact else f'{share(closest)} of the bound'}"
+        text = f"{format_count(r['cases'])} cases, {'exact' if exact else f'{format_share(closest)} of the bound'}"
         if not exact:
-            text += f", {share(evidence.worst(rows, 'ulp'))} ulp"
+            text += f", {format_share(evidence.worst(rows, 'ulp'))} ulp"
         if e.op.contract.same_bits and device != "cpu":
             bits = {x["identical"] for x in rows}
             text += ", **other bits**" if False in bits else ", bits as CPU" if True in bits else ""
         return self.mark("verify", e, device, text)
 
-    def whole(self, e: Entry) -> str:
+    def every_input(self, e: Entry) -> str:
         """All inputs of a function of one argument, pairs for those of two."""
         parts = []
         for device in self.ev.kinds():
             name = self.ev.label(device)
             if rows := self.rows("exhaustive", e, device):
-                r = evidence.widest(rows, "seen")
+                r = row_with_most(rows, "seen")
                 step = "" if r["stride"] == 1 else f" (every {r['stride']}th)"
-                span = f"{inputs(r['seen'])} inputs{step}"
+                span = f"{format_inputs(r['seen'])} inputs{step}"
                 if not r["complete"]:
                     span += ", not all"
                 off = round(evidence.worst(rows, "worst"))
-                text = f"{name}: {span}, ≤ {off} ulp, {count(r['misrounded'])} misrounded"
+                text = f"{name}: {span}, ≤ {off} ulp, {format_count(r['misrounded'])} misrounded"
                 parts.append(self.mark("exhaustive", e, device, text))
             if rows := self.rows("pairs", e, device):
-                r = evidence.widest(rows, "random")
+                r = row_with_most(rows, "random")
                 off = round(evidence.worst(rows, "different"))
-                text = f"{name}: {count(r['structured'] + r['random'])} pairs, {count(off)} not IEEE"
+                text = f"{name}: {format_count(r['structured'] + r['random'])} pairs, {format_count(off)} not IEEE"
                 parts.append(self.mark("exhaustive", e, device, text))
         return "; ".join(parts) or NONE
 
@@ -155,18 +140,21 @@ class Table:
         for device in self.ev.kinds():
             if rows := [r for r in self.rows("probe", e, device) if r["height"] is not None]:
                 r = max(rows, key=lambda r: (r["leaves"], r["height"] + r["extra"]))
-                text = f"{self.ev.label(device)}: {r['height'] + r['extra']} of {r['declared']} ({count(r['leaves'])} summands)"
+                height, leaves = r["height"] + r["extra"], format_count(r["leaves"])
+                text = f"{self.ev.label(device)}: {height} of {r['declared']} ({leaves} summands)"
                 parts.append(self.mark("probe", e, device, text))
         return "; ".join(parts) or NONE
 
-    def again(self, e: Entry) -> str:
+    def repeated(self, e: Entry) -> str:
         """Repeated calls, and what a batch does where the vendor's library decides the order."""
         parts = []
         for device in self.ev.kinds():
             if rows := self.rows("determinism", e, device):
-                r = max(rows, key=calls)
+                r = max(rows, key=count_calls)
                 equal = all(x["verdict"] == "pass" for x in rows)
-                text = f"{self.ev.label(device)}: {count(calls(r))} calls{'' if equal else ', **not equal**'}"
+                text = (
+                    f"{self.ev.label(device)}: {format_count(count_calls(r))} calls{'' if equal else ', **not equal**'}"
+                )
                 if "not promised" in r["batch"]:
                     text += f", batch: {r['batch']}"
                 parts.append(self.mark("determinism", e, device, text))
@@ -177,25 +165,21 @@ class Table:
         parts = []
         for device in self.ev.kinds():
             if rows := self.rows("alarms", e, device):
-                r = evidence.widest(rows, "comparisons")
-                text = f"{self.ev.label(device)}: {count(evidence.worst(rows, 'alarms'))} in {count(r['comparisons'])}"
+                r = row_with_most(rows, "comparisons")
+                alarms, compared = evidence.worst(rows, "alarms"), r["comparisons"]
+                text = f"{self.ev.label(device)}: {format_count(alarms)} in {format_count(compared)}"
                 parts.append(self.mark("alarms", e, device, text))
         return "; ".join(parts) or NONE
 
 
-def operations(ev: Evidence) -> list[str]:
+def evidence_table(ev: Evidence) -> list[str]:
     """One line per exported operation: what was tried, and how close to its bound it came."""
     cuda = ev.label("cuda")
     head = [
-        "symbol",
-        "drawn on CPU",
-        f"drawn on {cuda}",
-        "all inputs",
-        "sums: height of declared",
-        "same bits again",
-        "alarms",
-    ]
-    out, of = header(head), Table(ev)
+        "symbol", "drawn on CPU", f"drawn on {cuda}", "all inputs", "sums: height of declared", "same bits again", "alarms",
+        "hostile calls",
+    ]  # fmt: skip
+    out, of = table_head(head), Cells(ev)
     for family in registry.families():
         out.append(f"| **{family}**" + " |" * len(head))
         for e in entries.all_entries(family):
@@ -203,64 +187,71 @@ def operations(ev: Evidence) -> list[str]:
             if e.only is not None:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
-                cells += [of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.whole(e), of.sums(e), of.again(e), of.alarms(e)]
+                cells += [
+                    of.drawn(e, "cpu"),
+                    of.drawn(e, "cuda"),
+                    of.every_input(e),
+                    of.sums(e),
+                    of.repeated(e),
+                    of.alarms(e),
+                ]
             cells.append(
-                "; ".join(f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile(ev, e.symbol, d))) or NONE
+                "; ".join(f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))) or NONE
             )
-            out.append(line(cells))
+            out.append(table_row(cells))
     return out
 
 
 # ---- the rest of the ABI ---------------------------------------------------------------------------------------------
 
 
-def symbols() -> list[str]:
+def core_symbols() -> list[str]:
     """Every exported symbol that the hand-written header declares."""
     header = (ROOT / "native/include/torchlean_cuda.h").read_text()
     return sorted(set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(header))))
 
 
-def hostile(ev: Evidence, symbol: str, device: str) -> str:
+def hostile_text(ev: Evidence, symbol: str, device: str) -> str:
     """Hostile calls of a symbol on a kind of device; nothing where there were none."""
-    r = evidence.widest(ev.rows("hostile", symbol, device), "calls")
-    return f"{count(r['calls'])}, {count(r['refused'])} refused" if r and r["calls"] else ""
+    r = row_with_most(ev.rows("hostile", symbol, device), "calls")
+    return f"{format_count(r['calls'])}, {format_count(r['refused'])} refused" if r and r["calls"] else ""
 
 
-def core(ev: Evidence) -> list[str]:
+def core_table(ev: Evidence) -> list[str]:
     """One line per exported symbol that is no operation: how often it was called with hostile arguments."""
     devices = ev.kinds() or ["cpu"]
-    out = header(["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]])
-    for symbol in symbols():
+    out = table_head(["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]])
+    for symbol in core_symbols():
         cells = [f"`{symbol}`"]
-        out.append(line(cells + [hostile(ev, symbol, device) or NONE for device in devices]))
+        out.append(table_row(cells + [hostile_text(ev, symbol, device) or NONE for device in devices]))
     return out
 
 
 # ---- totals ----------------------------------------------------------------------------------------------------------
 
 
-def totals(ev: Evidence) -> list[str]:
+def totals_table(ev: Evidence) -> list[str]:
     """What the files hold in sum, and what none of them holds."""
-    out = header(("what", "tried", "outcome", "file"))
+    out = table_head(("what", "tried", "outcome", "file"))
     failed: dict[tuple[str, str], int] = {}
     for f in ev.findings:
         failed[f.part, f.source] = failed.get((f.part, f.source), 0) + 1
     for part, what in PARTS.items():
         documents = ev.documents(part)
         if not documents:
-            out.append(line([what, "not in a committed file", NONE, NONE]))
+            out.append(table_row([what, "not in a committed file", NONE, NONE]))
         for source, document in documents:
             tried, outcome = _TOTALS[part](document)
             bad = failed.get((part, source.name), 0)
             outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "") if bad else outcome
-            out.append(line([what, tried, outcome, f"[{source.name}](evidence/{source.name})"]))
+            out.append(table_row([what, tried, outcome, f"[{source.name}](../evidence/{source.name})"]))
     out += ["", "The files:", ""]
     for s in ev.sources:
         devices = "; ".join(s.devices.values()) or "devices not recorded"
         commit = (
             f"commit {s.commit[:7]}" if s.commit else f"library {s.library}" if s.library else "commit not recorded"
         )
-        out.append(f"- [{s.name}](evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
+        out.append(f"- [{s.name}](../evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
     return out
 
 
@@ -268,8 +259,8 @@ def _verify(d: Any) -> tuple[str, str]:
     results = d["results"]
     same = sum(r["identical"] is True for r in results)
     top = max(results, key=lambda r: float(r["share"]))
-    tried = f"{count(sum(r['cases'] for r in results))} cases of {len(results)} entry points and devices"
-    closest = f"closest to its bound: {share(top['share'])} ({top['entry']})"
+    tried = f"{format_count(sum(r['cases'] for r in results))} cases of {len(results)} entry points and devices"
+    closest = f"closest to its bound: {format_share(top['share'])} ({top['entry']})"
     return tried, f"{sum(bool(r['failures']) for r in results)} failed; {same} bit-identical to the CPU; {closest}"
 
 
@@ -285,7 +276,7 @@ def _exhaustive(d: Any) -> tuple[str, str]:
     said = f"worst {max(per)[0]} ulp ({max(per)[1]}); {many} functions never misrounded" if per else ""
     if pairs := d.get("pairs", {}).get("operations"):
         total = sum(r["structured"] + r["random"] for r in pairs)
-        said += f"; {count(total)} pairs of two arguments, {count(sum(r['different'] for r in pairs))} not IEEE"
+        said += f"; {format_count(total)} pairs of two arguments, {format_count(sum(r['different'] for r in pairs))} not IEEE"
     return tried, said
 
 
@@ -293,13 +284,14 @@ def _probe(d: Any) -> tuple[str, str]:
     high = sum(r["verdict"] != "pass" for r in d["sums"])
     sums = len({(r["op"], r["what"], r["device"]) for r in d["sums"]})
     longest = max((r["leaves"] for r in d["sums"]), default=0)
-    return f"{len(d['sums'])} trees of {sums} sums, up to {count(longest)} summands", f"{high} higher than declared"
+    trees = sum(len(r.get("lengths", "1")) for r in d["sums"])
+    return f"{trees} trees of {sums} sums, up to {format_count(longest)} summands", f"{high} higher than declared"
 
 
 def _determinism(d: Any) -> tuple[str, str]:
     bad = sum(r["verdict"] != "pass" for r in d["entries"])
     free = sum("not promised" in r["batch"] for r in d["entries"])
-    tried = f"{count(sum(calls(r) for r in d['entries']))} calls of {len(d['entries'])} entry points and devices"
+    tried = f"{format_count(sum(count_calls(r) for r in d['entries']))} calls of {len(d['entries'])} entry points and devices"
     return (
         tried,
         f"{bad} entry points changed a bit; {free} depend on the batch around them, where that is not promised",
@@ -307,42 +299,45 @@ def _determinism(d: Any) -> tuple[str, str]:
 
 
 def _alarms(d: Any) -> tuple[str, str]:
-    per = [f"{count(t['comparisons'])} comparisons on {device}" for device, t in d["totals"].items()]
+    per = [f"{format_count(t['comparisons'])} comparisons on {device}" for device, t in d["totals"].items()]
     alarms = sum(t["alarms"] for t in d["totals"].values())
     return "; ".join(per), f"{alarms} false alarms; {len(d['loose'])} bounds that nothing came within a factor 50 of"
 
 
 def _hostile(d: Any) -> tuple[str, str]:
-    where = "CPU" if evidence.kind(d.get("device", -1)) == "cpu" else "CUDA"
+    where = "CPU" if device_kind(d.get("device", -1)) == "cpu" else "CUDA"
     with_ = f" with {d['sanitizers']} sanitizers" if d.get("sanitizers") else ""
     named = sum(bool(r["calls"]) for r in d["entries"].values())
     threads = d.get("threads", 1)
     team = (
         f", {threads} threads {'on one context' if d.get('shared') else 'with a context each'}" if threads > 1 else ""
     )
-    tried = f"{count(d['calls'])} calls of {named} functions on {where}{with_}{team}"
-    return tried, f"{len(d['failures'])} crashes or other failures; {count(d['accepted'])} calls were valid"
+    tried = f"{format_count(d['calls'])} calls of {named} functions on {where}{with_}{team}"
+    return tried, f"{len(d['failures'])} crashes or other failures; {format_count(d['accepted'])} calls were valid"
 
 
 def _checkpoints(d: Any) -> tuple[str, str]:
-    said = f"{len(d['failures'])} failures; {count(d['refused'])} refused, {count(d['loaded'])} loaded"
-    return f"{count(d['files'])} damaged files", said
+    said = f"{len(d['failures'])} failures; {format_count(d['refused'])} refused, {format_count(d['loaded'])} loaded"
+    return f"{format_count(d['files'])} damaged files", said
 
 
 def _faults(d: Any) -> tuple[str, str]:
-    points = "; ".join(f"{count(r['points'])} allocation points on {r['device']}" for r in d["devices"])
+    points = "; ".join(f"{format_count(r['points'])} allocation points on {r['device']}" for r in d["devices"])
     every = max((r.get("every", 1) for r in d["devices"]), default=1)
     tried = points + (f", every {every}th tried" if every > 1 else "")
     trials = sum(r.get(mode, {}).get("trials", 0) for r in d["devices"] for mode in faults.MODES)
-    tried += f"; {count(trials)} trainings with one of them failing, or all from it on"
+    tried += f"; {format_count(trials)} trainings with one of them failing, or all from it on"
     full = [r["device"] for r in d["devices"] if r.get("out_of_memory")]
     said = f"{sum(len(r['failures']) for r in d['devices'])} failures"
     return tried, said + (f"; memory of {', '.join(full)} really used up: refused, the next call right" if full else "")
 
 
 def _soak(d: Any) -> tuple[str, str]:
-    said = f"{len(d['failures'])} changes; {count(d['live_bytes'])} live bytes after every step"
-    return f"{count(d['steps'])} steps on {d['device']}", f"{said}, the process grew by {count(d['growth'])}"
+    said = f"{len(d['failures'])} changes; {format_count(d['live_bytes'])} live bytes after every step"
+    return (
+        f"{format_count(d['steps'])} steps on {d['device']}",
+        f"{said}, the process grew by {format_count(d['growth'])}",
+    )
 
 
 def _mutation(d: Any) -> tuple[str, str]:
@@ -350,7 +345,7 @@ def _mutation(d: Any) -> tuple[str, str]:
     return tried, f"{d['score']} caught; {d['equivalent']} change no behaviour; {len(d['survivors'])} survived"
 
 
-def sanitizer(d: Mapping[str, str]) -> list[tuple[str, str]]:
+def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:
     """(what a tool ran over, what it said of it) for every tool of compute-sanitizer and everything it said."""
     said: dict[tuple[str, str], list[str]] = {}
     for run, text in d.items():
@@ -366,7 +361,7 @@ def sanitizer(d: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _sanitizer(d: Any) -> tuple[str, str]:
-    tried, said = zip(*sanitizer(d), strict=True)
+    tried, said = zip(*sanitizer_runs(d), strict=True)
     return "; ".join(tried), "; ".join(said)
 
 
@@ -377,17 +372,45 @@ _TOTALS = {
 }  # fmt: skip
 
 
-# ---- the document ----------------------------------------------------------------------------------------------------
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# What is promised, and what was tried
+
+Written by `python -m bench.results` out of the registry and the files under [evidence](../evidence); a test writes it anew and
+compares. A figure that no file holds is not here, and what was not tried says so. [TRUST_BOUNDARIES.md](../TRUST_BOUNDARIES.md)
+says what follows from it and what does not, [campaign.md](campaign.md) what each campaign does, and
+`python -m audit report evidence/*.jsonl --html out.html` shows the same files as a page.
+
+- A count is that of the one run with the most of it. Runs of the same seeds draw the same cases, so they are not added up.
+  A worst figure is the worst of all runs, rounded up, and a failure in any of them is a failure here. An entry point whose
+  bound has changed since a file was written is not quoted from it.
+- *Drawn*: the worst error of drawn cases as a share of the tolerance (1 is the bound itself), and in float32 spacings of the
+  reference. Where terms cancel, spacings of a small result are large and say little; the share is what is promised.
+- *All inputs*: the distance from the correctly rounded result, over every float32 unless it says otherwise, and how many
+  results are not the correctly rounded one. campaign.md has the parameters and the ranges of gradients.
+- *Sums*: roundings on the longest path of the longest sum that was asked, found from outside, beside the height that its bound
+  assumes.
+- *Same bits again*: calls repeated under other threads, SIMD variants, batches, reused outputs and trimmed memory. Where
+  cuBLAS or cuFFT decides the order, batches may differ, and the cell says whether they did.
+- *Alarms*: correct results that the bounds called wrong."""
+
+PROMISES = """\
+## Promises per operation
+
+From the registry. *CPU = CUDA*: whether the CPU path and CUDA agree bit for bit. *Bound*: the tolerance of every comparison
+with the specification. Gradients are checked by verify like forward functions, and the specification's own by finite
+differences."""
+
+CORE = """\
+## The rest of the ABI
+
+Contexts, buffers, streams and queries have no float64 reference; the tests and the hostile calls are what they rest on."""
 
 
-def document(text: str, found: list[evidence.Source] | None = None) -> str:
-    """`text` with what stands between its markers written anew from the registry and the files."""
-    ev = Evidence(sources() if found is None else found)
-    made = {"totals": totals(ev), "promises": promises(), "evidence": operations(ev), "core": core(ev)}
-    for name in MARKS:
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-            raise ValueError(f"TRUST_BOUNDARIES.md needs one {begin} and one {end} after it")
-        head, tail = text.partition(begin)[0], text.partition(end)[2]
-        text = "\n".join([f"{head}{begin}", *made[name], f"{end}{tail}"])
-    return text
+def trust_page(found: list[Source]) -> str:
+    """docs/trust.md from some files."""
+    ev = Evidence(found)
+    lines = [INTRODUCTION, "", "## What was tried", "", *totals_table(ev), "", PROMISES, "", *promises_table(), ""]
+    lines += ["## Evidence per operation", "", *evidence_table(ev), "", CORE, "", *core_table(ev)]
+    return "\n".join(lines) + "\n"

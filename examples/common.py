@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 import tlrt
 from tlrt import Captured, Session, TensorRef, checkpoint
+from tlrt._terminal import Progress
 from tlrt.optim import Optimizer
 
 Settings = dict[str, Any]
@@ -310,29 +311,12 @@ def _evaluated(session: Session, program: Program) -> dict[str, float]:
 
 @contextlib.contextmanager
 def progress(first: int, last: int, arguments: argparse.Namespace) -> Iterator[Callable[[int, float], None]]:
-    """A tqdm bar on standard error, or a plain line where tqdm is not installed; gives a function of step and loss."""
+    """A bar on standard error, or a line now and then where that is no terminal; gives a function of step and loss."""
     if arguments.json:
         yield lambda step, loss: None
         return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        started = time.perf_counter()
-
-        def line(step: int, loss: float) -> None:
-            seconds = time.perf_counter() - started
-            ends = "\n" if step == last else ""
-            print(f"\rstep {step}/{last}  loss {loss:.4f}  {seconds:.1f} s", end=ends, file=sys.stderr, flush=True)
-
-        yield line
-        return
-    with tqdm(total=last, initial=first, unit="step") as bar:
-
-        def show(step: int, loss: float) -> None:
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            bar.update(step - bar.n)
-
-        yield show
+    with Progress(last, "steps", done=first) as bar:
+        yield lambda step, loss: bar.advance(step - bar.done, f"step {step}/{last}  loss {loss:.4f}")
 
 
 def _pyplot(arguments: argparse.Namespace) -> Any:

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, settings
 import tlrt
 from tests import ROOT
 from tlrt.spec import SpecDevice
-from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
+from tlrt.verify.verifier import directions
 from tlspec import registry
 from tlspec.entries import Entry, all_entries
 from tlspec.registry import Op
@@ -32,7 +32,7 @@ from tlspec.registry import Op
 ROWS = registry.ops(os.environ.get("OPS") or None)
 #: the name of an entry point, or of a method of tapes and sessions that is a form of an operation -> the operation's
 OPERATION_OF = {e.name: e.op.name for e in all_entries()} | {r.name: r.name for r in registry.ops()}
-ENTRIES = [(row, which) for row in ROWS for which in whiches(row)]
+ENTRIES = [(row, which) for row in ROWS for which in directions(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("dev", max_examples=5, derandomize=True, **_common)

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._terminal import format_table
 from tlrt.errors import ArgumentError, TorchleanError
 from tlrt.session import Gradients, Session, TensorRef
 from tlrt.tape import AnyBuffer, Node
@@ -107,18 +108,14 @@ class Report:
             steps = len({r.step for r in mine})
             checked = sum((r.forward is not None) + (r.backward is not None) for r in mine)
             lines.append(f"{device}: {len(mine)} nodes in {steps} step{'s' * (steps != 1)}, {checked} results checked")
-            lines.append(f"  {'operation':26}{'nodes':>6}{'forward':>10}{'backward':>10}{'drift':>10}")
+            table = []
             for op in dict.fromkeys(r.op for r in mine):
                 some = [r for r in mine if r.op == op]
-                columns = [
-                    _worst(r.forward for r in some),
-                    _worst(r.backward for r in some),
-                    _worst(r.drift for r in some),
-                ]
-                if columns[0] is None and columns[1] is None:
-                    continue
-                shown = "".join(f"{'' if c is None else f'{c:.2g}':>10}" for c in columns)
-                lines.append(f"  {op:26}{len(some):6}{shown}")
+                forward, backward = _worst(r.forward for r in some), _worst(r.backward for r in some)
+                if forward is not None or backward is not None:
+                    table.append((op, len(some), *map(_shown, (forward, backward, _worst(r.drift for r in some)))))
+            text = format_table(("operation", "nodes", "forward", "backward", "drift"), table)
+            lines += [f"  {line}" for line in text.splitlines()]
             drifts = self.parameters.get(device, {})
             if drifts:
                 name = max(drifts, key=lambda n: drifts[n])
@@ -133,6 +130,10 @@ class Report:
                 "every result within its bound (a column of 1 is the bound; drift is against the first device)"
             )
         return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
 
 
 def _worst(values: Any) -> float | None:
@@ -440,18 +441,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def listing(rows: Sequence[Row]) -> str:
     """One line per node."""
-
-    def shown(value: float | None) -> str:
-        return "" if value is None else f"{value:.2g}"
-
-    head = f"{'device':8}{'step':>5}{'node':>6}  {'operation':26}{'shape':22}{'forward':>9}{'backward':>9}{'drift':>9}"
-    return "\n".join(
-        [head]
-        + [
-            f"{r.device:8}{r.step:5}{r.node:6}  {r.op:26}{r.shape!s:22}"
-            f"{shown(r.forward):>9}{shown(r.backward):>9}{shown(r.drift):>9}"
-            for r in rows
-        ]
+    return format_table(
+        ("device", "step", "node", "operation", "shape", "forward", "backward", "drift"),
+        [(r.device, r.step, r.node, r.op, r.shape, *map(_shown, (r.forward, r.backward, r.drift))) for r in rows],
     )
 
 

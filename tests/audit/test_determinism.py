@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import tlrt
-from audit import determinism, report
+from audit import command, determinism
 from audit.determinism import BATCH, Determinism
+from audit.work import run_in_threads
 from tlrt import kernels
-from tlrt.verify import command as verify
 from tlspec import registry
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -30,9 +30,9 @@ def named(device: str) -> str:
 
 def test_work_is_shared_out_until_something_fails() -> None:
     done: list[int] = []
-    report.share_out(range(100), 3, lambda: nullcontext(done.append))
+    run_in_threads(range(100), 3, lambda: nullcontext(done.append))
     assert sorted(done) == list(range(100))
-    report.share_out(range(100), 3, lambda: nullcontext(done.append), 0.0)
+    run_in_threads(range(100), 3, lambda: nullcontext(done.append), 0.0)
     assert len(done) == 100
 
     def fails(item: int) -> None:
@@ -41,7 +41,7 @@ def test_work_is_shared_out_until_something_fails() -> None:
             raise KeyError(item)
 
     with pytest.raises(KeyError):
-        report.share_out(range(10**6), 3, lambda: nullcontext(fails))
+        run_in_threads(range(10**6), 3, lambda: nullcontext(fails))
     assert len(done) < 10**6
 
 
@@ -117,7 +117,7 @@ def test_a_row_that_depends_on_its_batch_is_found() -> None:
 def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "campaign.json"
     chosen = ["--ops", "exp,softmax", "--device", "cpu", "--workers", "2", "--json", str(out)]
-    assert verify.main(["--alarms", "60", "--determinism", "--repeats", "2", *chosen]) == 0
+    assert command.main(["determinism", "alarms", "--comparisons", "60", "--repeats", "2", *chosen]) == 0
     text = capsys.readouterr().out
     assert "== determinism ==" in text and "0 alarms" in text
     document = json.loads(out.read_text())

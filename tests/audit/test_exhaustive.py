@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import tlrt
-from audit import exhaustive, pairs
-from audit.checker import BINARY, ROOT, CheckerError, checker
+from audit import command, exhaustive, pairs
+from audit.checker import BINARY, CheckerError, checker, float_text
+from audit.environment import ROOT
 from audit.exhaustive import PARAMETERS, Exhaustive, entries
-from audit.report import float_text
 from tlrt import kernels
-from tlrt.verify import command as verify
 from tlspec import registry
 
 try:
@@ -157,16 +156,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     found = stopped.document()
     assert found["functions"][0]["verdict"] == "incomplete" and stopped.ok
     assert "INCOMPLETE: sigmoid\ncomplete: none" in exhaustive.table(found)
-    worker = exhaustive._Worker(stopped)
-    stopped.records["sigmoid"]["3"] = worker.chunk(stopped.entries[0], 3)
-    worker.close()
+    with stopped._open_worker() as worker:
+        stopped.records["sigmoid"]["3"] = worker.check_chunk(stopped.entries[0], 3)
     stopped.save()
     seen: list[int] = []
     again = Exhaustive(["cpu"], entries("sigmoid", gradients=False), stride=STRIDE, chunk=chunk, state=state)
     assert set(again.records["sigmoid"]) == {"3"}
-    original = exhaustive._Worker.chunk
+    original = exhaustive._Worker.check_chunk
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exhaustive._Worker, "chunk", lambda w, e, n: seen.append(n) or original(w, e, n))
+        patch.setattr(exhaustive._Worker, "check_chunk", lambda w, e, n: seen.append(n) or original(w, e, n))
         again.run()
     assert sorted(seen) == [n for n in range(again.chunks) if n != 3]
     assert again.document()["functions"][0]["devices"] == whole["devices"]
@@ -178,9 +176,9 @@ def test_hashes_of_two_machines_are_compared() -> None:
     run = Exhaustive(["cpu"], entries("tanh", gradients=False), stride=STRIDE)
     run.run()
     mine, yours = run.document(), json.loads(json.dumps(run.document()))
-    assert exhaustive.against(mine, yours) == []
+    assert exhaustive.compare_hashes(mine, yours) == []
     yours["functions"][0]["devices"]["cpu"]["hash"] = "0" * 16
-    assert "FAIL" in exhaustive.against(mine, yours)[0]
+    assert "FAIL" in exhaustive.compare_hashes(mine, yours)[0]
 
 
 def test_pairs_are_exact_and_a_flushed_subnormal_is_not() -> None:
@@ -202,19 +200,19 @@ def test_pairs_are_exact_and_a_flushed_subnormal_is_not() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "e.json"
-    arguments = ["--exhaustive", "--short", "--ops", "relu,add", "--device", "cpu", "--pairs", "1000"]
-    assert verify.main([*arguments, "--json", str(out)]) == 0
+    arguments = ["exhaustive", "--short", "--ops", "relu,add", "--device", "cpu", "--pairs", "1000"]
+    assert command.main([*arguments, "--json", str(out)]) == 0
     assert "nothing failed" in capsys.readouterr().out
     document = json.loads(out.read_text())
     assert document["exhaustive"]["verdict"] == "pass" and "library" in document
-    assert verify.main([*arguments, "--against", str(out)]) == 0
+    assert command.main([*arguments, "--against", str(out)]) == 0
     assert "every hash is equal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--exhaustive", "--stride", "0"], ["--alarms", "0"], ["--probe", "--ops", "nil"]]
+    "arguments", [["exhaustive", "--stride", "0"], ["alarms", "--comparisons", "0"], ["probe", "--ops", "nil"]]
 )
 def test_wrong_command_line(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        verify.main(arguments)
+        command.main(arguments)
     assert stopped.value.code == 2

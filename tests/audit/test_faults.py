@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import tlrt
-from audit import faults, hostile
+from audit import faults
+from audit.environment import ROOT
 from audit.scratch import scratch
 
 pytestmark = [
@@ -61,12 +62,12 @@ def test_planted_defects_are_seen(tmp_path, file, old, new, words):
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
         path = os.pathsep.join(p for p in (str(tree.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
-            [sys.executable, "-m", "audit.faults", "--every", "9", "--modes", "one", "--json", "out.json"],
+            [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "9", "--modes", "one", "--json", "out.json"],
             cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": path}, check=False,
         )  # fmt: skip
         document = json.loads((tree.folder / "out.json").read_text())
     assert done.returncode == 1
-    (row,) = document["devices"]
+    (row,) = document["faults"]["devices"]
     assert any(words in f for f in row["failures"]), row["failures"]
 
 
@@ -80,7 +81,7 @@ def test_the_switch_is_in_no_library_that_ships():
         text = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
         return {line.split()[-1] for line in text.splitlines()}
 
-    plain = exported(hostile.ROOT / "native/build/cpu/libtorchlean_cuda.so")
+    plain = exported(ROOT / "native/build/cpu/libtorchlean_cuda.so")
     extra = exported(faults.build()) - plain
     assert {n.rpartition("cuda_")[2] for n in extra} == {"faults", "faults_seen", "faults_failed", "faults_where"}
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import tlrt
-from audit import command, hostile
+from audit import checkpoint_files, command, hostile
+from audit.environment import ROOT
 from audit.scratch import scratch
 from tlrt import checkpoint
 from tlrt._library import load
@@ -91,7 +92,7 @@ def test_calls_on_a_gpu(driver, shared):
 
 def test_every_function_is_called(driver):
     """The generated table and the hand-written one hold every exported name but those without an argument."""
-    headers = (hostile.ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
+    headers = (ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
     declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in headers))))
     done = subprocess.run([driver, "--calls", "1"], capture_output=True, text=True, check=True)
     plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
@@ -143,7 +144,7 @@ def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
 
 
 def test_damaged_checkpoints_are_refused_and_change_nothing():
-    document = hostile.checkpoints(1500)
+    document = checkpoint_files.try_damaged(1500)
     assert document["failures"] == []
     assert document["refused"] > 1000 and document["loaded"] > 20
 
@@ -157,7 +158,7 @@ def test_a_careless_load_is_seen(monkeypatch):
         return whole(path, session, optimizers)
 
     monkeypatch.setattr(checkpoint, "load", hasty)
-    assert "refused, but the session has changed" in hostile.checkpoints(50)["failures"][0]
+    assert "refused, but the session has changed" in checkpoint_files.try_damaged(50)["failures"][0]
 
     def rude(path, session, optimizers=()):
         try:
@@ -166,7 +167,7 @@ def test_a_careless_load_is_seen(monkeypatch):
             raise KeyError("tlrt") from error
 
     monkeypatch.setattr(checkpoint, "load", rude)
-    assert "KeyError" in hostile.checkpoints(50)["failures"][0]
+    assert "KeyError" in checkpoint_files.try_damaged(50)["failures"][0]
 
 
 def test_damage_is_its_seed(tmp_path):
@@ -176,8 +177,8 @@ def test_damage_is_its_seed(tmp_path):
         s.param([1.0, 2.0], "w")
         checkpoint.save(tmp_path / "a.safetensors", s)
     content = (tmp_path / "a.safetensors").read_bytes()
-    many = [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
-    assert many == [hostile.damaged(content, random.Random(str(i))) for i in range(200)]
+    many = [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
+    assert many == [checkpoint_files.damage(content, random.Random(str(i))) for i in range(200)]
     assert len(set(many)) > 150
 
 
@@ -206,13 +207,17 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
 
     monkeypatch.setattr(command.hostile, "calls", calls)
     monkeypatch.setattr(
-        command.hostile, "checkpoints", lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []}
+        command.checkpoint_files,
+        "try_damaged",
+        lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []},
     )
-    args = argparse.Namespace(hostile=1000, workers=1)
-    documents, fine, text = command._hostile(args, ["cpu", "cuda:1"], 7)
+    args = argparse.Namespace(calls=1000, files=7, workers=1)
+    outcome = command._hostile(args, ["cpu", "cuda:1"])
     assert runs == [
         (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
         (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),
     ]  # fmt: skip
-    assert not fine and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"] and "FAIL x" in text
+    documents = outcome.document
+    assert not outcome.ok and [d["verdict"] for d in documents] == ["pass"] * 4 + ["fail", "pass"]
+    assert "FAIL x" in outcome.table
     assert [d.get("checkpoints", {}).get("files") for d in documents] == [7, None, None, None, None, None]

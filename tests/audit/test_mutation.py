@@ -10,7 +10,7 @@ from tests import ROOT
 
 def mutate(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "audit.mutation", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "audit", "mutate", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 

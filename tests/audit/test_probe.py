@@ -10,7 +10,7 @@ import pytest
 
 import tlrt
 from audit import probe
-from audit.probes import TARGETS
+from audit.targets import TARGETS
 from audit.trees import HUGE, SMALL, NoTree, chain, depth, positive_depth, reveal
 from tlrt import kernels
 from tlspec.bounds import column_height, tree_height

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import tlrt
-from audit.report import Meter
-from bench import gpu, growth, results, trust
+from bench import gpu, growth, results, speed_chart, trust
 from bench.measure import Subject, draw_inputs, operand_bytes
 from bench.rivals import RIVALS, rival_of
+from tlrt._terminal import Progress
 from tlspec import registry
 from tlspec.cases import refused_by, shape_of
 from tlspec.registry import Op
@@ -109,7 +109,9 @@ def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_sanitizer_runs_in_words() -> None:
     clean, bad = "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 2 errors"
-    said = trust.sanitizer({"memcheck": clean, "memcheck conv": clean, "memcheck bmm": bad, "racecheck conv": clean})
+    said = trust.sanitizer_runs(
+        {"memcheck": clean, "memcheck conv": clean, "memcheck bmm": bad, "racecheck conv": clean}
+    )
     assert said == [
         ("memcheck over drawn cases and large shapes of conv", clean),
         ("memcheck over large shapes of bmm", bad),
@@ -121,7 +123,7 @@ def test_growth_entries_are_reported() -> None:
     device = tlrt.device("cpu", new=True)
     sweep = next(s for s in growth.sweeps(False) if s.memory)
     sweep.sizes = [{**s, "n": s["n"] // 16} for s in sweep.sizes[:3]]
-    entries = [*growth.run_sweep(sweep, device, Meter(3.0, "sizes"))]
+    entries = [*growth.run_sweep(sweep, device, Progress(3.0, "sizes"))]
     assert [e.what for e in entries] == ["time", "memory"]
     assert all(len(e.values) == 3 and min(e.values) > 0 for e in entries)
     four = [4 * 4 * s["batch"] * s["n"] * s["d"] for s in sweep.sizes]
@@ -132,3 +134,21 @@ def test_growth_entries_are_reported() -> None:
     table = results.growth_table(report)
     assert len(table) == 4 and "missed" in table[2] and "MiB" in table[3]
     device.close()
+
+
+def test_the_chart_shows_the_evidence() -> None:
+    figures = results.speed_figures()
+    assert figures is not None and len(figures["families"]) > 10
+    assert all(worst <= median <= best for worst, median, best in figures["families"].values())
+    stale = f"{results.CHART} is stale: run `python -m bench.results`"
+    assert speed_chart.read_figures(results.ROOT / results.CHART) == figures, stale
+
+
+def test_a_chart_holds_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures = {"title": "A < B & 'C'", "families": {"one": [0.5, 1.0, 2.0], "two": [1.5, 1.75, 9.0]}}
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    speed_chart.draw_chart(one, figures)
+    speed_chart.draw_chart(two, figures)
+    assert one.read_bytes() == two.read_bytes(), "the same figures are the same file"
+    assert speed_chart.read_figures(one) == figures

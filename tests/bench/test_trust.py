@@ -1,9 +1,8 @@
-"""TRUST_BOUNDARIES.md: every exported symbol has its line, and no line claims more than the evidence files hold."""
+"""docs/trust.md: every exported symbol has its line, and no line claims more than the evidence files hold."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 from pathlib import Path
@@ -12,27 +11,28 @@ from typing import Any
 import pytest
 
 from audit import evidence
+from audit.environment import EVIDENCE, ROOT
 from audit.evidence import Evidence, EvidenceError
-from audit.html import share
+from audit.figures import format_share
 from bench import trust
-from tests import ROOT
-from tlrt.verify.report import told
+from tlrt.verify.documents import format_command, read_document
 from tlspec import entries, registry
 from tlspec.declarations import declarations
 
-TEXT = (ROOT / "TRUST_BOUNDARIES.md").read_text()
+TEXT = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+HEADINGS = {"promises": "Promises per operation", "evidence": "Evidence per operation", "core": "The rest of the ABI"}
 ENTRIES = {e.symbol: e for e in entries.all_entries()}
 
 
 def between(name: str, text: str = TEXT) -> list[list[str]]:
-    """The cells of the lines between two markers, heads left out."""
-    part = text.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0]
+    """The cells of the lines of a section, heads left out."""
+    part = text.partition(f"\n## {HEADINGS[name]}\n")[2].partition("\n## ")[0]
     rows = [line for line in part.splitlines() if line.startswith("| `")]
     return [[c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows]
 
 
 def made(*documents: dict[str, Any]) -> str:
-    return trust.document(TEXT, [evidence.read(f"{i}.json", d) for i, d in enumerate(documents)])
+    return trust.trust_page([evidence.read(f"{i}.json", d) for i, d in enumerate(documents)])
 
 
 def result(entry: str = "exp", device: str = "cpu", **changes: Any) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def exported() -> set[str]:
 
 
 def test_the_document_is_what_the_files_give() -> None:
-    assert trust.document(TEXT) == TEXT, "TRUST_BOUNDARIES.md is stale: run `python -m bench.results`"
+    page = trust.trust_page(trust.committed_sources())
+    assert page == TEXT, "docs/trust.md is stale: run `python -m bench.results`"
 
 
 def test_every_exported_symbol_has_its_line() -> None:
@@ -70,11 +71,11 @@ def test_every_exported_symbol_has_its_line() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_line_claims_more_than_its_file(device: str) -> None:
-    """Read back from the text, against the files as JSON and not through the generator."""
+    """Read back from the text, against the files and not through the generator."""
     held: dict[str, list[dict[str, Any]]] = {}
     compared: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted((ROOT / "evidence").glob("*.json")):
-        document = json.loads(path.read_text())
+    for path in sorted(EVIDENCE.glob("*.jsonl")):
+        document = read_document(path)
         for r in (document.get("verify") or document).get("results", []):
             if r["device"].startswith(device):
                 held.setdefault(r["entry"], []).append(r)
@@ -223,7 +224,7 @@ def test_failures_of_campaigns_are_said(part: str, change: Any, named: str, colu
      (9.1e-4, "1e-3"), (123456.0, "2e5"), ("inf", "∞"), (9999.0, "9999.000")],
 )  # fmt: skip
 def test_figures_are_rounded_up(x: object, text: str) -> None:
-    assert share(x) == text
+    assert format_share(x) == text
 
 
 def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path) -> None:
@@ -237,8 +238,8 @@ def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path) -> None:
 
 
 def test_commands_name_no_folder_of_a_machine() -> None:
-    assert told(
+    assert format_command(
         ["/usr/bin/python3", "-m", "tlrt", "--json", "/home/me/a b.json", "x/y", "--n=1", "PYTHON=/a/py=3"]
     ) == ("python3 -m tlrt --json 'a b.json' x/y --n=1 PYTHON=py=3")
-    for path in sorted(trust.EVIDENCE.glob("*.json")):
+    for path in sorted(EVIDENCE.glob("*.jsonl")):
         assert re.findall(r'(?<=[ "=])/(?:\w+/)+\S*', path.read_text()) == [], path.name

@@ -15,8 +15,8 @@ import pytest
 
 import tlrt
 from tlrt import errors
-from tlrt.verify.command import whiches
 from tlrt.verify.run import Runtime
+from tlrt.verify.verifier import directions
 from tlspec import entries, registry
 from tlspec.cases import Case, break_check, build_case, cotangent_names, draw_case, generator, refused_by, shape_of
 from tlspec.entries import arguments_of
@@ -322,7 +322,7 @@ def test_most_entry_points_have_dimensions_that_wrap() -> None:
     products = [
         (row, which)
         for row in registry.ops()
-        for which in whiches(row)
+        for which in directions(row)
         if has_kernel(row, which) and takes("dim")(row, which) and any(len(a.dims) > 1 for a in row.signature.inputs)
     ]
     assert products

@@ -15,8 +15,8 @@ import tlrt
 from tests.kernels.test_errors import POISON, Kinds, complete
 from tlrt import errors, kernels
 from tlrt._library import load
-from tlrt.verify.command import Verifier
 from tlrt.verify.run import Runtime, counterpart, cpu_settings
+from tlrt.verify.verifier import Verifier
 from tlspec import entries
 from tlspec.cases import Case, break_check, build_case, data_classes, draw_case, generator
 from tlspec.compare import same_bits
@@ -300,7 +300,7 @@ def test_lists_of_any_length(row: Op, runtime: Runtime, lengths: list[int]) -> N
     """Against the specification, in all data classes, in place too, on every SIMD variant; long lists take several launches."""
     found = []
     for data in data_classes(row):
-        for result in Verifier({runtime.name: runtime}).entry(row, "forward", [case_of(row, lengths, data)]):
+        for result in Verifier({runtime.name: runtime}).check(row, "forward", [case_of(row, lengths, data)]):
             found += [f"{data}: {f.detail}" for f in result.failures]
     assert not found, "\n".join(found)
     if runtime.name == "cpu":
@@ -315,7 +315,7 @@ def test_lists_of_any_length(row: Op, runtime: Runtime, lengths: list[int]) -> N
 
 
 def settings() -> Any:
-    from tlrt.verify.command import Settings
+    from tlrt.verify.verifier import Settings
 
     return Settings(variants=True)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tlrt
-from tlrt.verify.command import Settings, Verifier
 from tlrt.verify.report import Result
 from tlrt.verify.run import Runtime
+from tlrt.verify.verifier import Settings, Verifier
 from tlspec import laws
 from tlspec.cases import PATH, build_case, data_classes, draw_case, generator
 from tlspec.registry import Op
@@ -32,7 +32,7 @@ def test_drawn_cases(entry: tuple[Op, str], runtime: Runtime) -> None:
         size=st.sampled_from(["small", "medium"]),
     )
     def check(seed: int, data: str, size: str) -> None:
-        demand(Verifier({runtime.name: runtime}).entry(row, which, [draw_case(row, seed, data, size, which)]))
+        demand(Verifier({runtime.name: runtime}).check(row, which, [draw_case(row, seed, data, size, which)]))
 
     check()
 
@@ -42,13 +42,13 @@ def test_every_data_class(entry: tuple[Op, str], runtime: Runtime) -> None:
     cases = [
         draw_case(row, seed, data, "small", which) for data in data_classes(row, which) for seed in (101, 102, 103)
     ]
-    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
+    demand(Verifier({runtime.name: runtime}).check(row, which, cases))
 
 
 def test_large(entry: tuple[Op, str], runtime: Runtime) -> None:
     row, which = entry
     demand(
-        Verifier({runtime.name: runtime}).entry(
+        Verifier({runtime.name: runtime}).check(
             row, which, [draw_case(row, 7, data_classes(row, which)[0], "large", which)]
         )
     )
@@ -64,7 +64,7 @@ def test_paths(entry: tuple[Op, str], runtime: Runtime) -> None:
         for i in range(len(row.drawing.paths))
         for k in range(every)
     ]
-    demand(Verifier({runtime.name: runtime}).entry(row, which, cases))
+    demand(Verifier({runtime.name: runtime}).check(row, which, cases))
 
 
 def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:
@@ -73,7 +73,7 @@ def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:
     assert "base" in verifier.variants
     classes = data_classes(row, which)
     cases = [draw_case(row, 11 + i, data, "medium", which) for i, data in enumerate(classes[:3])]
-    demand(verifier.entry(row, which, cases))
+    demand(verifier.check(row, which, cases))
 
 
 @pytest.mark.cuda
@@ -82,7 +82,7 @@ def test_devices_agree(entry: tuple[Op, str]) -> None:
     if len(tlrt.devices()) == 1:
         pytest.skip("no CUDA device on this machine")
     cases = [draw_case(row, 23 + i, data, "medium", which) for i, data in enumerate(data_classes(row, which))]
-    demand(Verifier({d: Runtime(d) for d in ("cpu", "cuda")}).entry(row, which, cases))
+    demand(Verifier({d: Runtime(d) for d in ("cpu", "cuda")}).check(row, which, cases))
 
 
 @pytest.mark.only(where=lambda row: row.contract.laws)

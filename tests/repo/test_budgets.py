@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench import results
-from codegen import abi
+from codegen.files import generated_files
 from tests import ROOT
 from tests.repo.tree import files, name
 
@@ -17,7 +17,7 @@ BINARY = {".png", ".npz", ".safetensors", ".so", ".pyc"}
 
 def lines_by_kind() -> dict[str, dict[str, int]]:
     """Kind -> file -> its lines."""
-    generated = {*abi.files(), *results.documents()} - QUOTING
+    generated = {*generated_files(), *results.documents()} - QUOTING
     found: dict[str, dict[str, int]] = {kind: {} for kind in BUDGET}
     for path in files():
         file = name(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen import abi
+from codegen.files import generated_files
 from tests import ROOT
 from tests.repo.tree import files, name
 
@@ -116,7 +116,7 @@ def duplicates(paths: list[Path], root: Path = ROOT) -> list[tuple[str, str]]:
 
 
 def test_no_two_places_share_twelve_lines() -> None:
-    generated = set(abi.files())
+    generated = set(generated_files())
     paths = [p for p in files(".py", ".c", ".h", ".cu", ".cuh") if name(p) not in generated]
     found = [
         (one, other)

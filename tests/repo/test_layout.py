@@ -85,7 +85,7 @@ CORE = {"__init__", "_call", "_convert", "_library", "buffer", "context", "docto
 
 def test_buffers_and_kernels_do_not_need_the_specification() -> None:
     for path in (ROOT / "tlrt").rglob("*.py"):
-        foreign = imported(path) & {"tests", "bench", "examples", "codegen"}
+        foreign = imported(path) & {"audit", "bench", "codegen", "examples", "tests"}
         if path.stem in CORE and path.parent.name == "tlrt":
             modules = {
                 n.module for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) and n.module
@@ -196,6 +196,9 @@ def test_documents_name_existing_files() -> None:
 def test_text_speaks_of_the_project_alone() -> None:
     foreign = re.compile(r"(pypi|npmjs|debian)\.(org|com)|pythonhosted|" + re.escape(str(ROOT)) + r"\b", re.I)
     plain = [ROOT / "Makefile", ROOT / "native/Makefile", ROOT / ".ci/run"]
-    for path in [*plain, *tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".json")]:
+    for path in [
+        *plain,
+        *tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".jsonl", ".j2", ".svg"),
+    ]:
         if path != Path(__file__).resolve():
             assert not foreign.search(path.read_text(errors="replace")), name(path)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt.verify.command import Settings, Verifier, plan
 from tlrt.verify.report import Failure
 from tlrt.verify.run import POISON, Runtime
+from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import entries, registry
 from tlspec.bounds import Bound
 from tlspec.cases import Case, draw_case, refused_by, shape_of
@@ -502,7 +502,7 @@ def targets() -> list[Any]:
 def cases_of(entry: Entry) -> Iterator[Case]:
     """What verify draws for an entry point, large cases left out."""
     which = "forward" if forward(entry) else "vjp"
-    for seed, data, size in plan(entry.op, which, Settings()):
+    for seed, data, size in plan_cases(entry.op, which, Settings()):
         if size != "large":
             yield draw_case(entry.op, seed, data, size, which)
 
@@ -520,7 +520,7 @@ def first_failure(entry: Entry, defect: Callable[[Inside], Arrays], beside: bool
         runtimes = {"cpu": Runtime("cpu"), "beside": Runtime("cpu", kernels=Spoilt(entry, defect))}
     verifier = Verifier(runtimes)
     for case in cases_of(entry):
-        for result in verifier.entry(entry.op, case.which, [case]):
+        for result in verifier.check(entry.op, case.which, [case]):
             if result.failures:
                 return result.failures[0]
     return None

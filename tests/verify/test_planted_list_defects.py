@@ -12,9 +12,9 @@ import pytest
 
 import tlrt
 from tlrt import kernels
-from tlrt.verify.command import Settings, Verifier, plan
 from tlrt.verify.report import Failure
 from tlrt.verify.run import Runtime, counterpart
+from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import registry
 from tlspec.cases import draw_case
 from tlspec.registry import Op
@@ -209,9 +209,9 @@ DEFECTS: list[tuple[str, Callable[[Op], bool], Callable[[Inside], Lists]]] = [
 def first_failure(row: Op, defect: Callable[[Inside], Lists]) -> Failure | None:
     """What verify says first about an operation with a defect."""
     verifier = Verifier({"cpu": Runtime("cpu", kernels=Spoilt(row, defect))})
-    for seed, data, size in plan(row, "forward", Settings()):
+    for seed, data, size in plan_cases(row, "forward", Settings()):
         if size != "large":
-            for result in verifier.entry(row, "forward", [draw_case(row, seed, data, size)]):
+            for result in verifier.check(row, "forward", [draw_case(row, seed, data, size)]):
                 if result.failures:
                     return result.failures[0]
     return None

@@ -14,6 +14,7 @@ import pytest
 
 from tlrt.verify import command as verify
 from tlrt.verify import run as verify_run
+from tlrt.verify import verifier
 from tlrt.verify.inputs import InputError, cases_of, infer
 from tlspec import registry
 from tlspec.cases import Case, draw_case
@@ -63,7 +64,7 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 def test_wrong_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "run", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(verify, "run_checks", lambda *_: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as stopped:
         verify.main(arguments)
     assert stopped.value.code == 2
@@ -122,7 +123,7 @@ def test_failure_of_a_variant_gives_a_line_with_variants(
             raise RuntimeError("planted")
         return original(self, case, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(verify, "cpu_settings", marked)
+    monkeypatch.setattr(verifier, "cpu_settings", marked)
     monkeypatch.setattr(verify_run.Runtime, "run", run)
     arguments = ["--ops", ELEMENTWISE.name, "--device", "cpu", "--cases", "1", "--size", "small"]
     assert verify.main(arguments) == 0
@@ -138,9 +139,9 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> tuple[float, str]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(verify.laws, "check", broken)
+    monkeypatch.setattr(verifier.contract.laws, "check", broken)
     row = some(lambda r: r.contract.laws)
-    results = verify.Verifier({"cpu": verify_run.Runtime("cpu")}, verify.Settings(cases=1)).entry(row, "forward")
+    results = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1)).check(row, "forward")
     failures = [f for r in results for f in r.failures]
     assert {f.kind for f in failures} == {"law"}
     assert all("RuntimeError: planted" in f.detail for f in failures)
@@ -163,7 +164,7 @@ def test_own_arrays_in_a_file_whose_name_needs_quotes(
     path = tmp_path / "my arrays; (1).npz"
     case = draw_case(SHAPED, 5, "normal", "small")
     np.savez(path, **{k: x for k, x in case.inputs.items() if x is not None}, **case.params)
-    monkeypatch.setattr(verify, "compare", lambda *_, **__: Comparison(False, 2.0, 2.0, 1, 1, (0,)))
+    monkeypatch.setattr(verifier, "compare", lambda *_, **__: Comparison(False, 2.0, 2.0, 1, 1, (0,)))
     assert verify.main(["--ops", SHAPED.name, "--inputs", str(path), "--device", "cpu"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
     assert lines
@@ -272,3 +273,19 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert " ".join(row.bound.text.split()) in " ".join(words)
     assert verify.main(["--list", "--ops", SHAPED.name]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--probe"], "probe"),
+        (["--alarms=9"], "alarms"),
+        (["--ops", "add", "--campaign"], "all"),
+        (["--report", "x"], "verify"),
+    ],
+)
+def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        verify.main(words)
+    assert stopped.value.code == 2
+    assert f"python -m audit {command}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``python -m audit.mutation [--only N,M-P] [--jobs 2] [--json FILE] [--budget SECONDS]``: the score of the tests.
+"""``python -m audit mutate [--only N,M-P] [--jobs 2] [--json FILE] [--budget SECONDS]``: the score of the tests.
 
 Each defect goes into a copy of the tree with the objects already compiled; what it touches is built again, the tests listed
 for it run first, and where they pass the whole suite. A defect is killed by a build that fails, a test that fails and passes
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -23,10 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from audit import report
-from audit.hostile import HostileError, make
+from audit.build import BuildError, make
+from audit.environment import ROOT
 from audit.mutation.table import DEFECTS, Defect
-from audit.scratch import ROOT, Scratch, scratch
+from audit.scratch import Scratch, scratch
+from tlrt.verify.documents import read_document, write_document
 from tlspec import registry
 
 #: tests that say that a listed text has changed, which every defect does; those that plant defects of their own are left out by
@@ -45,19 +45,8 @@ def key(defect: Defect) -> str:
 def pytest(tree: Scratch, words: Sequence[str], ops: str, patience: float) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", the first test that failed or the end of the output)."""
     ignored = [f"--ignore={i}" for i in IGNORED]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        *ignored,
-        *words,
-    ]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins, *ignored, *words]
     environment = {
         **os.environ, "OPS": ops, "PYTHONPATH": os.pathsep.join([str(tree.folder), os.environ.get("PYTHONPATH", "")]),
         "TORCHLEAN_CUDA_LIBRARY": str(tree.library),
@@ -88,13 +77,13 @@ class Campaign:
         self.lock = threading.Lock()
         self.results: dict[str, Any] = {}
         if target is not None and target.exists():
-            self.results = json.loads(target.read_text(encoding="utf-8"))["results"]
+            self.results = read_document(target)["results"]
 
     def keep(self, defect: Defect, result: dict[str, Any]) -> None:
         with self.lock:
             self.results[key(defect)] = result
             if self.target is not None:
-                report.write(self.target, self.document())
+                write_document(self.target, self.document())
 
     def document(self) -> dict[str, Any]:
         """Results of the defects in the table, and the score."""
@@ -128,7 +117,7 @@ class Campaign:
         if defect.file.startswith("native/"):
             try:
                 tree.make("cpu", jobs=1)
-            except HostileError as error:
+            except BuildError as error:
                 said = re.search(r"error: .*", str(error))
                 return "killed", f"the build: {said[0] if said else str(error)[-200:]}"
         stages = [(shlex.split(defect.tests), defect.ops, PATIENCE)]
@@ -170,9 +159,10 @@ def check() -> int:
     return 1 if wrong else 0
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
     p = argparse.ArgumentParser(
-        prog="python -m audit.mutation", description="Planted defects, and whether the tests see them."
+        prog="python -m audit mutate", description="Planted defects, and whether the tests see them."
     )
     p.add_argument("--only", metavar="N,M-P", help="these of the table; --list numbers them")
     p.add_argument("--jobs", type=int, default=2, metavar="N")
@@ -181,7 +171,7 @@ def main() -> int:
     p.add_argument("--no-suite", action="store_true", help="the tests listed alone")
     p.add_argument("--list", action="store_true")
     p.add_argument("--check", action="store_true", help="whether every defect's text is there once")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     if args.list:
         for i, d in enumerate(DEFECTS):
             print(f"{i:3}  {d.file}: {d.breaks}" + (f" (same: {d.same})" if d.same else ""))
@@ -204,7 +194,3 @@ def main() -> int:
     for name in document["survivors"]:
         print(f"SURVIVED {name}")
     return 1 if document["survivors"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

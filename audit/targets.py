@@ -1,4 +1,5 @@
-"""What the probe asks of layers: convolutions, pools, softmax, normalisation, losses, attention, scatter-adds, transforms."""
+"""The sums that the probe asks about: reductions, products, convolutions, pools, softmax, normalisation, losses, attention,
+scatter-adds, transforms."""
 
 from __future__ import annotations
 
@@ -8,11 +9,179 @@ from typing import Any
 
 import numpy as np
 
-from audit.probes import ROWS, TARGETS, Calls, Query, Target, columns_of, declared, ones, same, target
+from audit.queries import ROWS, TARGETS, Calls, Query, Target, columns_of, declared, ones, same, target
 from tlspec import registry
 from tlspec.bounds import column_height, tree_height
 
-__all__ = ["targets"]
+__all__ = ["TARGETS", "targets"]
+
+# ---- reductions ----------------------------------------------------------------------------------------------------------
+
+
+@target("reduce_sum", "out")
+def _reduce_sum(k: Calls, n: int) -> Query:
+    return Query(n, 1, declared("reduce_sum", "forward", n=n), 0, lambda x: k("reduce_sum", {"x": x[0]}, {"n": n})[0])
+
+
+@target("reduce_sum_axis1", "out")
+def _axis1(k: Calls, n: int) -> Query:
+    v = {"rows": ROWS, "cols": n}
+    height = declared("reduce_sum_axis1", "forward", **v)
+    return Query(n, ROWS, height, 0, lambda x: k("reduce_sum_axis1", {"x": x}, v)[0], v)
+
+
+@target("reduce_sum_axis0", "out")
+def _axis0(k: Calls, n: int) -> Query:
+    v = {"rows": n, "cols": ROWS}
+    height = declared("reduce_sum_axis0", "forward", **v)
+    return Query(n, ROWS, height, 0, lambda x: k("reduce_sum_axis0", {"x": columns_of(x)}, v)[0], v)
+
+
+@target("reduce_sum_axis0", "out, one column")
+def _axis0_one(k: Calls, n: int) -> Query:
+    v = {"rows": n, "cols": 1}
+    height = declared("reduce_sum_axis0", "forward", **v)
+    return Query(n, 1, height, 0, lambda x: k("reduce_sum_axis0", {"x": columns_of(x)}, v)[0], v)
+
+
+@target("reduce_sum_axis", "out, middle axis")
+def _axis(k: Calls, n: int) -> Query:
+    v: dict[str, Any] = {"dims": [3, n, ROWS], "axis": 1}
+    height = declared("reduce_sum_axis", "forward", **v)
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return same(k("reduce_sum_axis", {"x": np.stack([columns_of(x)] * 3)}, v)[0].reshape(3, ROWS).T)
+
+    return Query(n, ROWS, height, 0, sums, v)
+
+
+@target("reduce_mean", "out, last axis")
+def _mean(k: Calls, n: int) -> Query:
+    v: dict[str, Any] = {"dims": [ROWS, n], "axis": 1}
+    height = declared("reduce_mean", "forward", **v)
+    return Query(n, ROWS, height, 1, lambda x: k("reduce_mean", {"x": x}, v)[0].astype(np.float64) * n, v)
+
+
+@target("reduce_from_broadcast", "out, two passes", sizes=(4, 33, 35, 129 * 2, 1025 * 2))
+def _broadcast(k: Calls, n: int) -> Query:
+    a = next(d for d in range(2, n + 1) if n % d == 0)
+    v: dict[str, Any] = {"in_dims": [ROWS], "out_dims": [a, ROWS, n // a], "axis_map": [0, 1, 0]}
+    height = declared("reduce_from_broadcast", "forward", **v)
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return k("reduce_from_broadcast", {"x": x.reshape(ROWS, a, n // a).transpose(1, 0, 2)}, v)[0]
+
+    return Query(n, ROWS, height, 0, sums, v)
+
+
+# ---- products ------------------------------------------------------------------------------------------------------------
+
+
+def _matmul(rows: int, p: int) -> Callable[[Calls, int], Query]:
+    def build(k: Calls, n: int) -> Query:
+        v = {"m": rows, "n": n, "p": p}
+        height = declared("matmul", "forward", **v)
+
+        def sums(x: np.ndarray) -> np.ndarray:
+            return same(k("matmul", {"A": x, "B": ones(n, p)}, v)[0].reshape(rows, p))
+
+        return Query(n, rows, height, 1, sums, v)
+
+    return build
+
+
+_SHAPES: tuple[tuple[int, int, tuple[int, ...] | None], ...]
+_SHAPES = ((1, 1, None), (ROWS, 1, None), (ROWS, 65, None), (512, 512, (512, 1021)), (1024, 1024, (1024,)))
+for _rows, _p, _sizes in _SHAPES:
+    TARGETS.append(Target("matmul", f"out, m={_rows} p={_p}", _matmul(_rows, _p), sizes=_sizes))
+
+
+@target("matmul", "gA")
+def _matmul_ga(k: Calls, n: int) -> Query:
+    v = {"m": ROWS, "n": 5, "p": n}
+    height = declared("matmul", "vjp", **v)[0]
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        out = k("matmul_bwd", {"A": ones(ROWS, 5), "B": ones(5, n), "g": x}, v)[0]
+        return same(out.reshape(ROWS, 5))
+
+    return Query(n, ROWS, height, 1, sums, v)
+
+
+@target("matmul", "gB")
+def _matmul_gb(k: Calls, n: int) -> Query:
+    v = {"m": n, "n": ROWS, "p": 5}
+    height = declared("matmul", "vjp", **v)[1]
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        out = k("matmul_bwd", {"A": columns_of(x), "B": ones(ROWS, 5), "g": ones(n, 5)}, v)[1]
+        return same(out.reshape(ROWS, 5))
+
+    return Query(n, ROWS, height, 1, sums, v)
+
+
+@target("bmm", "out")
+def _bmm(k: Calls, n: int) -> Query:
+    v = {"batch": 3, "m": ROWS, "n": n, "p": 5}
+    height = declared("bmm", "forward", **v)
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        out = k("bmm", {"A": np.stack([x] * 3), "B": ones(3, n, 5)}, v)[0]
+        return same(out.reshape(3, ROWS, 5).transpose(1, 0, 2).reshape(ROWS, 15))
+
+    return Query(n, ROWS, height, 1, sums, v)
+
+
+@target("linear", "y")
+def _linear(k: Calls, n: int) -> Query:
+    v = {"batch": ROWS, "inputs": n, "outputs": 5}
+    height = declared("linear", "forward", **v)
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return same(k("linear", {"W": ones(5, n), "x": x, "b": np.zeros(5, np.float32)}, v)[0].reshape(ROWS, 5))
+
+    return Query(n, ROWS, height, 2, sums, v)
+
+
+@target("linear", "y, one vector, one output")
+def _linear_one(k: Calls, n: int) -> Query:
+    v = {"batch": 1, "inputs": n, "outputs": 1}
+    height = declared("linear", "forward", **v)
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return k("linear", {"W": ones(1, n), "x": x, "b": np.zeros(1, np.float32)}, v)[0]
+
+    return Query(n, 1, height, 2, sums, v)
+
+
+def _linear_bwd(index: int, extra: int) -> Callable[[Calls, int], Query]:
+    def build(k: Calls, n: int) -> Query:
+        v = {"batch": ROWS, "inputs": 5, "outputs": n} if index == 1 else {"batch": n, "inputs": 5, "outputs": ROWS}
+        height = declared("linear", "vjp", **v)[index]
+
+        def sums(x: np.ndarray) -> np.ndarray:
+            g = x if index == 1 else columns_of(x)
+            arrays = {"W": ones(v["outputs"], 5), "x": ones(v["batch"], 5), "g": g}
+            return same(k("linear_bwd", arrays, v)[index].reshape(ROWS, -1))
+
+        return Query(n, ROWS, height, extra, sums, v)
+
+    return build
+
+
+for _index, (_what, _extra) in enumerate((("gW", 1), ("gx", 1), ("gb", 0))):
+    TARGETS.append(Target("linear", _what, _linear_bwd(_index, _extra)))
+
+
+@target("dgemm", "out")
+def _dgemm(k: Calls, n: int) -> Query:
+    v = {"m": ROWS, "n": n, "p": 5}
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return same(k("dgemm", {"A": x, "B": np.ones((n, 5))}, v)[0].reshape(ROWS, 5))
+
+    return Query(n, ROWS, n, 1, sums, v, np.float64)
+
 
 # ---- convolutions and pools ------------------------------------------------------------------------------------------------
 

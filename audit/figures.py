@@ -1,0 +1,41 @@
+"""How documents and pages write figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any
+
+__all__ = ["count_calls", "format_count", "format_inputs", "format_share", "plural"]
+
+
+def format_count(n: float) -> str:
+    """A count with its thousands apart."""
+    return f"{round(n):,}".replace(",", "\u202f")
+
+
+def format_inputs(n: int) -> str:
+    """A number of inputs, all of them as a power."""
+    return "2³²" if n == 2**32 else format_count(n)
+
+
+def format_share(x: Any) -> str:
+    """A worst figure, rounded up so that no text is better than its file: three decimals, or one digit and a power."""
+    x = float(x)
+    if not math.isfinite(x):
+        return "∞"
+    exact = Decimal(repr(x))
+    if x == 0 or 0.001 <= x < 1e4:
+        return "0" if x == 0 else str(exact.quantize(Decimal("0.001"), ROUND_CEILING))
+    return f"{exact.quantize(Decimal((0, (1,), exact.adjusted())), ROUND_CEILING):.0e}".replace("e+", "e")
+
+
+def plural(n: int, one: str, many: str = "") -> str:
+    """A count and its noun."""
+    return f"{format_count(n)} {one if n == 1 else many or one + 's'}"
+
+
+def count_calls(row: Mapping[str, Any]) -> int:
+    """Calls of one entry point in the determinism campaign, each compared with the first."""
+    return sum(row[k] or 0 for k in ("repeats", "reused", "threads", "variants", "trims", "batches"))

@@ -1,0 +1,140 @@
+"""What the probe asks of one sum: a function from rows of summands to how many ones survive.
+
+A :class:`Query` fixes the shapes of one call, since shapes decide the order of a sum; only the summands change from call to
+call. ``height`` is what the row's bound assumes for these shapes and ``extra`` the roundings among it that are no additions
+of the sum itself: products, the quotient of a mean, the bias.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from audit.trees import HUGE, SMALL
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.bounds import call_named
+
+__all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "columns_of", "declared", "ones", "same", "target"]
+
+#: summand rows of one call where the shape leaves them free
+ROWS = 64
+
+
+class Calls:
+    """Entry points of one device on NumPy arrays."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+
+    def __call__(self, name: str, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> list[np.ndarray]:
+        """The outputs, flat. float32 arrays become device buffers, those of other types stay on the host."""
+        placed: dict[str, Any] = {}
+        for k, a in arrays.items():
+            placed[k] = self.runtime.upload(np.ascontiguousarray(a)) if a is not None and a.dtype == np.float32 else a
+        results = self.runtime.call(name, placed, values)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        outs = [np.asarray(r) if isinstance(r, np.ndarray) else r.numpy() for r in results]
+        for b in [*placed.values(), *results]:
+            if hasattr(b, "release"):
+                b.release()
+        return outs
+
+
+@dataclass(frozen=True)
+class Query:
+    """One shape of one operation. ``sums(X)`` takes (rows, leaves) summands and returns the (rows,) sums; of positive
+    summands it returns a number that is larger where the sum is."""
+
+    leaves: int
+    rows: int
+    height: int
+    extra: int
+    sums: Callable[[np.ndarray], np.ndarray]
+    values: dict[str, Any] = field(default_factory=dict)
+    dtype: type = np.float32
+
+    def meet(self, pairs: np.ndarray) -> np.ndarray:
+        """Sizes of the nodes where pairs of leaves meet."""
+        out = np.empty(len(pairs), np.int64)
+        for first in range(0, len(pairs), self.rows):
+            part = pairs[first : first + self.rows]
+            x: np.ndarray = np.ones((self.rows, self.leaves), self.dtype)
+            at = np.arange(len(part))
+            x[at, part[:, 0]], x[at, part[:, 1]] = HUGE, -HUGE
+            survivors = np.asarray(self.sums(x), np.float64)[: len(part)]
+            out[first : first + self.rows] = self.leaves - np.rint(np.where(np.isfinite(survivors), survivors, -1))
+        return out
+
+    def together(self, leaf: int, pairs: np.ndarray) -> np.ndarray:
+        """Which pairs of small summands meet before either meets the leaf that is 1."""
+        out = np.empty(len(pairs), bool)
+        rows = max(2, self.rows)
+        for first in range(0, len(pairs), rows - 1):
+            part = pairs[first : first + rows - 1]
+            x: np.ndarray = np.zeros((rows, self.leaves), self.dtype)
+            x[:, leaf] = 1
+            at = np.arange(len(part))
+            x[at, part[:, 0]] = x[at, part[:, 1]] = SMALL
+            got = np.asarray(self.sums(x), np.float64)
+            out[first : first + len(part)] = got[: len(part)] > got[-1]  # the last row has no small summand
+        return out
+
+
+@dataclass(frozen=True)
+class Target:
+    """An operation's sum. ``build(calls, n)`` gives its query of about n leaves; None where the shape cannot be."""
+
+    op: str
+    what: str
+    build: Callable[[Calls, int], Query | None]
+    positive: bool = False
+    #: the row promises this order: one after the other, in index order
+    in_order: bool = False
+    #: leaves that make sense; None: the campaign's sizes
+    sizes: tuple[int, ...] | None = None
+
+
+TARGETS: list[Target] = []
+
+
+def declared(op: str, which: str, **values: Any) -> Any:
+    """The height that a row's bound uses (:func:`tlspec.bounds.tree`, :func:`tlspec.bounds.ordered`)."""
+    row = registry.get(op)
+    bound = row.bound_of(which)
+    function: Any = bound.function
+    height = inspect.getclosurevars(function).nonlocals.get("height")
+    if height is None:
+        raise ValueError(f"{op}: the bound {bound.text!r} has no height")
+    return call_named(height, values)
+
+
+def target(op: str, what: str, **options: Any) -> Callable[[Callable[..., Query | None]], Callable[..., Query | None]]:
+    """Enters a builder into :data:`TARGETS`."""
+
+    def register(build: Callable[..., Query | None]) -> Callable[..., Query | None]:
+        TARGETS.append(Target(op, what, build, **options))
+        return build
+
+    return register
+
+
+def ones(*shape: int) -> np.ndarray:
+    """Ones in float32."""
+    return np.ones(shape, np.float32)
+
+
+def columns_of(x: np.ndarray) -> np.ndarray:
+    """The transpose, stored."""
+    return np.ascontiguousarray(x.T)
+
+
+def same(y: np.ndarray) -> np.ndarray:
+    """The first column of results that must all be the same."""
+    if not np.array_equal(y, np.broadcast_to(y[:, :1], y.shape), equal_nan=True):
+        raise ValueError("results that sum the same numbers in the same shape differ")
+    return y[:, 0]

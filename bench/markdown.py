@@ -1,0 +1,22 @@
+"""Tables of generated documents, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["format_figure", "table_head", "table_row"]
+
+
+def table_row(cells: Iterable[str]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def table_head(cells: Sequence[str]) -> list[str]:
+    """The two lines that a table begins with."""
+    return [table_row(cells), "|" + "---|" * len(cells)]
+
+
+def format_figure(x: float) -> str:
+    """Three digits, and no more than the thousands need."""
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"

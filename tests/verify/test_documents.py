@@ -1,0 +1,59 @@
+"""Documents of runs: JSON lines give back what was written, one measurement a line; and no committed file is a burden."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlrt.verify.documents import read_document, to_plain, write_document
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DOCUMENT: dict[str, Any] = {
+    "command": "x",
+    "empty": {"results": [], "rows": {}, "none": None},
+    "verify": {"seed": 0, "results": [{"entry": "exp", "share": 0.5}, {"entry": "log", "share": math.inf}]},
+    "hostile": [
+        {"entries": {"a.b": {"calls": 1}, "c": {"calls": np.int64(2)}}, "seed": 1, "long": list(range(900))},
+        {"entries": {"a.b": {"calls": 3}}, "failures": [{"said": "é" * 700}, {"said": "line\nline"}]},
+    ],
+    "nested": {"functions": [{"devices": {"cpu": {"hashes": ["0" * 16] * 200}}, "special": [{"x": "0"}] * 300}]},
+    "text": "at [] . key",
+}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
+    write_document(tmp_path / name, DOCUMENT)
+    assert read_document(tmp_path / name) == to_plain(DOCUMENT)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_measurement_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_document(path, DOCUMENT)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0] == {"at": "", "command": "x", "empty": DOCUMENT["empty"], "text": DOCUMENT["text"]}
+    assert {"at": "verify.results[]", "entry": "exp", "share": 0.5} in lines
+    assert {"at": "hostile[].entries", "key": "c", "calls": 2} in lines
+    assert max(map(len, path.read_text().splitlines())) < 2000
+
+
+@pytest.mark.parametrize("text", ["{", '{"x": 1}', "[1]", '{"at": "rows[].x", "y": 1}'])
+def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="line 1"):
+        read_document(path)
+
+
+def test_evidence_stays_small() -> None:
+    lines = [line for p in (ROOT / "evidence").iterdir() for line in p.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) <= 5000
+    assert max(map(len, lines)) <= 2000
+    assert {p.suffix for p in (ROOT / "evidence").iterdir()} == {".jsonl"}

@@ -1,0 +1,202 @@
+"""Checks operations against their specification, on several devices at once.
+
+Each operation and each VJP runs on drawn cases (:mod:`tlspec.cases`): several data classes, special values and the exact
+integer mode among them. The float64 reference and the derived bound decide (:mod:`tlspec.compare`); besides, every call is
+repeated into a poisoned output and must give the same bits, must leave its inputs and its neighbours alone, and where the
+row promises it must give the same bits on CUDA as on the CPU. A failure comes with the line that repeats it alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tlrt.verify.report import Failure, Result
+from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
+from tlspec import laws
+from tlspec.cases import PATH, Case, data_classes, draw_case
+from tlspec.compare import compare, reproduction, same_bits
+from tlspec.registry import Op
+
+__all__ = ["Settings", "Verifier", "directions", "plan_cases"]
+
+#: sizes of the cases of one data class, in turn
+ROTATION = ("medium", "small", "small", "medium", "small", "small")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a verify run draws."""
+
+    cases: int = 6
+    seed: int = 0
+    size: str | None = None  # None: ROTATION, and one large case and the row's paths for each entry point
+    data: tuple[str, ...] | None = None
+    variants: bool = False
+    trace: bool = False  # name every case on stderr before it runs
+
+
+class Repetition(NamedTuple):
+    """A call that must give the bits of the first one."""
+
+    label: str
+    run: Callable[[], list[np.ndarray | None]]
+    option: tuple[str, ...] = ()  # what the command line needs to make it
+
+
+def directions(op: Op) -> tuple[str, ...]:
+    """The entry points of a row: "forward", and "vjp" where it has one."""
+    return ("forward", "vjp") if op.vjp_rule is not None else ("forward",)
+
+
+def plan_cases(op: Op, which: str, settings: Settings) -> Iterator[tuple[int, str, str]]:
+    """The (seed, data class, size) of the cases of one entry point."""
+    classes = data_classes(op, which)
+    chosen = classes if settings.data is None else settings.data
+    for data in chosen:
+        for i in range(settings.cases):
+            yield settings.seed + i, data, settings.size or ROTATION[i % len(ROTATION)]
+    if settings.size is None and settings.cases >= len(ROTATION):
+        yield settings.seed, chosen[0], "large"
+        for i in range(len(op.drawing.paths)):
+            yield i, chosen[i % len(chosen)], PATH
+
+
+class Verifier:
+    """Checks cases on a set of devices and gathers one :class:`Result` per entry point and device."""
+
+    def __init__(self, runtimes: Mapping[str, Runtime], settings: Settings | None = None):
+        self.runtimes = dict(runtimes)
+        self.settings = settings or Settings()
+        self.variants = cpu_variants() if self.settings.variants else []
+
+    def check(self, op: Op, which: str, cases: Iterator[Case] | Sequence[Case] | None = None) -> list[Result]:
+        """Runs one entry point; one result per device. Without `cases` those of :func:`plan_cases` are drawn."""
+        results = {d: self._empty_result(op, which, d) for d in self.runtimes}
+        if cases is None:
+            cases = (
+                draw_case(op, seed, data, size, which) for seed, data, size in plan_cases(op, which, self.settings)
+            )
+            if which == "forward":
+                self.check_laws(op, results)
+        for case in cases:
+            self.check_case(case, results)
+        return list(results.values())
+
+    def check_laws(self, op: Op, results: Mapping[str, Result]) -> None:
+        """Checks the laws that the row names, on the reference and on every device."""
+        for law in op.contract.laws:
+            for data in law.data:
+                case = draw_case(op, self.settings.seed, data, "small")
+                for device, runtime in self.runtimes.items():
+                    result = results[device]
+                    result.laws += 1
+                    worlds: list[laws.World] = [laws.Device(device, runtime.run)]
+                    if runtime is next(iter(self.runtimes.values())):
+                        worlds.append(laws.Spec())
+                    for world in worlds:
+                        place = f"{law} on the {'reference' if world.name == 'spec' else 'device'}"
+                        try:
+                            share, where = laws.check(law, world, case)
+                        except Exception as error:  # as for cases: a finding, not the end of the run
+                            self._add_failure(result, case, runtime, "law", f"{place}: {type(error).__name__}: {error}")
+                            continue
+                        if share > 1:
+                            self._add_failure(result, case, runtime, "law", f"{place}: {where}")
+
+    def _empty_result(self, op: Op, which: str, device: str) -> Result:
+        return Result(op.name, op.entry(which), op.family, which, device, op.bound_of(which).text)
+
+    def check_case(self, case: Case, results: Mapping[str, Result]) -> None:
+        """Checks one case on every device and enters the outcome into `results`."""
+        first: list[np.ndarray | None] | None = None
+        for device, runtime in self.runtimes.items():
+            result, start = results[device], time.perf_counter()
+            outs = self._run_case(case, runtime, result)
+            if outs is not None and first is not None and case.op.contract.same_bits:
+                result.identical = result.identical is not False
+                for a, left, right in zip(case.signature.outputs, first, outs, strict=True):
+                    assert left is not None and right is not None
+                    c = same_bits(right, left)
+                    if not c.ok:
+                        result.identical = False
+                        other = next(iter(self.runtimes))
+                        self._add_failure(
+                            result, case, runtime, "bits", f"{c.explain(a.name)} between {device} and {other}"
+                        )
+            if first is None:
+                first = outs
+            result.seconds += time.perf_counter() - start
+
+    def _add_failure(
+        self, result: Result, case: Case, runtime: Runtime, kind: str, detail: str, option: tuple[str, ...] = ()
+    ) -> None:
+        device = f"{next(iter(self.runtimes))},{runtime.name}" if kind == "bits" else runtime.name
+        where = ", ".join(f"{k}={v}" for k, v in case.values.items() if k not in case.arguments)
+        line = reproduction(case, device, *option)
+        result.failures.append(Failure(result.entry, device, kind, f"{detail} [{where}]" if where else detail, line))
+
+    def _run_case(self, case: Case, runtime: Runtime, result: Result) -> list[np.ndarray | None] | None:
+        if self.settings.trace:
+            print(reproduction(case, runtime.name), case.which, case.dims, file=sys.stderr, flush=True)
+        expected = case.expected
+        option: tuple[str, ...] = ()
+        result.cases += 1
+        result.elements += sum(o.size for o in expected.outputs)
+        try:
+            outs = runtime.run(case)
+            for a, got, ref, tol, bits in zip(
+                case.signature.outputs, outs, expected.outputs, expected.tolerances, expected.bits, strict=True
+            ):
+                if got is None:
+                    raise Fault(f"{a.name} was not computed")
+                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+                if c.share > result.share:
+                    result.worst_line = reproduction(case, runtime.name)
+                result.share, result.ulp = max(result.share, c.share), max(result.ulp, c.ulp)
+                if not c.ok:
+                    self._add_failure(result, case, runtime, "bound", c.explain(a.name))
+            for repetition in self._repetitions(case, runtime):
+                option = repetition.option
+                for a, one, two in zip(case.signature.outputs, outs, repetition.run(), strict=True):
+                    if two is not None and one is not None and not (c := same_bits(two, one)).ok:
+                        detail = f"{c.explain(a.name)} {repetition.label}"
+                        self._add_failure(result, case, runtime, "determinism", detail, option)
+        except Fault as fault:
+            self._add_failure(result, case, runtime, "fault", str(fault), option)
+            return None
+        except Exception as error:  # an operation that raises on a legal case is a finding, not the end of the run
+            self._add_failure(result, case, runtime, "error", f"{type(error).__name__}: {error}", option)
+            return None
+        return outs
+
+    def _repetitions(self, case: Case, runtime: Runtime) -> Iterator[Repetition]:
+        """The same call again, in every way that must not change a bit."""
+        yield Repetition("when repeated into a filled output", partial(runtime.run, case, poison=True))
+        if any(a.listed for a in case.signature.outputs):
+            yield Repetition("in place", partial(runtime.run, case, in_place=True))
+        rule = case.op.vjp_rule
+        if case.which == "vjp" and rule is not None and rule.via is None and len(rule.gives) > 1:
+            names = [a.name for a in case.signature.outputs]
+            pick = [n for i, n in enumerate(names) if (case.seed >> i) & 1] or names[-1:]
+            if len(pick) < len(names):
+                run = partial(runtime.run, case, poison=True, want=pick)
+                yield Repetition(f"when only {', '.join(pick)} is wanted", run)
+            for i, suffix in enumerate(rule.each):
+                yield Repetition(f"from {case.name}_{suffix}", partial(runtime.run_single, case, suffix, i))
+        if self.variants and runtime.name == "cpu":
+            for variant in self.variants:
+                for threads in (1, 2):
+                    run = partial(_run_with, runtime, case, variant, threads)
+                    yield Repetition(f"with {variant} and {threads} threads", run, ("--variants",))
+
+
+def _run_with(runtime: Runtime, case: Case, variant: str, threads: int) -> list[np.ndarray | None]:
+    with cpu_settings(variant, threads):
+        return runtime.run(case)
