@@ -156,7 +156,7 @@ def commit(length: int = 40) -> str:
 def head(devices: Sequence[str]) -> dict[str, Any]:
     """Where and with what a campaign ran."""
     import tlrt
-    from tlrt._library import load
+    from tlrt._binding.library import load
     from tlrt.verify.command import versions
 
     library = load()

@@ -436,7 +436,7 @@ def abi_hash_header() -> str:
 
 def files() -> dict[str, str]:
     """Every generated file and its text."""
-    from codegen import python_functions
+    from codegen import operations, python_functions
 
     out = {
         "native/include/torchlean_cuda_ops.h": ops_header(),
@@ -446,6 +446,7 @@ def files() -> dict[str, str]:
         "tlrt/kernels.py": python_functions.module(),
         "tlrt/kernels.pyi": python_functions.stub(),
         "docs/abi.md": python_functions.abi_page(),
+        "tlrt/_operations/forwarding.py": operations.module(),
     }
     for family in registry.families():
         out[f"native/generated/ops_{family}.c"] = ops_source(family)

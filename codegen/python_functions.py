@@ -209,7 +209,7 @@ def function(e: Entry) -> str:
     rename = _rename(e)
     fail = f'raise _failure(status, "{e.name}"{f", {rename!r}" if rename else ""})'.replace("'", '"')
     if any(o.host for o in e.outputs):
-        lines = _host_body(e, prepare, call)
+        lines = _host_body(e, owner, prepare, call)
     elif e.outputs[0].listed:
         quoted = ", ".join(f'"{o.name}"' for o in e.outputs) + "," * (len(e.outputs) == 1)
         supplied = "(out,)" if len(e.outputs) == 1 else "out"
@@ -217,7 +217,7 @@ def function(e: Entry) -> str:
             "undo = ()",
             "try:", *[f"    {p}" for p in prepare],
             f'    places, given, undo = _list_slots("{e.name}", ({quoted}), {supplied}, count)',
-            *_indent(abi.wrap(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:",
             f"        return _list_results(places, given, {owner}){'[0]' if len(e.outputs) == 1 else ''}",
         ]  # fmt: skip
@@ -226,7 +226,7 @@ def function(e: Entry) -> str:
         lines = [
             "try:", "    slot = _take()", "except IndexError:", "    slot = _new_slot()",
             "try:", "    slot[0] = _NULL if out is None else out._handle", *[f"    {p}" for p in prepare],
-            *_indent(abi.wrap(f"status = _c_{e.name}", [*call, "slot"], "", WIDTH - 8)),
+            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "slot"], "", WIDTH - 8)),
             "    if out is None and not status:", "        made = _make(Buffer)",
             "        made._handle = _own(slot[0], _release)", f"        made._device = {owner}", "        out = made",
         ]  # fmt: skip
@@ -237,7 +237,7 @@ def function(e: Entry) -> str:
         lines = [
             f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _has_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
-            *_indent(abi.wrap(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:", f"        return _results(places, given, {owner})",
         ]  # fmt: skip
         undo, after = ["_exhaust(undo)"], [fail]
@@ -252,18 +252,23 @@ def function(e: Entry) -> str:
     return f"{signature(e)}\n{docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
+def _entry_point(e: Entry, owner: str) -> str:
+    """The C function as a device has it; see tlrt._binding.observer.Calls."""
+    return f"{owner}._calls.{e.symbol.removeprefix('torchlean_cuda_')}"
+
+
 def _indent(text: str) -> list[str]:
     return [f"    {line}" for line in text.split("\n")]
 
 
-def _host_body(e: Entry, prepare: list[str], call: list[str]) -> list[str]:
+def _host_body(e: Entry, owner: str, prepare: list[str], call: list[str]) -> list[str]:
     if len(e.outputs) != 1:
         raise ValueError(f"{e.name}: one host output at most")
     o = e.outputs[0]
     inputs = ", ".join(f"{a.name}_" for a in e.signature.inputs if a.kind == "f64")
     made = f'{o.name}_ = _float64_out("{e.name}", "{o.name}", out, {_dims_text(o, e)}, [{inputs}])'
     whole = [*call, f'_from_buffer("double[]", {o.name}_, require_writable=True)']
-    run = abi.wrap(f"status = _c_{e.name}", whole, "", WIDTH - 8)
+    run = abi.wrap(f"status = {_entry_point(e, owner)}", whole, "", WIDTH - 8)
     return ["try:", *[f"    {p}" for p in [*prepare, made]], *_indent(run)]
 
 
@@ -273,15 +278,15 @@ def module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "lib", "list_results",
+        "tlrt._binding.call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "list_results",
                        "list_slots", "lists", "make", "new_slot", "own", "owner", "pack", "refusal", "release", "results",
                        "slots", "uint32_list"),
-        "tlrt._library": ("failure",),
-        "tlrt._convert": ("float64", "float64_out", "uint32"),
+        "tlrt._binding.library": ("failure",),
+        "tlrt._binding.convert": ("float64", "float64_out", "uint32"),
     }  # fmt: skip
     imports = []
     for source, names in helpers.items():
-        used = [n for n in names if re.search(rf"\b_{n}\b", text) or n in ("free", "lib", "pack")]
+        used = [n for n in names if re.search(rf"\b_{n}\b", text) or n in ("free", "pack")]
         if used:
             imports.append(f"from {source} import (")
             imports += [f"    {n} as _{n}," for n in used] + [")"]
@@ -307,7 +312,6 @@ def module() -> str:
         "",
         *(["_take, _give = _free.pop, _free.append"] if "_take()" in text else []),
     ]  # fmt: skip
-    head += [f"_c_{e.name} = _lib.{e.symbol}" for e in entries]
     share = [
         "def share(x: Buffer) -> Buffer:",
         '    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""',

@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentError, TorchleanError
-from tlrt.session import Gradients, Session, TensorRef
-from tlrt.tape import AnyBuffer, Node
+from tlrt.session import Session, TensorRef
+from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case, cotangent_names
 from tlspec.compare import Comparison
 from tlspec.compare import compare as compare_arrays
@@ -210,8 +211,8 @@ def _single(x: npt.NDArray[Any] | None) -> Any:
     return None if x is None else x.astype(np.float32, copy=False)
 
 
-class _Watch:
-    """Follows one session: checks its tape before each reset and every VJP as it runs."""
+class _Watch(Observer):
+    """Observes one session: checks its tape before each reset and every VJP as it runs."""
 
     def __init__(
         self,
@@ -232,17 +233,13 @@ class _Watch:
         self.shares: dict[int, float] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         self.exact = session.device.name == "spec"
-        self._step, self._forget, self._backward = session.tape._step, session._forget, session.backward
-        session.backward = self._followed  # type: ignore[method-assign]
-        session.tape._step = self._stepped  # type: ignore[method-assign]
-        session._forget = self._forgotten  # type: ignore[method-assign]
+        session.device.observe(self)
 
     def finish(self) -> None:
         """Checks what the program left on the tape, and its parameters."""
-        self._checked()
+        self._check_step()
         session = self.session
-        session.backward = self._backward  # type: ignore[method-assign]
-        session.tape._step, session._forget = self._step, self._forget  # type: ignore[method-assign]
+        session.device.ignore(self)
         self.final = {n: p.numpy() for n, p in session.parameters.items()}
         if self.reference is not None:
             theirs = self.reference.final
@@ -250,9 +247,8 @@ class _Watch:
                 n: _drift(v, theirs[n]) for n, v in self.final.items() if n in theirs and theirs[n].shape == v.shape
             }
 
-    def _forgotten(self) -> None:
-        self._checked()
-        self._forget()
+    def before_reset(self, session: Session) -> None:
+        self._check_step()
 
     # ---- forward
 
@@ -261,7 +257,7 @@ class _Watch:
             self.values[id] = self.session.tape.nodes[id].value.numpy()
         return self.values[id]
 
-    def _checked(self) -> None:
+    def _check_step(self) -> None:
         """Checks the forward results of the step and closes it."""
         nodes = self.session.tape.nodes
         if not nodes:
@@ -311,16 +307,14 @@ class _Watch:
 
     # ---- backward
 
-    def _followed(self, loss: TensorRef, seed: npt.ArrayLike | None = None) -> Gradients:
-        """Runs backward and keeps every value: an optimiser's step changes the parameters on the tape in place."""
-        found = self._backward(loss, seed)
-        for i in range(self.session.tape.size):
+    def after_backward(self, session: Session) -> None:
+        """Keeps every value: an optimiser's step changes the parameters on the tape in place."""
+        for i in range(session.tape.size):
             self._value(i)
-        return found
 
-    def _stepped(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
-        """Runs the node's VJP once to look at its gradients, and once for the tape."""
-        plan = node.plan
+    def before_backward_step(self, tape: Tape, place: int, node: Node, cotangent: AnyBuffer) -> None:
+        """Runs the node's VJP to look at its gradients; the tape runs it again for itself."""
+        plan, g = node.plan, cotangent
         if plan is not None and not self.exact:
             nodes = self.session.tape.nodes
             rule = plan.row.vjp_rule
@@ -338,7 +332,6 @@ class _Watch:
                     share = max(share, comparison.share)
                     self._judge(place, node, case, "vjp", name, comparison)
             self.shares[place] = max(self.shares.get(place, 0.0), share)
-        self._step(grads, place, node, g, sharing)
 
     # ---- one result
 

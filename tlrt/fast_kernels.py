@@ -10,27 +10,23 @@ of `tlrt.kernels.matmul`, `linear`, `dgemm` and `mse_loss`; their error bounds h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert, context, kernels
+from tlrt import context, kernels
+from tlrt._binding import convert
+from tlrt._operations.shaped import AnyBuffer
 from tlrt.buffer import Buffer
 from tlrt.errors import ArgumentError, ShapeError
-from tlrt.node import AnyBuffer, Node
-from tlrt.tape import Tape
-
-if TYPE_CHECKING:
-    from tlrt.session import Session
-    from tlrt.tensor import TensorRef
+from tlrt.tape import Node, Tape
 
 __all__ = [
-    "Precision", "as_column", "as_row", "dot", "drop_column", "for_session", "linear_backward", "linear_fast",
+    "Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast",
     "linear_forward", "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
-    "mse_spec_vec_grad", "vector_array",
+    "mse_spec_vec_grad", "substitutes", "vector_array",
 ]  # fmt: skip
 
 #: float32 through the device's product, or float64 through DGEMM
@@ -50,10 +46,10 @@ def _device(use_gpu: bool) -> context.Device:
 
 
 def _host(op: str, name: str, value: npt.ArrayLike, rank: int) -> npt.NDArray[np.float64]:
-    array = _convert._array(op, name, value, "float64, float32, integers or bool")
+    array = convert._array(op, name, value, "float64, float32, integers or bool")
     if array.ndim != rank:
         raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected {rank} axes", op=op)
-    return _convert.float64(op, name, array, array.shape).reshape(array.shape)
+    return convert.float64(op, name, array, array.shape).reshape(array.shape)
 
 
 def _equal(op: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
@@ -350,46 +346,17 @@ def _bridged(
     return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))
 
 
-# ---- a session's operations ---------------------------------------------------------------------------------------------
+# ---- a session's operations
 
 
-def for_session(session: Session) -> dict[str, Callable[..., TensorRef]]:
-    """A session's ``linear``, ``matmul`` and ``mse_loss`` by the fast kernels, in the precision of its options.
+def substitutes(tape: Tape, **how: Any) -> dict[str, Callable[..., int]]:
+    """What a session with fast kernels runs in place of the tape's ``linear`` and ``matmul``: functions on the node ids of the
+    row's inputs, with `how` their keyword arguments. Its ``mse_loss`` is :func:`mse_loss_fast` already."""
 
-    They take what the session's own take: leading axes of x in ``linear``, a batch that meets one matrix in ``matmul``. Two
-    batches remain ``bmm``.
-    """
-    tape = session.tape
-    how: dict[str, Any] = {"precision": session.options.matmul_precision, "use_gpu": bool(session.device.is_cuda)}
+    def linear(w: int, x: int, b: int) -> int:
+        return linear_fast(tape, w, b, x, **how)
 
-    def folded(x: Any, op: str, apply: Callable[[int], int]) -> TensorRef:
-        """`apply` on the node of x as a matrix of rows, its result with the leading axes of x."""
-        shape = session._shape(op, x)
-        mark = session._mark()
-        try:
-            flat = len(shape) > 2
-            rows = session._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape") if flat else x
-            y = session._ref(apply(session._id(rows, op)))
-            return session._view(y, (*shape[:-1], y.shape[1]), op) if flat else y
-        except BaseException:
-            session._undo(mark)
-            raise
+    def matmul(a: int, b: int) -> int:
+        return matmul_fast(tape, a, b, **how)
 
-    def linear(w: Any, b: Any, x: Any) -> TensorRef:
-        """W·x + b: W (outputs, inputs), b (outputs), x (…, inputs) to (…, outputs), by linear_fast."""
-        return folded(
-            x, "linear", lambda x: linear_fast(tape, session._id(w, "linear"), session._id(b, "linear"), x, **how)
-        )
-
-    def matmul(a: Any, b: Any) -> TensorRef:
-        """(m, n) x (n, p) to (m, p), by matmul_fast; a batch (batch, m, n) meets (batch, n, p), or (n, p), which it shares."""
-        if len(session._shape("matmul", a)) == 3 and len(session._shape("matmul", b)) == 3:
-            return session.bmm(a, b)
-        return folded(a, "matmul", lambda a: matmul_fast(tape, a, session._id(b, "matmul"), **how))
-
-    def mse_loss(yhat: Any, target: Any) -> TensorRef:
-        """The mean of (yhat - target)², a scalar, by mse_loss_fast."""
-        op = "mse_loss"
-        return session._ref(mse_loss_fast(tape, session._id(yhat, op), session._id(target, op)))
-
-    return {"linear": linear, "matmul": matmul, "mse_loss": mse_loss}
+    return {"linear": linear, "matmul": matmul}

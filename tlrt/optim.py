@@ -16,19 +16,105 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._library import failure
-from tlrt._uncopied import Uncopied
+from tlrt._binding.arguments import is_number
+from tlrt._binding.handles import Uncopied
+from tlrt._binding.library import failure
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.parameter import Parameter
-from tlrt.tensor import is_number
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Update", "one_call"]
+
+
+_Update = TypeVar("_Update", bound=Callable[..., None])
+
+
+def one_call(method: _Update) -> _Update:
+    """Marks an ``_update`` that calls one operation, with the hyperparameters and the step count as they are."""
+    method.is_one_call = True  # type: ignore[attr-defined]
+    return method
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of an optimiser, as observers see it."""
+
+    optimizer: Optimizer
+    parameters: list[Parameter]
+    gradients: list[Any]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{type(self.optimizer).__name__}.step"
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether :meth:`replay_call` can stand for it."""
+        kind = type(self.optimizer)
+        return kind._advance is Optimizer._advance and getattr(kind._update, "is_one_call", False)
+
+    def run(self) -> None:
+        """Updates the parameters."""
+        self.optimizer._advance(self.parameters, self.optimizer.kernels.pack(self.gradients))
+
+    def replay_in_python(self, gradients: list[Any]) -> Callable[[], None]:
+        """The update as a function, from gradients in these buffers."""
+        optimizer, packed = self.optimizer, self.optimizer.kernels.pack(gradients)
+
+        def step() -> None:
+            optimizer._require_open("step")
+            optimizer._advance(self.parameters, packed)
+
+        return step
+
+    def replay_call(self, recorder: Any, call: Any) -> Any:
+        """The recorded call of the update, with the hyperparameters and the step count that hold when it is made again."""
+        optimizer = self.optimizer
+        for place, name in enumerate(call.parameters):
+            if name in optimizer.hyper:
+                call.computed[place] = partial(optimizer._setting, name)
+            elif name == "step":
+                call.computed[place] = lambda: optimizer.steps + 1
+        found = [(slot, i, b._handle) for slot, buffers in optimizer._state.items() for i, b in enumerate(buffers)]
+        states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
+        known = optimizer._state
+
+        def wrap(run: Callable[[], int | None]) -> Callable[[], int | None]:
+            def step() -> int | None:
+                nonlocal known
+                optimizer._require_open("step")
+                optimizer._require_valid_settings()
+                if optimizer._state is not known:  # loaded meanwhile
+                    optimizer._bring_back(states)
+                    known = optimizer._state
+                status = run()
+                optimizer.steps += not status
+                return status
+
+            return step
+
+        call.wrap = wrap
+        return call
+
+
+def _hyperparameter(name: str) -> property:
+    """An attribute that observers of the device may refuse to set."""
+
+    def assign(self: Optimizer, value: Any) -> None:
+        if (session := self.__dict__.get("session")) is not None:
+            for observer in session.device._observers:
+                observer.before_setting(session, f"{type(self).__name__}.{name}")
+        self.__dict__[f"_{name}"] = value
+
+    return property(operator.attrgetter(f"_{name}"), assign)
 
 
 class Optimizer(Uncopied):
@@ -38,6 +124,14 @@ class Optimizer(Uncopied):
     hyper: tuple[str, ...] = ()
     #: names of the per-parameter states, buffers of the parameter's length that start at 0
     slots: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in cls.hyper:
+            default = getattr(cls, name, None)
+            if not isinstance(default, property):
+                setattr(cls, f"_{name}", default)
+                setattr(cls, name, _hyperparameter(name))
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         kind = type(self).__name__
@@ -66,18 +160,9 @@ class Optimizer(Uncopied):
         self._state = {s: [device.zeros(p.size) for p in self.parameters] for s in self.slots}
         self._packed: dict[str, Any] = {}
         self._mirrors: list[Any] = []
-        #: hyperparameters found sound
+        #: hyperparameters found valid
         self._checked: list[Any] = []
         self._closed = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses hyperparameters within a captured function: a replay takes those there are, and would not assign them."""
-        if name in self.hyper:
-            session = self.__dict__.get("session")
-            recorder = None if session is None else session._recorder
-            if recorder is not None and not recorder.is_aside:
-                recorder.refuse(f"{type(self).__name__}.{name}")
-        super().__setattr__(name, value)
 
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
@@ -97,47 +182,17 @@ class Optimizer(Uncopied):
                 text = f"step: gradients: got none of {got}, expected backward() before step()"
                 raise ArgumentError(text, op="step") from None
             found = [gradients[p].buffer for p in chosen]
-        recorder = self.session._recorder
-        if recorder is None:
-            self._advance(chosen, self.kernels.pack(found))
+        update, observers = Update(self, chosen, found), self.session.device._observers
+        if not observers:
+            update.run()
             return
-        with recorder.aside() as calls:
-            self._advance(chosen, self.kernels.pack(found))
-        ours = type(self)._update.__module__ == type(self)._advance.__module__ == __name__
-        if ours and len(calls) == 1:
-            recorder.items.append(self._recorded(recorder, calls[0]))
-        else:
-            recorder.host(f"{type(self).__name__}.step", partial(self._again, chosen), found, calls)
+        with ExitStack() as contexts:
+            for observer in observers:
+                contexts.enter_context(observer.during_update(update))
+            update.run()
 
-    def _recorded(self, recorder: Any, call: Any) -> Any:
-        """The call of a step with the hyperparameters and the count of steps that hold when it is made again."""
-        for place, name in enumerate(call.parameters):
-            if name in self.hyper:
-                call.computed[place] = partial(self._hyper, name)
-            elif name == "step":
-                call.computed[place] = lambda: self.steps + 1
-        found = [(slot, i, b._handle) for slot, buffers in self._state.items() for i, b in enumerate(buffers)]
-        states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
-        known = self._state
-
-        def around(run: Callable[[], int | None]) -> Callable[[], int | None]:
-            def step() -> int | None:
-                nonlocal known
-                self._require_open("step")
-                self._require_sound()
-                if self._state is not known:  # loaded meanwhile
-                    self._bring_back(states)
-                    known = self._state
-                status = run()
-                self.steps += not status
-                return status
-
-            return step
-
-        call.around = around
-        return call
-
-    def _hyper(self, name: str) -> float:
+    def _setting(self, name: str) -> float:
+        """A hyperparameter as C takes it."""
         value = getattr(self, name)
         return int(value) if value is True or value is False else value
 
@@ -159,28 +214,18 @@ class Optimizer(Uncopied):
         for buffer in old:
             buffer.release()
 
-    def _again(self, chosen: list[Parameter], gradients: list[Any]) -> Callable[[], None]:
-        """The step as a function, from gradients in these buffers."""
-        gradient = self.kernels.pack(gradients)
-
-        def step() -> None:
-            self._require_open("step")
-            self._advance(chosen, gradient)
-
-        return step
-
     def _advance(self, chosen: list[Parameter], gradient: Any) -> None:
         """Updates the parameters from their packed gradients."""
         packed = self._packs(chosen)
-        self._require_sound()
+        self._require_valid_settings()
         # before the update, so that an interrupt cannot leave a host value that looks current
         for p in chosen:
             p.updated()
         self._update(packed, gradient)
         self.steps += 1
 
-    def _require_sound(self) -> None:
-        """Raises unless the hyperparameters are sound; looks at them again only if one is another object."""
+    def _require_valid_settings(self) -> None:
+        """Raises unless the hyperparameters are valid; looks at them again only if one is another object."""
         values = [getattr(self, h) for h in self.hyper]
         if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
             self._check(self._settings())
@@ -321,6 +366,7 @@ class SGD(Optimizer):
         if nesterov and not momentum:
             raise ArgumentError("SGD: nesterov: got True with momentum 0, expected momentum above 0")
 
+    @one_call
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p = packed["p"]
         if not self.slots:
@@ -357,6 +403,7 @@ class Adam(Optimizer):
         self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
         self._check(self._settings())
 
+    @one_call
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p, m, v = packed["p"], packed["m"], packed["v"]
         getattr(self.kernels, self._kernel)(

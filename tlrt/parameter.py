@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt.errors import ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
-from tlrt.plan import Shape
+from tlrt._binding import convert
+from tlrt._binding.arguments import boolean
+from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer
+from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError
 from tlrt.tensor import Arithmetic
-
-if TYPE_CHECKING:
-    from tlrt.session import Session
-    from tlrt.tape import AnyBuffer
 
 __all__ = ["Parameter"]
 
@@ -31,9 +29,9 @@ class Parameter(Arithmetic):
 
     __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "name", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, name: str, value: npt.ArrayLike, requires_grad: bool) -> None:
+    def __init__(self, session: Any, name: str, value: npt.ArrayLike, requires_grad: bool) -> None:
         #: the session it belongs to
         self.session = session
         self.name = name
@@ -46,10 +44,10 @@ class Parameter(Arithmetic):
 
     def _converted(self, value: npt.ArrayLike, op: str) -> npt.NDArray[Any]:
         """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64."""
-        array = _convert._array(op, self.name, value, "float32, float64, integers or bool")
+        array = convert._array(op, self.name, value, "float32, float64, integers or bool")
         if op == "set" and self.session.device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
-        return _convert.float32(op, self.name, array).reshape(array.shape).copy()
+        return convert.float32(op, self.name, array).reshape(array.shape).copy()
 
     @property
     def requires_grad(self) -> bool:
@@ -58,7 +56,7 @@ class Parameter(Arithmetic):
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
-        fresh = truth("requires_grad", self.name, wanted)
+        fresh = boolean("requires_grad", self.name, wanted)
         self.session._require_uncaptured("requires_grad")
         if fresh != self._requires_grad:
             self._requires_grad = fresh
@@ -159,10 +157,3 @@ class Parameter(Arithmetic):
     def __repr__(self) -> str:
         state = "stale host" if self._host is None else "mirrored" if self._mirror is not None else "host only"
         return f"Parameter({self.name!r}, shape={self.shape}, {state}{'' if self.requires_grad else ', frozen'})"
-
-
-def truth(op: str, name: str, value: Any) -> bool:
-    """A Boolean argument; raises ArgumentTypeError for anything but True and False."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise ArgumentTypeError(f"{op}: {name}: got {value!r}, expected True or False", op=op)

@@ -23,32 +23,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt._uncopied import Uncopied
+from tlrt._binding import convert
+from tlrt._binding.arguments import boolean, integer, integers, is_number, uint64
+from tlrt._binding.handles import Uncopied
+from tlrt._capture.turn import Turn
+from tlrt._operations import Operations
+from tlrt._operations.base import atomic
+from tlrt._operations.plan import Shape
+from tlrt.capture import Captured, capture
 from tlrt.context import Device
 from tlrt.context import device as open_device
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceMismatchError,
+    IndexOutOfRangeError,
     ReleasedError,
     ShapeError,
 )
-from tlrt.naturals import Environment
-from tlrt.operations import Operations
-from tlrt.operations_base import integer, integers, whole
-from tlrt.parameter import Parameter, truth
-from tlrt.plan import Shape
+from tlrt.parameter import Parameter
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, size_of
-from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, is_number
-
-if TYPE_CHECKING:
-    from tlrt.capture import Captured
+from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
+from tlspec.ops.random import mix
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -105,7 +107,7 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
             g.buffer.release()
 
 
-class Session(Environment, Operations[TensorRef]):
+class Session(Operations[TensorRef]):
     """See the module. `device` is a name or a Device, which is then not closed with the session; the other arguments are
     fields of :class:`Options`. Operations take tensors of this session, its parameters, and, where two operands meet
     elementwise, numbers."""
@@ -115,23 +117,23 @@ class Session(Environment, Operations[TensorRef]):
     ) -> None:
         chosen = Options() if options is None else options
         if not isinstance(chosen, Options):
-            raise ArgumentTypeError(f"Session: options: got {_convert.type_name(chosen)}, expected Options")
+            raise ArgumentTypeError(f"Session: options: got {convert.type_name(chosen)}, expected Options")
         if isinstance(device, str):
             fields["device"] = device
         elif device is not None and not hasattr(device, "memory"):
             hint = " (options=… takes them)" if isinstance(device, Options) else ""
-            got = _convert.type_name(device)
+            got = convert.type_name(device)
             raise ArgumentTypeError(f"Session: device: got {got}, expected a Device or its name, like 'cpu'{hint}")
         try:
             chosen = replace(chosen, **fields)
         except TypeError as error:
             raise ArgumentTypeError(f"Session: options: {error}") from None
         for name in ("requires_grad_by_default", "track_gradients", "fast_kernels"):
-            truth("Session", name, getattr(chosen, name))
+            boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
             raise ArgumentError(f"Session: matmul_precision: got {got!r}, expected 'fp32' or 'fp64'")
-        self.seed = _u64("seed", chosen.seed)
+        self.seed = uint64("Session", "seed", chosen.seed)
         self._owns_device = device is None or isinstance(device, str)
         self.device: Any = device
         if self._owns_device:
@@ -149,28 +151,30 @@ class Session(Environment, Operations[TensorRef]):
         self._outdated: dict[int, Parameter] = {}
         self._gradients = Gradients()
         self._nats: list[Any] = []
-        #: while a step is captured, what records it
-        self._recorder: Any = None
-        #: the thread that captures or replays a step now, under the key 0
-        self._turn: dict[int, int] = {}
+        self._turn = Turn()
         self._captures: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._closed = False
+        #: functions on node ids that run in place of the tape's operations, by name
+        self._substitutes: dict[str, Callable[..., int]] = {}
         if chosen.fast_kernels:
-            self._use_fast_kernels()
+            from tlrt import fast_kernels
+
+            self._substitutes = fast_kernels.substitutes(
+                self.tape, precision=chosen.matmul_precision, use_gpu=bool(self.device.is_cuda)
+            )
 
     # ---- references
 
     def _require_open(self, op: str) -> None:
         if self._closed:
             raise ReleasedError(f"{op}: session: got a closed session, expected an open one", op=op)
-        recorder = self.device._recorder  # read once: another thread's capture may end meanwhile
-        if recorder is not None and recorder is not self._recorder:  # of another session on the device
-            recorder.refuse(op)
+        for observer in self.device._observers:
+            observer.before_session_use(self, op)
 
     def _require_uncaptured(self, op: str) -> None:
         """Raises CaptureError within a captured function."""
-        if self._recorder is not None:
-            self._recorder.refuse(op)
+        for observer in self.device._observers:
+            observer.before_host_access(self.device, op)
 
     def _id(self, x: Any, op: str) -> int:
         """The node of an operand; parameters are put on the tape."""
@@ -189,7 +193,7 @@ class Session(Environment, Operations[TensorRef]):
             if x.session is not self:
                 raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
             return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
-        got = _convert.type_name(x)
+        got = convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)
 
@@ -214,6 +218,8 @@ class Session(Environment, Operations[TensorRef]):
             else:
                 ids.append(None if p is None else self._id(p, name))
         tape = self.tape
+        if self._substitutes and name in self._substitutes:
+            return self._ref(self._substitutes[name](*ids))
         id = tape._apply(name, tuple(ids), extra, hosts)
         made = _blank(TensorRef)
         made.session = self
@@ -244,17 +250,10 @@ class Session(Environment, Operations[TensorRef]):
             return self._spread_pair(name, a, b)
         return self._mixed_pair(name, a, b)
 
-    @whole
+    @atomic
     def _mixed_pair(self, name: str, a: Any, b: Any) -> TensorRef:
         """A binary operation on tensors, parameters and numbers."""
         return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
-
-    def _use_fast_kernels(self) -> None:
-        """Puts the fast kernels in the place of the operations they stand for."""
-        from tlrt import fast_kernels
-
-        for name, function in fast_kernels.for_session(self).items():
-            setattr(self, name, function)
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)
@@ -283,7 +282,7 @@ class Session(Environment, Operations[TensorRef]):
         if name in self.parameters:
             raise ArgumentError(f"param: name: got {name!r}, which is taken, expected another", op="param")
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
-        made = self.parameters[name] = Parameter(self, name, value, truth("param", "requires_grad", wants))
+        made = self.parameters[name] = Parameter(self, name, value, boolean("param", "requires_grad", wants))
         return made
 
     def use(self, parameter: Parameter) -> TensorRef:
@@ -292,9 +291,7 @@ class Session(Environment, Operations[TensorRef]):
         if found is not None and found[1] == parameter._version:
             return found[0]
         if not isinstance(parameter, Parameter):
-            raise ArgumentTypeError(
-                f"use: parameter: got {_convert.type_name(parameter)}, expected Parameter", op="use"
-            )
+            raise ArgumentTypeError(f"use: parameter: got {convert.type_name(parameter)}, expected Parameter", op="use")
         if parameter.session is not self:
             raise DeviceMismatchError("use: parameter: got one of another session, expected one of this", op="use")
         version = parameter._version
@@ -318,9 +315,9 @@ class Session(Environment, Operations[TensorRef]):
                 op=name,
             )
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"input: name: got {_convert.type_name(name)}, expected a name", op="input")
-        wants = truth("input", "requires_grad", requires_grad) and self.options.track_gradients
-        if isinstance(value, _convert.Live):
+            raise ArgumentTypeError(f"input: name: got {convert.type_name(name)}, expected a name", op="input")
+        wants = boolean("input", "requires_grad", requires_grad) and self.options.track_gradients
+        if isinstance(value, convert.Live):
             return self._leaf(value.share(self), name, wants)
         return self._leaf(AnyBuffer.upload(value, self.device), name, wants)
 
@@ -352,10 +349,10 @@ class Session(Environment, Operations[TensorRef]):
 
     def _key(self) -> int:
         """The key of the next draw, mix(seed + counter), by SplitMix64."""
-        key = _mix((self.seed + self.counter) % 2**64)
+        key = mix((self.seed + self.counter) % 2**64)
         self.counter += 1
-        if self._recorder is not None:
-            self._recorder.drawn(key, self._key)
+        for observer in self.device._observers:
+            observer.key_drawn(self, key, self._key)
         return key
 
     def rand_uniform(self, shape: Sequence[int] | int) -> TensorRef:
@@ -385,14 +382,64 @@ class Session(Environment, Operations[TensorRef]):
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
         """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
         if not is_number(p):
-            raise ArgumentTypeError(f"dropout: p: got {_convert.type_name(p)}, expected a number", op="dropout")
+            raise ArgumentTypeError(f"dropout: p: got {convert.type_name(p)}, expected a number", op="dropout")
         if not 0 <= p < 1:
             raise ArgumentError(f"dropout: p: got {p}, expected 0 <= p < 1", op="dropout")
         return x if p == 0 else self._dropped(x, p)
 
-    @whole
+    @atomic
     def _dropped(self, x: TensorRef, p: float) -> TensorRef:
         return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
+
+    # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
+
+    def nat(self, value: int) -> NatRef:
+        """A natural number below 2^32 in the environment; usable wherever an index is taken."""
+        self._require_open("nat")
+        self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
+        return NatRef(self, len(self._nats) - 1, self.epoch)
+
+    def get_nat(self, ref: NatRef) -> int:
+        """The number behind a reference. Raises IndexOutOfRangeError, ReleasedError after reset."""
+        return int(self._nats[self._nat_place(ref, "get_nat", NatRef)])
+
+    def set_nat(self, ref: NatRef, value: int) -> None:
+        """Another number behind a reference."""
+        place = self._nat_place(ref, "set_nat", NatRef)
+        self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
+
+    def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
+        """A vector of natural numbers below 2^32 in the environment; usable wherever indices are taken."""
+        self._require_open("nat_vec")
+        self._nats.append(naturals("nat_vec", values))
+        return NatVecRef(self, len(self._nats) - 1, self.epoch)
+
+    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[np.uint32]:
+        """A copy of the vector behind a reference."""
+        return self._nats[self._nat_place(ref, "get_nat_vec", NatVecRef)].copy()
+
+    def set_nat_vec(self, ref: NatVecRef, values: npt.ArrayLike) -> None:
+        """Another vector behind a reference, of the same length."""
+        place = self._nat_place(ref, "set_nat_vec", NatVecRef)
+        fresh = naturals("set_nat_vec", values)
+        if fresh.size != self._nats[place].size:
+            text = f"set_nat_vec: values: got {fresh.size} numbers, expected {self._nats[place].size}"
+            raise ArgumentError(text, op="set_nat_vec")
+        self._nats[place] = fresh
+
+    def _nat_place(self, ref: NatRef, op: str, kind: type[NatRef]) -> int:
+        if type(ref) is not kind:
+            raise ArgumentTypeError(f"{op}: ref: got {convert.type_name(ref)}, expected {kind.__name__}", op=op)
+        if ref.session is not self:
+            raise DeviceMismatchError(f"{op}: ref: got one of another session, expected one of this", op=op)
+        if ref.epoch != self.epoch:
+            self._require_open(op)
+            raise ReleasedError(f"{op}: ref: got one from before reset, expected one of this step", op=op)
+        if not 0 <= ref.id < len(self._nats):
+            raise IndexOutOfRangeError(f"{op}: ref: got id {ref.id}, expected below {len(self._nats)}", op=op)
+        if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
+            raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
+        return ref.id
 
     # ---- gradients
 
@@ -435,6 +482,8 @@ class Session(Environment, Operations[TensorRef]):
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
         self._gradients.release()
         self._gradients._by_parameter, self._gradients._by_leaf = by_parameter, found
+        for observer in self.device._observers:
+            observer.after_backward(self)
         return self._gradients
 
     def _refuse_outdated(self, loss: int) -> None:
@@ -472,7 +521,7 @@ class Session(Environment, Operations[TensorRef]):
         chosen = list(known) if parameters is None else list(dict.fromkeys(parameters))
         for p in chosen:
             if not isinstance(p, Parameter):
-                got = _convert.type_name(p)
+                got = convert.type_name(p)
                 raise ArgumentTypeError(
                     f"clip_grad_norm: parameters: got {got}, expected Parameter", op="clip_grad_norm"
                 )
@@ -494,8 +543,6 @@ class Session(Environment, Operations[TensorRef]):
 
         See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become.
         """
-        from tlrt.capture import capture
-
         return capture(self, function, example)
 
     def reset(self) -> None:
@@ -504,6 +551,9 @@ class Session(Environment, Operations[TensorRef]):
         self._forget()
 
     def _forget(self) -> None:
+        """Releases what belongs to the step."""
+        for observer in self.device._observers:
+            observer.before_reset(self)
         self.epoch += 1
         self._leaves.clear()
         self._outdated.clear()
@@ -555,13 +605,6 @@ class Session(Environment, Operations[TensorRef]):
         return f"Session({self.device.name!r}, {state})"
 
 
-def _u64(name: str, value: int) -> int:
-    number = integer("Session", name, value)
-    if not 0 <= number < 2**64:
-        raise ArgumentError(f"Session: {name}: got {number}, expected 0 <= {name} < 2**64")
-    return number
-
-
 def _sizes(op: str, shape: Any) -> Shape:
     """A shape as an argument: a sequence of sizes, or one size."""
     sizes = (integer(op, "shape", shape),) if hasattr(shape, "__index__") else integers(op, "shape", shape)
@@ -570,12 +613,3 @@ def _sizes(op: str, shape: Any) -> Shape:
     except ShapeError as error:
         raise ShapeError(f"{op}: {error}", op=op) from None
     return sizes
-
-
-def _mix(x: int) -> int:
-    """SplitMix64's output function (Steele, Lea and Flood, OOPSLA 2014); _mix(0) = e220a8397b1dcdaf."""
-    mask = 2**64 - 1
-    z = (x + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert, errors
-from tlrt.buffer import _length
+from tlrt import errors
+from tlrt._binding import convert
+from tlrt._binding.arguments import length
+from tlrt._binding.observer import Observer
 from tlrt.context import Memory
 from tlspec import entries, registry
 from tlspec.bounds import call_reference
@@ -76,7 +78,7 @@ class SpecBuffer:
         try:
             return content.reshape(shape)
         except TypeError:
-            got = _convert.type_name(shape)
+            got = convert.type_name(shape)
             raise errors.ArgumentTypeError(f"numpy: shape: got {got}, expected integers", op="numpy") from None
         except ValueError:
             text = f"numpy: shape: got {shape}, expected a shape of {content.size} elements"
@@ -132,11 +134,19 @@ class SpecDevice:
     def __init__(self) -> None:
         self._live = self._peak = self._buffers = self._served = 0
         self._marks = [0.0] * 8
+        self._observers: tuple[Observer, ...] = ()
 
     name = "spec"
     is_cuda = False
     closed = False
-    _recorder: Any = None
+
+    def observe(self, observer: Observer) -> None:
+        """Reports what sessions and tapes do to the observer; calls and buffers of the specification are not reported."""
+        self._observers = (*self._observers, observer)
+
+    def ignore(self, observer: Observer) -> None:
+        """Stops the reports to an observer."""
+        self._observers = tuple(o for o in self._observers if o is not observer)
 
     def _took(self, nbytes: int) -> None:
         self._buffers += 1
@@ -153,20 +163,20 @@ class SpecDevice:
 
     def buffer(self, array: npt.ArrayLike) -> SpecBuffer:
         """The array, rounded to float32 and widened."""
-        return SpecBuffer(_convert.float32("from_numpy", "array", array).astype(np.float64), self)
+        return SpecBuffer(convert.float32("from_numpy", "array", array).astype(np.float64), self)
 
     def exact(self, array: npt.ArrayLike) -> SpecBuffer:
         """The array in float64, for what the specification itself computed."""
         return SpecBuffer(np.array(array, np.float64).ravel(), self)
 
     def zeros(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.zeros(_length("zeros", "n", n)), self)
+        return SpecBuffer(np.zeros(length("zeros", "n", n)), self)
 
     def empty(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.full(_length("empty", "n", n), np.nan), self)
+        return SpecBuffer(np.full(length("empty", "n", n), np.nan), self)
 
     def full(self, n: int, value: float) -> SpecBuffer:
-        return SpecBuffer(np.full(_length("full", "n", n), _rounded(value)), self)
+        return SpecBuffer(np.full(length("full", "n", n), _rounded(value)), self)
 
     def synchronize(self) -> None: ...
 
@@ -273,7 +283,7 @@ class _Function:
                 for buffer in v if isinstance(v, list) else () if v is None else (v,):
                     device = self._owner(a.name, buffer, device)
             elif a.kind == "u32":
-                arrays[a.of] = _convert.uint32(self.__name__, a.name, v)
+                arrays[a.of] = convert.uint32(self.__name__, a.name, v)
             elif a.kind == "f64":
                 arrays[a.of] = np.asarray(v, np.float64)
             else:
@@ -283,7 +293,7 @@ class _Function:
     def _owner(self, name: str, buffer: Any, device: SpecDevice | None) -> SpecDevice:
         op = self.__name__
         if not isinstance(buffer, SpecBuffer):
-            got = _convert.type_name(buffer)
+            got = convert.type_name(buffer)
             raise errors.ArgumentTypeError(f"{op}: {name}: got {got}, expected SpecBuffer", op=op)
         if device is not None and buffer.device is not device:
             raise errors.DeviceMismatchError(f"{op}: {name}: got a buffer of another device, expected one", op=op)
@@ -299,12 +309,12 @@ class _Function:
                     raise TypeError
                 return _rounded(value)
             if a.kind == "dims":
-                return [_length(op, a.name, n) for n in value]
-            return _length(op, a.name, value) if a.role != "wide" else operator.index(value)
+                return [length(op, a.name, n) for n in value]
+            return length(op, a.name, value) if a.role != "wide" else operator.index(value)
         except TypeError as error:
             if isinstance(error, errors.TorchleanError):
                 raise
-            got, kind = _convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
+            got, kind = convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
             raise errors.ArgumentTypeError(f"{op}: {a.name}: got {got}, expected {kind}", op=op) from None
 
     def _lengths(self, arrays: Mapping[str, Any]) -> list[int]:

@@ -2,7 +2,7 @@
 
 A :class:`Tape` records one node per operation, in order of evaluation; a node's id is its place. Backward walks the nodes in
 reverse and calls each one's vector-Jacobian product (VJP) with the cotangent that arrived at it. Operations are the methods
-of :class:`tlrt.operations.Operations`, on node ids.
+of :class:`tlrt._operations.Operations`, on node ids.
 
     tape = Tape(tlrt.device("cpu"))
     w = tape.leaf(tape.upload([[1, 2], [3, 4]]), "w")
@@ -23,8 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt._uncopied import Uncopied
+from tlrt._binding import convert
+from tlrt._binding.handles import Uncopied
+from tlrt._operations import Operations
+from tlrt._operations.plan import Plan, Shape, make
+from tlrt._operations.shaped import AnyBuffer, device_of, kernels_of, size_of
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -34,14 +37,83 @@ from tlrt.errors import (
     ShapeError,
     TorchleanError,
 )
-from tlrt.node import AnyBuffer, Node, as_view, device_of, kernels_of, size_of
-from tlrt.operations import Operations
-from tlrt.plan import Plan, Shape, make
 
 __all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
 
 #: plans kept before the cache is emptied; a training step has a few hundred
 _PLANS = 4096
+
+
+#: a node's VJP made by hand: from the cotangent of its value to (parent, contribution) pairs
+Backward = Callable[["AnyBuffer"], "Iterable[tuple[int, AnyBuffer]]"]
+
+
+class Node(Uncopied):
+    """One value on a tape: what computed it, from which parents, and how its cotangent goes back to them."""
+
+    __slots__ = ("_hosts", "_plan", "_rule", "buffer", "cleanup", "name", "parents", "requires_grad", "shape")
+
+    name: str
+    shape: Shape
+    buffer: Any
+    requires_grad: bool
+    #: ids of the values it was computed from; None where an optional one was left out
+    parents: tuple[int | None, ...]
+    #: scratch buffers that are released with the tape
+    cleanup: tuple[Any, ...]
+
+    def __init__(
+        self,
+        name: str,
+        value: AnyBuffer,
+        requires_grad: bool = True,
+        parents: Sequence[int] = (),
+        backward: Backward | None = None,
+        cleanup: Sequence[Any] = (),
+    ) -> None:
+        self.name = name
+        self.shape = value.shape
+        self.buffer = value.buffer
+        self.requires_grad = requires_grad
+        self.parents = tuple(parents)
+        self.cleanup = tuple(cleanup)
+        self._plan: Plan | None = None
+        self._hosts: Mapping[str, Any] | None = None
+        self._rule = backward
+
+    @property
+    def value(self) -> AnyBuffer:
+        """The forward value; the tape keeps the ownership."""
+        return AnyBuffer.of(self.shape, self.buffer)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The registry's operation behind the node; None for leaves, views and hand-made nodes."""
+        return self._plan
+
+    @property
+    def hosts(self) -> Mapping[str, Any]:
+        """Host arrays (indices, labels) the operation took."""
+        return self._hosts or {}
+
+    def __repr__(self) -> str:
+        parents = f", parents={list(self.parents)}" if self.parents else ""
+        return f"Node({self.name!r}, shape={self.shape}{parents}{', requires_grad' if self.requires_grad else ''})"
+
+
+def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bool) -> Node:
+    """A node whose value is its parent's storage in another shape; its cotangent goes back unchanged."""
+    node = Node.__new__(Node)
+    node.name = name
+    node.shape = shape
+    node.buffer = buffer
+    node.requires_grad = requires_grad
+    node.parents = (parent,)
+    node.cleanup = ()
+    node._plan = None
+    node._hosts = None
+    node._rule = None
+    return node
 
 
 class Tape(Uncopied, Operations[int]):
@@ -109,7 +181,7 @@ class Tape(Uncopied, Operations[int]):
                 return operator.index(id)
         except TypeError:
             pass
-        raise ArgumentTypeError(f"{op}: id: got {_convert.type_name(id)}, expected a node id", op=op)
+        raise ArgumentTypeError(f"{op}: id: got {convert.type_name(id)}, expected a node id", op=op)
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
@@ -141,7 +213,7 @@ class Tape(Uncopied, Operations[int]):
     def require_upstream(g: AnyBuffer, shape: Sequence[int], op: str = "backward") -> AnyBuffer:
         """A cotangent that must have that shape; raises ShapeError otherwise."""
         if not isinstance(g, AnyBuffer):
-            raise ArgumentTypeError(f"{op}: cotangent: got {_convert.type_name(g)}, expected AnyBuffer", op=op)
+            raise ArgumentTypeError(f"{op}: cotangent: got {convert.type_name(g)}, expected AnyBuffer", op=op)
         if g.shape != tuple(shape):
             raise ShapeError(f"{op}: cotangent: got shape {g.shape}, expected {tuple(shape)}", op=op)
         return g
@@ -426,6 +498,8 @@ class Tape(Uncopied, Operations[int]):
     def _step(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
         """The VJP of a node; its contributions, of the parents' shapes by construction, go to the parents that need one.
         `sharing` collects the nodes whose gradient may share its storage with another one."""
+        for observer in self.device._observers:
+            observer.before_backward_step(self, place, node, g)
         nodes, parents, add = self.nodes, node.parents, self.kernels.add
         made: list[tuple[int | None, Any]] = []
         try:
@@ -544,7 +618,7 @@ class Tape(Uncopied, Operations[int]):
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
         else:
-            seed = _convert._array("backward", "seed", seed, "float32, float64, integers or bool")
+            seed = convert._array("backward", "seed", seed, "float32, float64, integers or bool")
         if seed.shape != node.shape:
             raise ShapeError(
                 f"backward: seed: got shape {seed.shape}, expected {node.shape} of the output {where}", op="backward"

@@ -7,19 +7,17 @@ import inspect
 import math
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
+from tlrt._binding import convert
+from tlrt._binding.arguments import is_number
+from tlrt._operations import Operations
+from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError
-from tlrt.operations import Operations
-from tlrt.plan import Shape
-
-if TYPE_CHECKING:
-    from tlrt.session import Session
-    from tlrt.tape import AnyBuffer
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
@@ -120,13 +118,13 @@ class Arithmetic:
 
     def __pow__(self, power: int) -> TensorRef:
         if not is_number(power) or power != 2:
-            got = power if is_number(power) else _convert.type_name(power)
+            got = power if is_number(power) else convert.type_name(power)
             raise ArgumentTypeError(f"**: power: got {got}, expected 2 (use sqrt, inv, exp and log for others)")
         return self.session.square(self)
 
     def __eq__(self, other: object) -> bool:
         if is_number(other) or isinstance(other, (np.ndarray, complex)):
-            got = _convert.type_name(other)
+            got = convert.type_name(other)
             raise ArgumentTypeError(f"==: got a tensor and {got}, expected numpy() of the tensor or item()")
         return self is other
 
@@ -152,7 +150,7 @@ class Arithmetic:
                 raise TypeError
             place = operator.index(index)
         except TypeError:
-            got = _convert.type_name(index)
+            got = convert.type_name(index)
             hint = "(gather_rows_nat, permute and reshape do others)"
             raise ArgumentTypeError(f"[]: index: got {got}, expected an integer or a slice of axis 0 {hint}") from None
         if not -n <= place < n:
@@ -215,13 +213,6 @@ for _name in dir(Operations):
         setattr(Arithmetic, _name, _as_method(_name, getattr(Operations, _name)))
 
 
-def is_number(x: Any) -> bool:
-    """Whether it is a real number of Python or NumPy, arrays without axes included."""
-    return isinstance(x, (int, float, np.integer, np.floating, np.bool_)) or (
-        isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "biuf"
-    )
-
-
 class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
@@ -231,9 +222,9 @@ class TensorRef(Arithmetic):
 
     __slots__ = ("epoch", "id", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, id: int, shape: Shape, epoch: int) -> None:
+    def __init__(self, session: Any, id: int, shape: Shape, epoch: int) -> None:
         self.session = session
         #: the node on the session's tape
         self.id = id
@@ -290,9 +281,9 @@ class CapturedTensor(Arithmetic):
 
     __slots__ = ("_value", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, value: AnyBuffer) -> None:
+    def __init__(self, session: Any, value: AnyBuffer) -> None:
         self.session = session
         self.shape = value.shape
         self._value = value
@@ -319,7 +310,7 @@ class NatRef:
 
     __slots__ = ("epoch", "id", "session")
 
-    def __init__(self, session: Session, id: int, epoch: int) -> None:
+    def __init__(self, session: Any, id: int, epoch: int) -> None:
         self.session = session
         self.id = id
         self.epoch = epoch
@@ -354,7 +345,7 @@ class NatVecRef(NatRef):
 
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
-    if isinstance(values, _convert.Live):
+    if isinstance(values, convert.Live):
         text = f"{op}: values: got an argument of a captured function, expected it where the operation takes indices"
         raise CaptureError(text, op=op)
-    return _convert.uint32(op, "values", values).copy()
+    return convert.uint32(op, "values", values).copy()

@@ -17,7 +17,7 @@ from audit import hostile
 from audit.scratch import scratch
 from codegen import abi
 from tlrt import checkpoint
-from tlrt._library import load
+from tlrt._binding.library import load
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),

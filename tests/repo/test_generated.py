@@ -12,7 +12,7 @@ import pytest
 
 import tlrt
 from codegen import abi
-from tlrt._capture_checks import PLANS
+from tlrt._capture.replay import PLANS
 from tlspec import bounds, entries, registry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt import AnyBuffer, Session, _record, kernels, optim
+from tlrt import AnyBuffer, Session, kernels, optim
+from tlrt._binding import handles
+from tlrt._capture import calls, record, replay
 from tlrt.errors import CaptureError
 
 X = np.ones((2, 3), np.float32)
@@ -149,9 +151,9 @@ def test_work_of_another_thread_within_the_function(dev: tlrt.Device) -> None:
 
 def test_an_interrupt_on_the_way_in(dev: tlrt.Device) -> None:
     """Wherever one comes, nothing goes on recording."""
-    plain, cut = type(kernels._c_add), 0
+    cut = 0
     # between taking a lock and the body that holds it CPython lets no signal handler run, but a tracer does
-    lines = Path(_record.__file__).read_text(encoding="utf-8").splitlines()
+    lines = Path(record.__file__).read_text(encoding="utf-8").splitlines()
     locks = {i for i, line in enumerate(lines, 1) if "with _lock" in line}
     left = 0
 
@@ -165,7 +167,7 @@ def test_an_interrupt_on_the_way_in(dev: tlrt.Device) -> None:
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
-        return local if code.co_name == "_enter" and code.co_filename == _record.__file__ else None
+        return local if code.co_name == "_attach" and code.co_filename == record.__file__ else None
 
     with Session(dev) as s:
         before = sys.gettrace()
@@ -176,7 +178,8 @@ def test_an_interrupt_on_the_way_in(dev: tlrt.Device) -> None:
                 s.capture(lambda x: s.tanh(s.const(x)), X).close()
                 break
             except KeyboardInterrupt:
-                assert not _record._recorders and s.device._recorder is None and type(kernels._c_add) is plain
+                assert not record._recorders and not handles._observers_of_all
+                assert s.device._observers == () and s.device._calls is handles._calls
             finally:
                 sys.settrace(before)
     assert cut > 4
@@ -332,7 +335,7 @@ def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.Monkey
     """The message says what happened and what to do; without a GPU, a library that makes graphs is acted."""
     if not dev.is_cuda:
         monkeypatch.setattr(tlrt.Device, "is_cuda", True)
-        monkeypatch.setattr(_record, "lib", Acted(_record.lib))
+        monkeypatch.setattr(replay, "lib", Acted(replay.lib))
     with Session(dev) as s:
 
         def transforms(first: int) -> Any:
@@ -348,7 +351,7 @@ def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.Monkey
             said = str(caught.value)
             assert "rfft1d_packed: got a transform whose FFT plan is gone, expected it among the 24" in said
             assert "as steps of their own" in said and "another thread" in said
-            assert s.device._recorder is None and s._recorder is None
+            assert s.device._observers == ()
         del caught
         monkeypatch.undo()
         assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
@@ -364,17 +367,17 @@ class Acted:
         return getattr(self._lib, name)
 
     def torchlean_cuda_capture_begin(self, context: Any) -> int:
-        self.ready = _record.Call.ready
+        self.runnable = calls.Call.runnable
         refusal = self._lib.torchlean_cuda_capture_begin
 
-        def ready(call: Any) -> Any:
-            return (lambda: refusal(context)) if "rfft" in call.name else self.ready(call)
+        def runnable(call: Any) -> Any:
+            return (lambda: refusal(context)) if "rfft" in call.name else self.runnable(call)
 
-        _record.Call.ready = ready  # type: ignore[method-assign]
+        calls.Call.runnable = runnable  # type: ignore[method-assign]
         return 0
 
     def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
-        _record.Call.ready = self.ready  # type: ignore[method-assign]
+        calls.Call.runnable = self.runnable  # type: ignore[method-assign]
         return 0
 
     def torchlean_cuda_graph_release(self, graph: Any) -> int:

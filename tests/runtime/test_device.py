@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import tlrt
-from tlrt import _library, context, errors, kernels
+from tlrt import context, errors, kernels
+from tlrt._binding import library as _library
 
 ROOT = Path(__file__).resolve().parents[2]
 

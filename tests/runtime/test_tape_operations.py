@@ -10,7 +10,7 @@ import tape_audit
 from tape_table import CALLED, CALLS, Call
 
 import tlrt
-from tlrt.operations import Operations
+from tlrt._operations import Operations
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
 from tlspec.bounds import spacing

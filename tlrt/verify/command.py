@@ -214,7 +214,7 @@ def versions() -> dict[str, str]:
 
 
 def _describe(runtimes: Mapping[str, Runtime]) -> tuple[dict[str, str], dict[str, str]]:
-    from tlrt._library import load
+    from tlrt._binding.library import load
 
     return {name: str(r.device.describe()) for name, r in runtimes.items()}, dict(load().build_info)
 

@@ -16,13 +16,20 @@ NO_VJP = "a draw has no differentiable input"
 SIZES = [{"n": 2**24, "key": 1}, {"n": 2**28, "key": 1}]
 
 
-def mix(x: Any) -> np.ndarray:
-    """The output function of SplitMix64 on uint64, modulo 2^64; mix(0) = e220a8397b1dcdaf."""
+def mix(x: Any) -> Any:
+    """The output function of SplitMix64 modulo 2^64, of a Python integer or of an array; mix(0) = e220a8397b1dcdaf."""
+    if isinstance(x, int):
+        return _mix(x)
     with np.errstate(over="ignore"):
-        z = np.asarray(x, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        return _mix(np.asarray(x, np.uint64))
+
+
+def _mix(x: Any) -> Any:
+    mask = 2**64 - 1  # an array wraps around by itself
+    z = (x + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
 
 
 def words(n: int, key: int) -> np.ndarray:

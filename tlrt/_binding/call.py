@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tlrt import _convert
-from tlrt._library import load
-from tlrt.buffer import Buffer, new, own
-from tlrt.context import Device
+from tlrt._binding import convert
+from tlrt._binding.handles import Buffer, Device, new, own
+from tlrt._binding.library import load
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -32,14 +31,13 @@ from tlrt.errors import (
 )
 
 _library = load()
-lib = _library.lib
 NULL = _library.ffi.NULL
 from_buffer = _library.ffi.from_buffer
 index = operator.index
 count = len
-uint32_list = _convert.uint32_list
+uint32_list = convert.uint32_list
 make = object.__new__
-release = lib.torchlean_cuda_buffer_release
+release = _library.lib.torchlean_cuda_buffer_release
 #: runs an iterator to its end
 exhaust = list
 
@@ -75,16 +73,16 @@ def slots(
     given: tuple[Buffer | None, ...] = (None,) * count
     if out is not None:
         if not isinstance(out, (tuple, list)):
-            raise ArgumentTypeError(f"{op}: out: got {_convert.type_name(out)}, expected {expected}", op=op)
+            raise ArgumentTypeError(f"{op}: out: got {convert.type_name(out)}, expected {expected}", op=op)
         given = tuple(out)
     wanted: tuple[bool, ...] = (True,) * count
     if want is not None:
-        if not _convert.is_list(want):
-            raise ArgumentTypeError(f"{op}: want: got {_convert.type_name(want)}, expected {expected}", op=op)
+        if not convert.is_list(want):
+            raise ArgumentTypeError(f"{op}: want: got {convert.type_name(want)}, expected {expected}", op=op)
         wanted = tuple(want)
         for i, item in enumerate(wanted):
             if not isinstance(item, (bool, np.bool_)):
-                got = _convert.type_name(item)
+                got = convert.type_name(item)
                 raise ArgumentTypeError(f"{op}: want[{i}]: got {got}, expected True or False", op=op)
     for name, length in (("want", len(wanted)), ("out", len(given))):
         if length != count:
@@ -95,7 +93,7 @@ def slots(
     fresh: list[Any] = []
     for name, buffer, needed in zip(names, given, wanted, strict=True):
         if buffer is not None and not isinstance(buffer, Buffer):
-            got = _convert.type_name(buffer)
+            got = convert.type_name(buffer)
             raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected Buffer or None", op=op)
         if buffer is not None and not needed:
             raise ArgumentError(f"{op}: out: got a buffer for {name}, expected None, as want leaves it out", op=op)
@@ -137,7 +135,7 @@ class Pack(tuple[Buffer, ...]):
 
 def pack(xs: Sequence[Buffer]) -> Pack:
     """`xs` as a :class:`Pack`; itself if it is one."""
-    if not _convert.is_list(xs):
+    if not convert.is_list(xs):
         raise TypeError("not a sequence")
     return xs if type(xs) is Pack else Pack(xs)
 
@@ -147,7 +145,7 @@ def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...])
     count = len(values[0])
     arrays = []
     for name, xs in zip(names, values, strict=True):
-        if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not _convert.is_list(xs):
+        if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not convert.is_list(xs):
             raise TypeError("not a sequence")
         if len(xs) != count:
             expected = f"{count}, as many as {names[0]}"
@@ -173,7 +171,7 @@ def list_slots(
     if out is None:
         out = (None,) * len(names)
     elif not isinstance(out, (tuple, list)) or len(out) != len(names):
-        got = _convert.type_name(out) if not isinstance(out, (tuple, list)) else f"{len(out)} entries"
+        got = convert.type_name(out) if not isinstance(out, (tuple, list)) else f"{len(out)} entries"
         expected = f"{len(names)} lists of buffers, for {', '.join(names)}"
         error = ArgumentError if isinstance(out, (tuple, list)) else ArgumentTypeError
         raise error(f"{op}: out: got {got}, expected {expected}", op=op)
@@ -185,13 +183,13 @@ def list_slots(
             empty += [(array, i) for i in range(count)]
         elif type(xs) is Pack:
             array = xs._handles
-        elif not _convert.is_list(xs) or not hasattr(xs, "__len__"):
-            got = _convert.type_name(xs)
+        elif not convert.is_list(xs) or not hasattr(xs, "__len__"):
+            got = convert.type_name(xs)
             raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected a sequence of buffers", op=op)
         else:
             for i, x in enumerate(xs):
                 if x is not None and not isinstance(x, Buffer):
-                    got = _convert.type_name(x)
+                    got = convert.type_name(x)
                     raise ArgumentTypeError(f"{op}: out: got {got} for {name}[{i}], expected Buffer or None", op=op)
             array = _new(_LIST, [NULL if x is None else x._handle for x in xs])
             empty += [(array, i) for i, x in enumerate(xs) if x is None]
@@ -241,7 +239,7 @@ def refusal(
 
 
 def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
-    got = _convert.type_name(value)
+    got = convert.type_name(value)
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
             if not isinstance(getattr(value, "_handle", None), _library.ffi.CData):
@@ -254,7 +252,7 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
         hint = " (Buffer.from_numpy(array, device) makes one)" if hasattr(value, "__array__") else ""
         return ArgumentTypeError(f"{op}: {name}: got {got}, expected {kind.replace(' | ', ' or ')}{hint}", op=op)
     if kind == "Sequence[Buffer]":
-        if not _convert.is_list(value) or not hasattr(value, "__len__"):
+        if not convert.is_list(value) or not hasattr(value, "__len__"):
             return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of Buffers", op=op)
         blamed = (_blame(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
         return next((found for found in blamed if found is not None), None)
@@ -264,7 +262,7 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
         return _blame_integer(op, name, value, role)
     if kind == "Sequence[int]":
         try:
-            items = list(value) if _convert.is_list(value) else None
+            items = list(value) if convert.is_list(value) else None
         except TypeError:
             items = None
         if items is None:
@@ -286,7 +284,7 @@ def _blame_integer(op: str, name: str, value: Any, role: str) -> Exception | Non
     try:
         number = operator.index(value)
     except TypeError:
-        return ArgumentTypeError(f"{op}: {name}: got {_convert.type_name(value)}, expected an integer", op=op)
+        return ArgumentTypeError(f"{op}: {name}: got {convert.type_name(value)}, expected an integer", op=op)
     negative, large = _RANGE[role]
     bits = 64 if role == "wide" else 32
     if number < 0:
