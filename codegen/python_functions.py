@@ -203,13 +203,14 @@ def function(e: Entry) -> str:
             prepare.append(f'device = _owner("{e.name}", {quoted.split(",")[0]}, {buffers[0]}, device)')
     first = next((python[a.name] for a in sig.buffers if not a.optional), "")
     owner = "device" if sig.needs_context else f"{first}._device"
+    prepare.append(f"call = {_entry_point(e, owner)}")
     roles = {a.name: a.role for a in args if a.role != "dimension"}
     told_roles = f", {roles!r}".replace("'", '"') if roles else ""
     refuse = f"raise _refusal({e.name}, error, locals(){told_roles}) from None"
     rename = _rename(e)
     fail = f'raise _failure(status, "{e.name}"{f", {rename!r}" if rename else ""})'.replace("'", '"')
     if any(o.host for o in e.outputs):
-        lines = _host_body(e, owner, prepare, call)
+        lines = _host_body(e, prepare, call)
     elif e.outputs[0].listed:
         quoted = ", ".join(f'"{o.name}"' for o in e.outputs) + "," * (len(e.outputs) == 1)
         supplied = "(out,)" if len(e.outputs) == 1 else "out"
@@ -217,7 +218,7 @@ def function(e: Entry) -> str:
             "undo = ()",
             "try:", *[f"    {p}" for p in prepare],
             f'    places, given, undo = _list_slots("{e.name}", ({quoted}), {supplied}, count)',
-            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(abi.wrap("status = call", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:",
             f"        return _list_results(places, given, {owner}){'[0]' if len(e.outputs) == 1 else ''}",
         ]  # fmt: skip
@@ -226,7 +227,7 @@ def function(e: Entry) -> str:
         lines = [
             "try:", "    slot = _take()", "except IndexError:", "    slot = _new_slot()",
             "try:", "    slot[0] = _NULL if out is None else out._handle", *[f"    {p}" for p in prepare],
-            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "slot"], "", WIDTH - 8)),
+            *_indent(abi.wrap("status = call", [*call, "slot"], "", WIDTH - 8)),
             "    if out is None and not status:", "        made = _make(Buffer)",
             "        made._handle = _own(slot[0], _release)", f"        made._device = {owner}", "        out = made",
         ]  # fmt: skip
@@ -237,7 +238,7 @@ def function(e: Entry) -> str:
         lines = [
             f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _has_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
-            *_indent(abi.wrap(f"status = {_entry_point(e, owner)}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(abi.wrap("status = call", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:", f"        return _results(places, given, {owner})",
         ]  # fmt: skip
         undo, after = ["_exhaust(undo)"], [fail]
@@ -253,7 +254,8 @@ def function(e: Entry) -> str:
 
 
 def _entry_point(e: Entry, owner: str) -> str:
-    """The C function as a device has it; see tlrt._binding.observer.Calls."""
+    """The C function as a device has it; see tlrt._binding.observer.Calls. It is looked up on a line of its own, as CPython
+    specialises the lookup of an attribute, and not that of a method which the class does not have."""
     return f"{owner}._calls.{e.symbol.removeprefix('torchlean_cuda_')}"
 
 
@@ -261,14 +263,14 @@ def _indent(text: str) -> list[str]:
     return [f"    {line}" for line in text.split("\n")]
 
 
-def _host_body(e: Entry, owner: str, prepare: list[str], call: list[str]) -> list[str]:
+def _host_body(e: Entry, prepare: list[str], call: list[str]) -> list[str]:
     if len(e.outputs) != 1:
         raise ValueError(f"{e.name}: one host output at most")
     o = e.outputs[0]
     inputs = ", ".join(f"{a.name}_" for a in e.signature.inputs if a.kind == "f64")
     made = f'{o.name}_ = _float64_out("{e.name}", "{o.name}", out, {_dims_text(o, e)}, [{inputs}])'
     whole = [*call, f'_from_buffer("double[]", {o.name}_, require_writable=True)']
-    run = abi.wrap(f"status = {_entry_point(e, owner)}", whole, "", WIDTH - 8)
+    run = abi.wrap("status = call", whole, "", WIDTH - 8)
     return ["try:", *[f"    {p}" for p in [*prepare, made]], *_indent(run)]
 
 

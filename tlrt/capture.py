@@ -66,6 +66,7 @@ from tlrt.errors import (
     DeviceMismatchError,
     IndexOutOfRangeError,
     ReleasedError,
+    refusal,
 )
 from tlrt.parameter import Parameter
 from tlrt.tensor import CapturedTensor, NatRef, TensorRef
@@ -134,7 +135,7 @@ class Input(convert.Live):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ArgumentTypeError(f"len: {self.name}: got a number, expected at least one axis")
+            raise refusal(ArgumentTypeError, "len", self.name, "a number", "at least one axis")
         return self.shape[0]
 
     # ---- as a tensor, and as indices
@@ -153,8 +154,7 @@ class Input(convert.Live):
         self._require_here(self.session, op)
         if not self._integers or expected != "integers":
             hint = "where indices are taken, or Session.const of it" if self._integers else "Session.const of it"
-            text = f"{op}: {name}: got {self.name} of a captured function ({self.dtype}), expected {hint}"
-            raise CaptureError(text, op=op)
+            raise refusal(CaptureError, op, name, f"{self.name} of a captured function ({self.dtype})", hint)
         if self._numbers is None:
             numbers = np.empty(self.shape, np.uint32)
             numbers[...] = _below_limit(self.name, self._content)
@@ -164,11 +164,11 @@ class Input(convert.Live):
 
     def _require_here(self, session: Any, op: str) -> None:
         if session is not self.session:
-            text = f"{op}: {self.name}: got an argument of another session's captured function, expected one of this"
-            raise DeviceMismatchError(text, op=op)
+            raise refusal(
+                DeviceMismatchError, op, self.name, "an argument of another session's captured function", "one of this"
+            )
         if not self._recorder.is_active or self._closed:
-            text = f"{op}: {self.name}: got an argument of a captured function after its end, expected it within"
-            raise ReleasedError(text, op=op)
+            raise refusal(ReleasedError, op, self.name, "an argument of a captured function after its end", "it within")
 
     # ---- at a replay
 
@@ -179,9 +179,12 @@ class Input(convert.Live):
         array = _content(self.name, value)
         if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
             kind = "integers" if self._integers else "floats or bool"
-            raise CaptureError(
-                f"replay: {self.name}: got {array.dtype} of shape {array.shape}, expected {kind} of shape {self.shape}, "
-                "as when it was captured"
+            raise refusal(
+                CaptureError,
+                "replay",
+                self.name,
+                f"{array.dtype} of shape {array.shape}",
+                f"{kind} of shape {self.shape}, as when it was captured",
             )
         return _below_limit(self.name, array) if self._numbers is not None else array
 
@@ -204,9 +207,13 @@ class Input(convert.Live):
     # ---- what has no answer
 
     def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        raise CaptureError(
-            f"{self.name}: got its content asked for within a captured function, expected Session.const of it, or its use as "
-            "indices (compute with arrays before the call; functools.partial binds what never changes)"
+        raise refusal(
+            CaptureError,
+            self.name,
+            "",
+            "its content asked for within a captured function",
+            "Session.const of it, or its use as indices (compute with arrays before the call; functools.partial binds what "
+            "never changes)",
         )
 
     __array__ = __index__ = __int__ = __float__ = __bool__ = __iter__ = __getitem__ = _opaque
@@ -243,13 +250,11 @@ def _content(name: str, value: Any) -> npt.NDArray[Any]:
     """An argument as an array. Raises ArgumentTypeError for one that is none."""
     if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, convert.Live)):
         got = convert.type_name(value)
-        raise ArgumentTypeError(f"capture: {name}: got {got}, expected an array, a number, None, a Boolean or text")
+        raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
     array = convert._array("capture", name, value, "an array")
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "iub" and not (kind == "f" and size in (4, 8)):
-        raise ArgumentTypeError(
-            f"capture: {name}: got dtype {array.dtype}, expected float32, float64, integers or bool"
-        )
+        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", "float32, float64, integers or bool")
     return array
 
 
@@ -257,7 +262,7 @@ def _below_limit(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Integers that are indices; raises IndexOutOfRangeError below 0 and from 2^32."""
     if array.dtype != np.uint32 and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**32:
         got = int(array.min() if array.min() < 0 else array.max())
-        raise IndexOutOfRangeError(f"capture: {name}: got {got}, expected 0 or more, below 2**32")
+        raise refusal(IndexOutOfRangeError, "capture", name, got, "0 or more, below 2**32")
     return array
 
 
@@ -266,7 +271,7 @@ def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]
     session._require_open("capture")
     session._require_uncaptured("capture")
     if not callable(function):
-        raise ArgumentTypeError(f"capture: function: got {convert.type_name(function)}, expected a function")
+        raise refusal(ArgumentTypeError, "capture", "function", convert.type_name(function), "a function")
     made = Captured(session, function, example)
     session._captures.add(made)
     return made
@@ -347,8 +352,13 @@ class Captured(Uncopied):
             kept, source = value.share(), value.buffer
         else:
             got = convert.type_name(value)
-            text = f"capture: result: got {got} of {self.name}, expected tensors in tuples, lists or dicts, or None"
-            raise ArgumentTypeError(text, op="capture")
+            raise refusal(
+                ArgumentTypeError,
+                "capture",
+                "result",
+                f"{got} of {self.name}",
+                "tensors in tuples, lists or dicts, or None",
+            )
         self._results.append(kept)
         if self._recorder is not None:
             self._recorder.storage(source._handle)  # refuses what a replay does not make
@@ -383,10 +393,12 @@ class Captured(Uncopied):
 
         mirrored = [p for p in self.session.parameters.values() if p._mirror is not None]
         for first, second, *_ in alias_groups(self.session.device, [p._mirror._handle for p in mirrored]):
-            raise CaptureError(
-                f"{op}: {mirrored[second].name}: got the buffer of {mirrored[first].name}, expected one of its own (assign "
-                "a copy, or use one parameter in both places)",
-                op=op,
+            raise refusal(
+                CaptureError,
+                op,
+                mirrored[second].name,
+                f"the buffer of {mirrored[first].name}",
+                "one of its own (assign a copy, or use one parameter in both places)",
             )
 
     # ---- replaying
@@ -395,7 +407,7 @@ class Captured(Uncopied):
         """Does the step with these arguments. Raises CaptureError where they do not fit, ReleasedError after close."""
         session = self.session
         if self._closed:
-            raise ReleasedError(f"replay: {self.name}: got a closed step, expected an open one", op="replay")
+            raise refusal(ReleasedError, "replay", self.name, "a closed step", "an open one")
         session._require_open("replay")
         session._require_uncaptured("replay")
         if session.device.name == "spec":
@@ -422,17 +434,25 @@ class Captured(Uncopied):
     def _take(self, arguments: tuple[Any, ...]) -> None:
         inputs = self._inputs
         if len(arguments) != len(inputs):
-            text = (
-                f"replay: {self.name}: got {len(arguments)} arguments, expected {len(inputs)}, as when it was captured"
+            raise refusal(
+                CaptureError,
+                "replay",
+                self.name,
+                f"{len(arguments)} arguments",
+                f"{len(inputs)}, as when it was captured",
             )
-            raise CaptureError(text, op="replay")
         checked = []
         for place, (known, value) in enumerate(zip(inputs, arguments, strict=True)):
             if isinstance(known, Input):
                 checked.append((known, known._accepts(value)))
             elif type(value) is not type(known) or value != known:
-                text = f"replay: argument {place}: got {value!r:.99}, expected {known!r:.99}, as when it was captured"
-                raise CaptureError(text, op="replay")
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    f"argument {place}",
+                    f"{value!r:.99}",
+                    f"{known!r:.99}, as when it was captured",
+                )
         for known, array in checked:
             known._take(array)
 
@@ -447,8 +467,12 @@ class Captured(Uncopied):
         for place in self._places:
             if place.storage is not None and place.parameter._requires_grad is not place.is_trained:
                 state = "trained" if place.is_trained else "frozen"
-                raise CaptureError(
-                    f"replay: {place.parameter.name}: got requires_grad changed, expected it {state}, as when it was captured"
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    place.parameter.name,
+                    "requires_grad changed",
+                    f"it {state}, as when it was captured",
                 )
         self._require_distinct("replay")
         moved = [place for place in self._places if place.is_moved]
@@ -496,10 +520,13 @@ class Captured(Uncopied):
             made = self._keep(self._function(*arguments))
             found = self._results
             if before and [r.shape for r in found] != [r.shape for r in before]:
-                text = (
-                    f"replay: {self.name}: got results of shapes {[r.shape for r in found]}, expected those of before"
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    self.name,
+                    f"results of shapes {[r.shape for r in found]}",
+                    "those of before",
                 )
-                raise CaptureError(text, op="replay")
         except BaseException:
             for fresh in self._results:
                 fresh.release()

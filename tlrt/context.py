@@ -11,7 +11,7 @@ from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
 from tlrt._binding.handles import Device, Memory, describe, device
 from tlrt._binding.library import failure, load
-from tlrt.errors import ArgumentTypeError
+from tlrt.errors import ArgumentTypeError, refusal
 
 __all__ = [
     "Device", "Memory", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant", "set_threads",
@@ -56,7 +56,7 @@ def set_cpu_variant(name: str | None) -> None:
     library = load()
     if not isinstance(name, (str, type(None))):
         got = type_name(name)
-        raise ArgumentTypeError(f"set_cpu_variant: name: got {got}, expected a name or None", op="set_cpu_variant")
+        raise refusal(ArgumentTypeError, "set_cpu_variant", "name", got, "a name or None")
     text = library.ffi.NULL if name is None else library.ffi.new("char[]", name.encode())
     if status := library.lib.torchlean_cuda_set_cpu_variant(text):
         raise failure(status, "set_cpu_variant")

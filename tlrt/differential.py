@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding.observer import Observer
-from tlrt.errors import ArgumentError, TorchleanError
+from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case, cotangent_names
@@ -156,7 +156,7 @@ def compare(
     """
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
-        raise ArgumentError(f"compare: devices: got {names}, expected one or more different names", op="compare")
+        raise refusal(ArgumentError, "compare", "devices", names, "one or more different names")
     report = Report(names)
     reference: _Watch | None = None
     for name in names:
@@ -387,7 +387,7 @@ def _program(path: Path, function: str) -> Program:
     """The function of that name in a Python file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ArgumentError(f"compare: FILE: got {path}, expected a Python file")
+        raise refusal(ArgumentError, "compare", "FILE", path, "a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:

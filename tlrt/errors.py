@@ -149,10 +149,14 @@ by_status: dict[int, type[TorchleanError]] = {
 }  # fmt: skip
 
 
-_E = TypeVar("_E", bound=TorchleanError)
+_E = TypeVar("_E", bound=Exception)
 
 
-def refusal(kind: type[_E], op: str, argument: str, got: object, expected: object) -> _E:
-    """The exception for an argument that an operation does not take: "op: argument: got …, expected …"; without the
-    argument's name if that is ""."""
-    return kind(f"{op}: {argument}{': ' * bool(argument)}got {got}, expected {expected}", op=op)
+def refusal(kind: type[_E], op: str, argument: object, got: object, expected: object) -> _E:
+    """The exception for an argument that an operation does not take: "op: argument: got …, expected …". Without an argument's
+    name ("") the message leaves it out."""
+    text = f"{op}: {argument}{': ' if argument else ''}got {got}, expected {expected}"
+    made = kind(text)
+    if isinstance(made, TorchleanError):
+        made.op = op
+    return made

@@ -20,7 +20,7 @@ from tlrt import context, kernels
 from tlrt._binding import convert
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.buffer import Buffer
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.tape import Node, Tape
 
 __all__ = [
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 def _precision(op: str, precision: str) -> bool:
     """Whether it is float64."""
     if precision not in ("fp32", "fp64"):
-        raise ArgumentError(f"{op}: precision: got {precision!r}, expected 'fp32' or 'fp64'", op=op)
+        raise refusal(ArgumentError, op, "precision", f"{precision!r}", "'fp32' or 'fp64'")
     return precision == "fp64"
 
 
@@ -48,13 +48,13 @@ def _device(use_gpu: bool) -> context.Device:
 def _host(op: str, name: str, value: npt.ArrayLike, rank: int) -> npt.NDArray[np.float64]:
     array = convert._array(op, name, value, "float64, float32, integers or bool")
     if array.ndim != rank:
-        raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected {rank} axes", op=op)
+        raise refusal(ShapeError, op, name, f"shape {array.shape}", f"{rank} axes")
     return convert.float64(op, name, array, array.shape).reshape(array.shape)
 
 
 def _equal(op: str, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if got != expected:
-        raise ShapeError(f"{op}: {name}: got shape {got}, expected {expected}", op=op)
+        raise refusal(ShapeError, op, name, f"shape {got}", expected)
 
 
 def _dgemm(device: Any, a: Array, b: Array) -> Array:
@@ -88,14 +88,14 @@ def drop_column(x: npt.ArrayLike) -> Array:
     """A matrix of one column (n, 1) as a vector (n); a view of an array. Raises ShapeError for any other shape."""
     array = _axes("drop_column", x, 2)
     if array.shape[1] != 1:
-        raise ShapeError(f"drop_column: x: got shape {array.shape}, expected (n, 1)", op="drop_column")
+        raise refusal(ShapeError, "drop_column", "x", f"shape {array.shape}", "(n, 1)")
     return array[:, 0]
 
 
 def _axes(op: str, x: npt.ArrayLike, rank: int) -> Array:
     array = np.asarray(x)
     if array.ndim != rank:
-        raise ShapeError(f"{op}: x: got shape {array.shape}, expected {rank} axes", op=op)
+        raise refusal(ShapeError, op, "x", f"shape {array.shape}", f"{rank} axes")
     return array
 
 
@@ -233,7 +233,7 @@ def _layer(op: str, w: npt.ArrayLike, x: npt.ArrayLike) -> tuple[Array, Array, b
     single = np.ndim(x) == 1
     rows = as_row(_host(op, "x", x, 1)) if single else _host(op, "x", x, 2)
     if rows.shape[1] != weights.shape[1]:
-        raise ShapeError(f"{op}: x: got shape {np.shape(x)}, expected inputs = {weights.shape[1]} at the end", op=op)
+        raise refusal(ShapeError, op, "x", f"shape {np.shape(x)}", f"inputs = {weights.shape[1]} at the end")
     return weights, rows, single
 
 

@@ -234,7 +234,8 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_add(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_add
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -273,7 +274,8 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_sub(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_sub
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -312,7 +314,8 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_mul(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_mul
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -348,7 +351,8 @@ def mul_bwd(
     """
     places, given, undo = _slots("mul_bwd", ("ga", "gb"), want, out)
     try:
-        status = a._device._calls.buffer_mul_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_mul_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -380,7 +384,8 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_div(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_div
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -416,7 +421,8 @@ def div_bwd(
     """
     places, given, undo = _slots("div_bwd", ("ga", "gb"), want, out)
     try:
-        status = a._device._calls.buffer_div_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_div_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -448,7 +454,8 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_scale(x._handle, c, slot)
+        call = x._device._calls.buffer_scale
+        status = call(x._handle, c, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -487,7 +494,8 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_axpy(a._handle, b._handle, c, slot)
+        call = a._device._calls.buffer_axpy
+        status = call(a._handle, b._handle, c, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -526,7 +534,8 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_inv(x._handle, slot)
+        call = x._device._calls.buffer_inv
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -561,7 +570,8 @@ def inv_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_inv_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_inv_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -600,7 +610,8 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_sqrt(x._handle, slot)
+        call = x._device._calls.buffer_sqrt
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -635,7 +646,8 @@ def sqrt_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_sqrt_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_sqrt_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -674,7 +686,8 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_abs(x._handle, slot)
+        call = x._device._calls.buffer_abs
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -709,7 +722,8 @@ def abs_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_abs_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_abs_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -748,7 +762,8 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_max(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_max
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -784,7 +799,8 @@ def max_bwd(
     """
     places, given, undo = _slots("max_bwd", ("ga", "gb"), want, out)
     try:
-        status = a._device._calls.buffer_max_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_max_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -816,7 +832,8 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_min(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_min
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -852,7 +869,8 @@ def min_bwd(
     """
     places, given, undo = _slots("min_bwd", ("ga", "gb"), want, out)
     try:
-        status = a._device._calls.buffer_min_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_min_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -885,7 +903,8 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_clamp(x._handle, lo, hi, slot)
+        call = x._device._calls.buffer_clamp
+        status = call(x._handle, lo, hi, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -919,7 +938,8 @@ def clamp_bwd(x: Buffer, g: Buffer, lo: float, hi: float, *, out: Buffer | None 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_clamp_bwd(x._handle, g._handle, lo, hi, slot)
+        call = x._device._calls.buffer_clamp_bwd
+        status = call(x._handle, g._handle, lo, hi, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -956,7 +976,8 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_relu(x._handle, slot)
+        call = x._device._calls.buffer_relu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -989,7 +1010,8 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_relu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_relu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1026,7 +1048,8 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_exp(x._handle, slot)
+        call = x._device._calls.buffer_exp
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1059,7 +1082,8 @@ def exp_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = y._device._calls.buffer_exp_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_exp_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1096,7 +1120,8 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_log(x._handle, slot)
+        call = x._device._calls.buffer_log
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1129,7 +1154,8 @@ def log_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_log_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_log_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1168,7 +1194,8 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_safe_log(x._handle, eps, slot)
+        call = x._device._calls.buffer_safe_log
+        status = call(x._handle, eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1201,7 +1228,8 @@ def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_safe_log_bwd(x._handle, g._handle, eps, slot)
+        call = x._device._calls.buffer_safe_log_bwd
+        status = call(x._handle, g._handle, eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1238,7 +1266,8 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_sigmoid(x._handle, slot)
+        call = x._device._calls.buffer_sigmoid
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1271,7 +1300,8 @@ def sigmoid_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = y._device._calls.buffer_sigmoid_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_sigmoid_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1308,7 +1338,8 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_tanh(x._handle, slot)
+        call = x._device._calls.buffer_tanh
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1341,7 +1372,8 @@ def tanh_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = y._device._calls.buffer_tanh_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_tanh_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1378,7 +1410,8 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_softplus(x._handle, slot)
+        call = x._device._calls.buffer_softplus
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1411,7 +1444,8 @@ def softplus_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_softplus_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_softplus_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1450,7 +1484,8 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_silu(x._handle, slot)
+        call = x._device._calls.buffer_silu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1485,7 +1520,8 @@ def silu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_silu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_silu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1524,7 +1560,8 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_gelu(x._handle, slot)
+        call = x._device._calls.buffer_gelu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1559,7 +1596,8 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_gelu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_gelu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1598,7 +1636,8 @@ def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_sum(x._handle, _index(n), slot)
+        call = x._device._calls.buffer_reduce_sum
+        status = call(x._handle, _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1637,7 +1676,8 @@ def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_sum_axis0(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_sum_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1676,7 +1716,8 @@ def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_sum_axis1(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_sum_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1719,7 +1760,8 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = x._device._calls.buffer_reduce_sum_axis(x._handle, dims_, _count(dims_), _index(axis), slot)
+        call = x._device._calls.buffer_reduce_sum_axis
+        status = call(x._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1762,7 +1804,8 @@ def reduce_mean(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = x._device._calls.buffer_reduce_mean(x._handle, dims_, _count(dims_), _index(axis), slot)
+        call = x._device._calls.buffer_reduce_mean
+        status = call(x._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1798,7 +1841,8 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = g._device._calls.buffer_reduce_mean_bwd(g._handle, dims_, _count(dims_), _index(axis), slot)
+        call = g._device._calls.buffer_reduce_mean_bwd
+        status = call(g._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1840,7 +1884,8 @@ def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_max_axis0(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1878,8 +1923,8 @@ def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_max_axis0_bwd(x._handle, y._handle, g._handle, _index(rows),
-                                                              _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis0_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1921,7 +1966,8 @@ def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_max_axis1(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1959,8 +2005,8 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_reduce_max_axis1_bwd(x._handle, y._handle, g._handle, _index(rows),
-                                                              _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis1_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1999,7 +2045,8 @@ def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = a._device._calls.buffer_concat1d(a._handle, b._handle, _index(n), _index(m), slot)
+        call = a._device._calls.buffer_concat1d
+        status = call(a._handle, b._handle, _index(n), _index(m), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2039,7 +2086,8 @@ def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_slice1d(x._handle, _index(n), _index(start), _index(len), slot)
+        call = x._device._calls.buffer_slice1d
+        status = call(x._handle, _index(n), _index(start), _index(len), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2075,7 +2123,8 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_slice1d_bwd(g._handle, _index(n), _index(start), _index(len), slot)
+        call = g._device._calls.buffer_slice1d_bwd
+        status = call(g._handle, _index(n), _index(start), _index(len), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2112,7 +2161,8 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = vec._device._calls.buffer_broadcast_vec_to_rows(vec._handle, _index(rows), _index(cols), slot)
+        call = vec._device._calls.buffer_broadcast_vec_to_rows
+        status = call(vec._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2149,7 +2199,8 @@ def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = vec._device._calls.buffer_broadcast_vec_to_cols(vec._handle, _index(rows), _index(cols), slot)
+        call = vec._device._calls.buffer_broadcast_vec_to_cols
+        status = call(vec._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2197,8 +2248,9 @@ def broadcast_to(
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        status = x._device._calls.buffer_broadcast_to(x._handle, in_dims_, _count(in_dims_), out_dims_,
-                                                      _count(out_dims_), axis_map_, _count(axis_map_), slot)
+        call = x._device._calls.buffer_broadcast_to
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
+                      _count(axis_map_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2247,8 +2299,9 @@ def reduce_from_broadcast(
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        status = x._device._calls.buffer_reduce_from_broadcast(x._handle, in_dims_, _count(in_dims_), out_dims_,
-                                                               _count(out_dims_), axis_map_, _count(axis_map_), slot)
+        call = x._device._calls.buffer_reduce_from_broadcast
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
+                      _count(axis_map_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2285,7 +2338,8 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_transpose2d(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_transpose2d
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2326,7 +2380,8 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = x._device._calls.buffer_swap_adjacent_at_depth(x._handle, dims_, _count(dims_), _index(depth), slot)
+        call = x._device._calls.buffer_swap_adjacent_at_depth
+        status = call(x._handle, dims_, _count(dims_), _index(depth), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2363,7 +2418,8 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_transpose3d_bca(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_bca
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2400,7 +2456,8 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_transpose3d_cab(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_cab
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2437,7 +2494,8 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_transpose3d_acb(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_acb
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2480,8 +2538,8 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec", "indices", indices)
-        status = vec._device._calls.buffer_gather_vec(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n),
-                                                      indices_.size, slot)
+        call = vec._device._calls.buffer_gather_vec
+        status = call(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2518,8 +2576,8 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec_bwd", "indices", indices)
-        status = g._device._calls.buffer_gather_vec_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(n),
-                                                        indices_.size, slot)
+        call = g._device._calls.buffer_gather_vec_bwd
+        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2562,8 +2620,9 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows", "indices", indices)
-        status = mat._device._calls.buffer_gather_rows(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows),
-                                                       _index(cols), indices_.size, slot)
+        call = mat._device._calls.buffer_gather_rows
+        status = call(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols), indices_.size,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2600,8 +2659,8 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows_bwd", "indices", indices)
-        status = g._device._calls.buffer_gather_rows_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows),
-                                                         _index(cols), indices_.size, slot)
+        call = g._device._calls.buffer_gather_rows_bwd
+        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows), _index(cols), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2644,8 +2703,8 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add", "indices", indices)
-        status = x._device._calls.buffer_scatter_add(x._handle, values._handle, _from_buffer("uint32_t[]", indices_),
-                                                     _index(n), indices_.size, slot)
+        call = x._device._calls.buffer_scatter_add
+        status = call(x._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2691,9 +2750,9 @@ def scatter_add_rows(
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add_rows", "indices", indices)
-        status = mat._device._calls.buffer_scatter_add_rows(mat._handle, values._handle,
-                                                            _from_buffer("uint32_t[]", indices_), _index(rows),
-                                                            _index(cols), indices_.size, slot)
+        call = mat._device._calls.buffer_scatter_add_rows
+        status = call(mat._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols),
+                      indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2734,8 +2793,8 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = mat._device._calls.buffer_scatter_add_row(mat._handle, row._handle, _index(rows), _index(cols),
-                                                           _index(i), slot)
+        call = mat._device._calls.buffer_scatter_add_row
+        status = call(mat._handle, row._handle, _index(rows), _index(cols), _index(i), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2774,7 +2833,8 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = A._device._calls.buffer_matmul(A._handle, B._handle, _index(m), _index(n), _index(p), slot)
+        call = A._device._calls.buffer_matmul
+        status = call(A._handle, B._handle, _index(m), _index(n), _index(p), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2818,8 +2878,8 @@ def matmul_bwd(
     """
     places, given, undo = _slots("matmul_bwd", ("gA", "gB"), want, out)
     try:
-        status = A._device._calls.buffer_matmul_bwd(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p),
-                                                    *places)
+        call = A._device._calls.buffer_matmul_bwd
+        status = call(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -2851,7 +2911,8 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = A._device._calls.buffer_bmm(A._handle, B._handle, _index(batch), _index(m), _index(n), _index(p), slot)
+        call = A._device._calls.buffer_bmm
+        status = call(A._handle, B._handle, _index(batch), _index(m), _index(n), _index(p), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2896,8 +2957,8 @@ def bmm_bwd(
     """
     places, given, undo = _slots("bmm_bwd", ("gA", "gB"), want, out)
     try:
-        status = A._device._calls.buffer_bmm_bwd(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n),
-                                                 _index(p), *places)
+        call = A._device._calls.buffer_bmm_bwd
+        status = call(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -2931,8 +2992,8 @@ def linear(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = W._device._calls.buffer_linear(W._handle, x._handle, b._handle, _index(outputs), _index(inputs),
-                                                _index(batch), slot)
+        call = W._device._calls.buffer_linear
+        status = call(W._handle, x._handle, b._handle, _index(outputs), _index(inputs), _index(batch), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2977,8 +3038,8 @@ def linear_bwd(
     """
     places, given, undo = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
     try:
-        status = W._device._calls.buffer_linear_bwd(W._handle, x._handle, g._handle, _index(outputs), _index(inputs),
-                                                    _index(batch), *places)
+        call = W._device._calls.buffer_linear_bwd
+        status = call(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), *places)
         if not status:
             return _results(places, given, W._device)
     except BaseException as error:
@@ -3016,10 +3077,10 @@ def dgemm(
     try:
         A_ = _float64("dgemm", "A", A, (m, n))
         B_ = _float64("dgemm", "B", B, (n, p))
+        call = device._calls.dgemm
         out_ = _float64_out("dgemm", "out", out, (m, p), [A_, B_])
-        status = device._calls.dgemm(device._handle, _from_buffer("double[]", A_), _from_buffer("double[]", B_),
-                                     _index(m), _index(n), _index(p),
-                                     _from_buffer("double[]", out_, require_writable=True))
+        status = call(device._handle, _from_buffer("double[]", A_), _from_buffer("double[]", B_), _index(m), _index(n),
+                      _index(p), _from_buffer("double[]", out_, require_writable=True))
     except _WRONG as error:
         raise _refusal(dgemm, error, locals()) from None
     if status:
@@ -3050,7 +3111,8 @@ def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Bu
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_softmax(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_softmax
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3085,7 +3147,8 @@ def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = y._device._calls.buffer_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = y._device._calls.buffer_softmax_bwd
+        status = call(y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3125,7 +3188,8 @@ def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_log_softmax(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_log_softmax
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3160,7 +3224,8 @@ def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer |
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = y._device._calls.buffer_log_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = y._device._calls.buffer_log_softmax_bwd
+        status = call(y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3206,8 +3271,8 @@ def layer_norm(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_layer_norm(x._handle, gamma._handle, beta._handle, _index(rows), _index(cols),
-                                                    eps, slot)
+        call = x._device._calls.buffer_layer_norm
+        status = call(x._handle, gamma._handle, beta._handle, _index(rows), _index(cols), eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3254,8 +3319,8 @@ def layer_norm_bwd(
     """
     places, given, undo = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
-        status = x._device._calls.buffer_layer_norm_bwd(x._handle, gamma._handle, g._handle, _index(rows),
-                                                        _index(cols), eps, *places)
+        call = x._device._calls.buffer_layer_norm_bwd
+        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3301,9 +3366,9 @@ def batchnorm_channel_first(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_batchnorm_channel_first(x._handle, gamma._handle, beta._handle,
-                                                                 _index(channels), _index(height), _index(width), eps,
-                                                                 slot)
+        call = x._device._calls.buffer_batchnorm_channel_first
+        status = call(x._handle, gamma._handle, beta._handle, _index(channels), _index(height), _index(width), eps,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3352,9 +3417,9 @@ def batchnorm_channel_first_bwd(
     """
     places, given, undo = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
-        status = x._device._calls.buffer_batchnorm_channel_first_bwd(x._handle, gamma._handle, g._handle,
-                                                                     _index(channels), _index(height), _index(width),
-                                                                     eps, *places)
+        call = x._device._calls.buffer_batchnorm_channel_first_bwd
+        status = call(x._handle, gamma._handle, g._handle, _index(channels), _index(height), _index(width), eps,
+                      *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3386,7 +3451,8 @@ def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = yhat._device._calls.buffer_mse_loss(yhat._handle, target._handle, _index(n), slot)
+        call = yhat._device._calls.buffer_mse_loss
+        status = call(yhat._handle, target._handle, _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3428,7 +3494,8 @@ def mse_loss_bwd(
     """
     places, given, undo = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
     try:
-        status = yhat._device._calls.buffer_mse_loss_bwd(yhat._handle, target._handle, g._handle, _index(n), *places)
+        call = yhat._device._calls.buffer_mse_loss_bwd
+        status = call(yhat._handle, target._handle, g._handle, _index(n), *places)
         if not status:
             return _results(places, given, yhat._device)
     except BaseException as error:
@@ -3465,8 +3532,8 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     try:
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy", "labels", labels)
-        status = logits._device._calls.buffer_cross_entropy(logits._handle, _from_buffer("uint32_t[]", labels_),
-                                                            labels_.size, _index(cols), slot)
+        call = logits._device._calls.buffer_cross_entropy
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3505,8 +3572,8 @@ def cross_entropy_bwd(
     try:
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy_bwd", "labels", labels)
-        status = logits._device._calls.buffer_cross_entropy_bwd(logits._handle, _from_buffer("uint32_t[]", labels_),
-                                                                g._handle, labels_.size, _index(cols), slot)
+        call = logits._device._calls.buffer_cross_entropy_bwd
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), g._handle, labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3572,10 +3639,10 @@ def conv(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_conv(x._handle, w._handle, b._handle, _index(batch), _index(in_channels),
-                                              spatial_, _count(spatial_), _index(out_channels), kernel_,
-                                              _count(kernel_), stride_, _count(stride_), padding_, _count(padding_),
-                                              slot)
+        call = x._device._calls.buffer_conv
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3636,10 +3703,10 @@ def conv_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_conv_bwd(x._handle, w._handle, g._handle, _index(batch), _index(in_channels),
-                                                  spatial_, _count(spatial_), _index(out_channels), kernel_,
-                                                  _count(kernel_), stride_, _count(stride_), padding_,
-                                                  _count(padding_), *places)
+        call = x._device._calls.buffer_conv_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3699,10 +3766,10 @@ def conv_transpose(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_conv_transpose(x._handle, w._handle, b._handle, _index(batch),
-                                                        _index(in_channels), spatial_, _count(spatial_),
-                                                        _index(out_channels), kernel_, _count(kernel_), stride_,
-                                                        _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_conv_transpose
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3763,10 +3830,10 @@ def conv_transpose_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_conv_transpose_bwd(x._handle, w._handle, g._handle, _index(batch),
-                                                            _index(in_channels), spatial_, _count(spatial_),
-                                                            _index(out_channels), kernel_, _count(kernel_), stride_,
-                                                            _count(stride_), padding_, _count(padding_), *places)
+        call = x._device._calls.buffer_conv_transpose_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3822,10 +3889,10 @@ def conv2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_conv2d(x._handle, w._handle, b._handle, _index(batch), _index(in_channels),
-                                                _index(in_h), _index(in_w), _index(out_channels), _index(kernel_h),
-                                                _index(kernel_w), _index(stride_h), _index(stride_w),
-                                                _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_conv2d
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3884,11 +3951,10 @@ def conv2d_bwd(
     """
     places, given, undo = _slots("conv2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
-        status = x._device._calls.buffer_conv2d_bwd(x._handle, w._handle, g._handle, _index(batch),
-                                                    _index(in_channels), _index(in_h), _index(in_w),
-                                                    _index(out_channels), _index(kernel_h), _index(kernel_w),
-                                                    _index(stride_h), _index(stride_w), _index(padding_h),
-                                                    _index(padding_w), *places)
+        call = x._device._calls.buffer_conv2d_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3944,11 +4010,10 @@ def conv_transpose2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_conv_transpose2d(x._handle, w._handle, b._handle, _index(batch),
-                                                          _index(in_channels), _index(in_h), _index(in_w),
-                                                          _index(out_channels), _index(kernel_h), _index(kernel_w),
-                                                          _index(stride_h), _index(stride_w), _index(padding_h),
-                                                          _index(padding_w), slot)
+        call = x._device._calls.buffer_conv_transpose2d
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4007,11 +4072,10 @@ def conv_transpose2d_bwd(
     """
     places, given, undo = _slots("conv_transpose2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
-        status = x._device._calls.buffer_conv_transpose2d_bwd(x._handle, w._handle, g._handle, _index(batch),
-                                                              _index(in_channels), _index(in_h), _index(in_w),
-                                                              _index(out_channels), _index(kernel_h), _index(kernel_w),
-                                                              _index(stride_h), _index(stride_w), _index(padding_h),
-                                                              _index(padding_w), *places)
+        call = x._device._calls.buffer_conv_transpose2d_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -4064,9 +4128,9 @@ def max_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_max_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_,
-                                                  _count(kernel_), stride_, _count(stride_), padding_,
-                                                  _count(padding_), slot)
+        call = x._device._calls.buffer_max_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4122,9 +4186,9 @@ def max_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_,
-                                                      _count(spatial_), kernel_, _count(kernel_), stride_,
-                                                      _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_max_pool_bwd
+        status = call(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                      stride_, _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4184,9 +4248,9 @@ def max_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w),
-                                                    _index(kernel_h), _index(kernel_w), _index(stride_h),
-                                                    _index(stride_w), _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_max_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4241,10 +4305,9 @@ def max_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h),
-                                                        _index(in_w), _index(kernel_h), _index(kernel_w),
-                                                        _index(stride_h), _index(stride_w), _index(padding_h),
-                                                        _index(padding_w), slot)
+        call = x._device._calls.buffer_max_pool2d_bwd
+        status = call(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4303,9 +4366,9 @@ def avg_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_avg_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_,
-                                                  _count(kernel_), stride_, _count(stride_), padding_,
-                                                  _count(padding_), slot)
+        call = x._device._calls.buffer_avg_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4357,9 +4420,9 @@ def avg_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = g._device._calls.buffer_avg_pool_bwd(g._handle, _index(channels), spatial_, _count(spatial_), kernel_,
-                                                      _count(kernel_), stride_, _count(stride_), padding_,
-                                                      _count(padding_), slot)
+        call = g._device._calls.buffer_avg_pool_bwd
+        status = call(g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4419,9 +4482,9 @@ def avg_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_avg_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w),
-                                                    _index(kernel_h), _index(kernel_w), _index(stride_h),
-                                                    _index(stride_w), _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_avg_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4475,9 +4538,9 @@ def avg_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_avg_pool2d_bwd(g._handle, _index(channels), _index(in_h), _index(in_w),
-                                                        _index(kernel_h), _index(kernel_w), _index(stride_h),
-                                                        _index(stride_w), _index(padding_h), _index(padding_w), slot)
+        call = g._device._calls.buffer_avg_pool2d_bwd
+        status = call(g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4541,9 +4604,9 @@ def smooth_max_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_smooth_max_pool(x._handle, _index(channels), spatial_, _count(spatial_),
-                                                         kernel_, _count(kernel_), stride_, _count(stride_), padding_,
-                                                         _count(padding_), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4601,9 +4664,9 @@ def smooth_max_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = x._device._calls.buffer_smooth_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_,
-                                                             _count(spatial_), kernel_, _count(kernel_), stride_,
-                                                             _count(stride_), padding_, _count(padding_), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool_bwd
+        status = call(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                      stride_, _count(stride_), padding_, _count(padding_), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4666,10 +4729,9 @@ def smooth_max_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_smooth_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w),
-                                                           _index(kernel_h), _index(kernel_w), _index(stride_h),
-                                                           _index(stride_w), _index(padding_h), _index(padding_w),
-                                                           beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4725,10 +4787,10 @@ def smooth_max_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_smooth_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h),
-                                                               _index(in_w), _index(kernel_h), _index(kernel_w),
-                                                               _index(stride_h), _index(stride_w), _index(padding_h),
-                                                               _index(padding_w), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool2d_bwd
+        status = call(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), beta,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4787,9 +4849,9 @@ def flash_attention(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = Q._device._calls.buffer_flash_attention_fwd(Q._handle, K._handle, V._handle,
-                                                             _NULL if mask is None else mask._handle, _index(batch),
-                                                             _index(n), _index(d), _index(mask_mode), scale, slot)
+        call = Q._device._calls.buffer_flash_attention_fwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, _index(batch),
+                      _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4844,10 +4906,9 @@ def flash_attention_bwd(
     """
     places, given, undo = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
-        status = Q._device._calls.buffer_flash_attention_bwd(Q._handle, K._handle, V._handle,
-                                                             _NULL if mask is None else mask._handle, y._handle,
-                                                             g._handle, _index(batch), _index(n), _index(d),
-                                                             _index(mask_mode), scale, *places)
+        call = Q._device._calls.buffer_flash_attention_bwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, *places)
         if not status:
             return _results(places, given, Q._device)
     except BaseException as error:
@@ -4895,10 +4956,9 @@ def flash_attention_bwd_q(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = Q._device._calls.buffer_flash_attention_bwd_q(Q._handle, K._handle, V._handle,
-                                                               _NULL if mask is None else mask._handle, y._handle,
-                                                               g._handle, _index(batch), _index(n), _index(d),
-                                                               _index(mask_mode), scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_q
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4953,10 +5013,9 @@ def flash_attention_bwd_k(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = Q._device._calls.buffer_flash_attention_bwd_k(Q._handle, K._handle, V._handle,
-                                                               _NULL if mask is None else mask._handle, y._handle,
-                                                               g._handle, _index(batch), _index(n), _index(d),
-                                                               _index(mask_mode), scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_k
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5011,10 +5070,9 @@ def flash_attention_bwd_v(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = Q._device._calls.buffer_flash_attention_bwd_v(Q._handle, K._handle, V._handle,
-                                                               _NULL if mask is None else mask._handle, y._handle,
-                                                               g._handle, _index(batch), _index(n), _index(d),
-                                                               _index(mask_mode), scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_v
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5068,8 +5126,8 @@ def rotary(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_rotary(x._handle, _index(batch), _index(n), _index(d), base, _index(start),
-                                                _index(halves), slot)
+        call = x._device._calls.buffer_rotary
+        status = call(x._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5115,8 +5173,8 @@ def rotary_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_rotary_bwd(g._handle, _index(batch), _index(n), _index(d), base,
-                                                    _index(start), _index(halves), slot)
+        call = g._device._calls.buffer_rotary_bwd
+        status = call(g._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5159,8 +5217,8 @@ def sinusoidal(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_sinusoidal(x._handle, _index(batch), _index(n), _index(d), base,
-                                                    _index(start), slot)
+        call = x._device._calls.buffer_sinusoidal
+        status = call(x._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5197,8 +5255,8 @@ def sinusoidal_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_sinusoidal_bwd(g._handle, _index(batch), _index(n), _index(d), base,
-                                                        _index(start), slot)
+        call = g._device._calls.buffer_sinusoidal_bwd
+        status = call(g._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5241,8 +5299,8 @@ def selective_scan_diag(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = A._device._calls.buffer_selective_scan_diag_fwd(A._handle, B._handle, x._handle, h0._handle,
-                                                                 _index(seq_len), _index(state), slot)
+        call = A._device._calls.buffer_selective_scan_diag_fwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5291,9 +5349,9 @@ def selective_scan_diag_bwd(
     """
     places, given, undo = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
-        status = A._device._calls.buffer_selective_scan_diag_bwd(A._handle, B._handle, x._handle, h0._handle,
-                                                                 y._handle, g._handle, _index(seq_len), _index(state),
-                                                                 *places)
+        call = A._device._calls.buffer_selective_scan_diag_bwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
+                      _index(state), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -5329,8 +5387,8 @@ def selective_scan_diag_var(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = A._device._calls.buffer_selective_scan_diag_var_fwd(A._handle, B._handle, x._handle, h0._handle,
-                                                                     _index(seq_len), _index(state), slot)
+        call = A._device._calls.buffer_selective_scan_diag_var_fwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5379,9 +5437,9 @@ def selective_scan_diag_var_bwd(
     """
     places, given, undo = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
-        status = A._device._calls.buffer_selective_scan_diag_var_bwd(A._handle, B._handle, x._handle, h0._handle,
-                                                                     y._handle, g._handle, _index(seq_len),
-                                                                     _index(state), *places)
+        call = A._device._calls.buffer_selective_scan_diag_var_bwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
+                      _index(state), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -5416,7 +5474,8 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_rfft1d_packed(x._handle, _index(batch), _index(n), slot)
+        call = x._device._calls.buffer_rfft1d_packed
+        status = call(x._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5452,7 +5511,8 @@ def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_rfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+        call = g._device._calls.buffer_rfft1d_packed_bwd
+        status = call(g._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5494,7 +5554,8 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = spec._device._calls.buffer_irfft1d_packed(spec._handle, _index(batch), _index(n), slot)
+        call = spec._device._calls.buffer_irfft1d_packed
+        status = call(spec._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5529,7 +5590,8 @@ def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = g._device._calls.buffer_irfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+        call = g._device._calls.buffer_irfft1d_packed_bwd
+        status = call(g._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5575,8 +5637,8 @@ def spectral_conv1d_rfft(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_spectral_conv1d_rfft_fwd(x._handle, wRe._handle, wIm._handle, _index(grid),
-                                                                  _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_fwd
+        status = call(x._handle, wRe._handle, wIm._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5626,8 +5688,9 @@ def spectral_conv1d_rfft_bwd(
     """
     places, given, undo = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
     try:
-        status = x._device._calls.buffer_spectral_conv1d_rfft_bwd(x._handle, wRe._handle, wIm._handle, g._handle,
-                                                                  _index(grid), _index(width), _index(modes), *places)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes),
+                      *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -5662,8 +5725,8 @@ def spectral_conv1d_rfft_bwd_x(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_spectral_conv1d_rfft_bwd_x(x._handle, wRe._handle, wIm._handle, g._handle,
-                                                                    _index(grid), _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_x
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5705,8 +5768,8 @@ def spectral_conv1d_rfft_bwd_wre(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wre(x._handle, wRe._handle, wIm._handle, g._handle,
-                                                                      _index(grid), _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wre
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5748,8 +5811,8 @@ def spectral_conv1d_rfft_bwd_wim(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wim(x._handle, wRe._handle, wIm._handle, g._handle,
-                                                                      _index(grid), _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wim
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5788,7 +5851,8 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = device._calls.buffer_rand_uniform(device._handle, _index(n), _index(key), slot)
+        call = device._calls.buffer_rand_uniform
+        status = call(device._handle, _index(n), _index(key), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5829,7 +5893,8 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = device._calls.buffer_bernoulli_mask(device._handle, _index(n), _index(key), keep, slot)
+        call = device._calls.buffer_bernoulli_mask
+        status = call(device._handle, _index(n), _index(key), keep, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5874,7 +5939,8 @@ def rand_normal(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = device._calls.buffer_rand_normal(device._handle, _index(n), _index(key), mean, std, slot)
+        call = device._calls.buffer_rand_normal
+        status = call(device._handle, _index(n), _index(key), mean, std, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5926,8 +5992,9 @@ def sgd_step(
     try:
         lists, count = _lists("sgd_step", ("ps", "gs"), (ps, gs))
         device = _owner("sgd_step", "ps", ps, device)
+        call = device._calls.buffer_sgd_step
         places, given, undo = _list_slots("sgd_step", ("ps_out",), (out,), count)
-        status = device._calls.buffer_sgd_step(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)[0]
     except BaseException as error:
@@ -5986,9 +6053,10 @@ def momentum_step(
     try:
         lists, count = _lists("momentum_step", ("ps", "gs", "vs"), (ps, gs, vs))
         device = _owner("momentum_step", "ps", ps, device)
+        call = device._calls.buffer_momentum_step
         places, given, undo = _list_slots("momentum_step", ("ps_out", "vs_out"), out, count)
-        status = device._calls.buffer_momentum_step(device._handle, lists[0], lists[1], lists[2], count, lr, momentum,
-                                                    dampening, weight_decay, _index(nesterov), *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, momentum, dampening, weight_decay,
+                      _index(nesterov), *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6048,9 +6116,10 @@ def adam_step(
     try:
         lists, count = _lists("adam_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
         device = _owner("adam_step", "ps", ps, device)
+        call = device._calls.buffer_adam_step
         places, given, undo = _list_slots("adam_step", ("ps_out", "ms_out", "vs_out"), out, count)
-        status = device._calls.buffer_adam_step(device._handle, lists[0], lists[1], lists[2], lists[3], count,
-                                                _index(step), lr, beta1, beta2, eps, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
+                      eps, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6110,9 +6179,10 @@ def adamw_step(
     try:
         lists, count = _lists("adamw_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
         device = _owner("adamw_step", "ps", ps, device)
+        call = device._calls.buffer_adamw_step
         places, given, undo = _list_slots("adamw_step", ("ps_out", "ms_out", "vs_out"), out, count)
-        status = device._calls.buffer_adamw_step(device._handle, lists[0], lists[1], lists[2], lists[3], count,
-                                                 _index(step), lr, beta1, beta2, eps, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
+                      eps, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6151,7 +6221,8 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
         slot[0] = _NULL if out is None else out._handle
         lists, count = _lists("global_norm", ("gs",), (gs,))
         device = _owner("global_norm", "gs", gs, device)
-        status = device._calls.buffer_global_norm(device._handle, lists[0], count, slot)
+        call = device._calls.buffer_global_norm
+        status = call(device._handle, lists[0], count, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6202,8 +6273,9 @@ def clip_scale(
     undo = ()
     try:
         lists, count = _lists("clip_scale", ("gs",), (gs,))
+        call = norm._device._calls.buffer_clip_scale
         places, given, undo = _list_slots("clip_scale", ("gs_out",), (out,), count)
-        status = norm._device._calls.buffer_clip_scale(lists[0], norm._handle, count, max_norm, eps, *places)
+        status = call(lists[0], norm._handle, count, max_norm, eps, *places)
         if not status:
             return _list_results(places, given, norm._device)[0]
     except BaseException as error:

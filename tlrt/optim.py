@@ -27,7 +27,7 @@ import numpy.typing as npt
 from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
-from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Update", "one_call"]
@@ -138,19 +138,19 @@ class Optimizer(Uncopied):
         if isinstance(parameters, (Parameter, Mapping)) or not isinstance(parameters, Iterable):
             got = type(parameters).__name__
             hint = " (values())" if isinstance(parameters, Mapping) else ""
-            raise ArgumentTypeError(f"{kind}: parameters: got {got}, expected a list of Parameter{hint}")
+            raise refusal(ArgumentTypeError, kind, "parameters", got, f"a list of Parameter{hint}")
         chosen: dict[Parameter, None] = {}
         for p in parameters:
             if not isinstance(p, Parameter):
-                raise ArgumentTypeError(f"{kind}: parameters: got {type(p).__name__}, expected Parameter")
+                raise refusal(ArgumentTypeError, kind, "parameters", type(p).__name__, "Parameter")
             if p.requires_grad:
                 chosen[p] = None
         self.parameters = list(chosen)
         if not self.parameters:
-            raise ArgumentError(f"{kind}: parameters: got none that requires a gradient, expected at least one")
+            raise refusal(ArgumentError, kind, "parameters", "none that requires a gradient", "at least one")
         self.session = self.parameters[0].session
         if any(p.session is not self.session for p in self.parameters):
-            raise DeviceMismatchError(f"{kind}: parameters: got those of several sessions, expected those of one")
+            raise refusal(DeviceMismatchError, kind, "parameters", "those of several sessions", "those of one")
         self.session._require_open(kind)
         self.session._require_uncaptured(kind)
         self.kernels: Any = self.session.tape.kernels
@@ -179,13 +179,15 @@ class Optimizer(Uncopied):
             missing = [p.name for p in chosen if p not in gradients]
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
-                text = f"step: gradients: got none of {got}, expected backward() before step()"
-                raise ArgumentError(text, op="step") from None
+                raise refusal(
+                    ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()"
+                ) from None
             found = [gradients[p].buffer for p in chosen]
-        update, observers = Update(self, chosen, found), self.session.device._observers
+        observers = self.session.device._observers
         if not observers:
-            update.run()
+            self._advance(chosen, self.kernels.pack(found))
             return
+        update = Update(self, chosen, found)
         with ExitStack() as contexts:
             for observer in observers:
                 contexts.enter_context(observer.during_update(update))
@@ -246,7 +248,7 @@ class Optimizer(Uncopied):
         self.session._require_open(op)
         if self._closed:
             kind = type(self).__name__
-            raise ReleasedError(f"{op}: {kind}: got a closed optimizer, expected an open one", op=op)
+            raise refusal(ReleasedError, op, kind, "a closed optimizer", "an open one")
 
     def _settings(self) -> dict[str, Any]:
         return {h: getattr(self, h) for h in self.hyper}
@@ -257,11 +259,9 @@ class Optimizer(Uncopied):
         for h in self.hyper:
             value = settings[h]
             if type(value) is not float and not is_number(value):
-                raise ArgumentTypeError(f"{kind}: {h}: got {type(value).__name__}, expected a number")
+                raise refusal(ArgumentTypeError, kind, h, type(value).__name__, "a number")
             if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
-                raise ArgumentError(
-                    f"{kind}: {h}: got {value}, expected 0 <= {h}{' < 1' * h.startswith('beta')}, finite"
-                )
+                raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * h.startswith('beta')}, finite")
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
@@ -284,17 +284,19 @@ class Optimizer(Uncopied):
         """Raises ArgumentError or ShapeError unless :meth:`load_state` would take them."""
         kind = type(self).__name__
         if settings.get("type") != kind:
-            raise ArgumentError(f"load_state: type: got {settings.get('type')!r}, expected {kind!r}")
+            raise refusal(ArgumentError, "load_state", "type", f"{settings.get('type')!r}", f"{kind!r}")
         names = [p.name for p in self.parameters]
         if settings.get("parameters") != names:
-            raise ArgumentError(f"load_state: parameters: got {settings.get('parameters')}, expected {names}")
+            raise refusal(ArgumentError, "load_state", "parameters", settings.get("parameters"), names)
         steps = settings.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**63:
-            raise ArgumentError(f"load_state: steps: got {steps!r:.99}, expected an integer of 0 or more, below 2**63")
+            raise refusal(
+                ArgumentError, "load_state", "steps", f"{steps!r:.99}", "an integer of 0 or more, below 2**63"
+            )
         for h in self.hyper:
             got, flag = settings.get(h), isinstance(getattr(self, h), bool)
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
-                raise ArgumentError(f"load_state: {h}: got {got!r:.99}, expected {'a Boolean' if flag else 'a number'}")
+                raise refusal(ArgumentError, "load_state", h, f"{got!r:.99}", "a Boolean" if flag else "a number")
         self._check(settings)
         wanted = np.dtype("float64" if self.session.device.name == "spec" else "float32")
         for slot in self.slots:
@@ -302,8 +304,7 @@ class Optimizer(Uncopied):
                 found = arrays.get(f"{slot}/{p.name}")
                 if found is None or found.shape != p.shape or found.dtype != wanted:
                     got = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
-                    text = f"load_state: {slot}/{p.name}: got {got}, expected {wanted} of shape {p.shape}"
-                    raise ShapeError(text)
+                    raise refusal(ShapeError, "load_state", f"{slot}/{p.name}", got, f"{wanted} of shape {p.shape}")
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
@@ -362,9 +363,9 @@ class SGD(Optimizer):
         momentum, nesterov = settings["momentum"], settings["nesterov"]
         if (momentum or nesterov) and not self.slots:
             got = f"momentum {momentum}, nesterov {nesterov}"
-            raise ArgumentError(f"SGD: momentum: got {got} of an optimizer made without, expected SGD(…, momentum=…)")
+            raise refusal(ArgumentError, "SGD", "momentum", f"{got} of an optimizer made without", "SGD(…, momentum=…)")
         if nesterov and not momentum:
-            raise ArgumentError("SGD: nesterov: got True with momentum 0, expected momentum above 0")
+            raise refusal(ArgumentError, "SGD", "nesterov", "True with momentum 0", "momentum above 0")
 
     @one_call
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:

@@ -11,7 +11,7 @@ from tlrt._binding import convert
 from tlrt._binding.arguments import boolean
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
-from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError
+from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.tensor import Arithmetic
 
 __all__ = ["Parameter"]
@@ -87,7 +87,7 @@ class Parameter(Arithmetic):
         self.session._require_uncaptured("set")
         host = self._converted(value, "set")
         if host.shape != self.shape:
-            raise ShapeError(f"set: {self.name}: got shape {host.shape}, expected {self.shape}", op="set")
+            raise refusal(ShapeError, "set", self.name, f"shape {host.shape}", self.shape)
         self._release()
         self._host = host
         self._version += 1
@@ -98,11 +98,10 @@ class Parameter(Arithmetic):
         Raises ShapeError, DeviceMismatchError.
         """
         if value.shape != self.shape:
-            raise ShapeError(f"assign: {self.name}: got shape {value.shape}, expected {self.shape}", op="assign")
+            raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
-            raise DeviceMismatchError(
-                f"assign: {self.name}: got a buffer of {value.buffer.device}, expected {self.session.device}",
-                op="assign",
+            raise refusal(
+                DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", self.session.device
             )
         if value.buffer is not self._mirror:
             self._release()
@@ -146,8 +145,7 @@ class Parameter(Arithmetic):
 
     def _require_mirror(self) -> None:
         if self._mirror is None or self._mirror.released:
-            text = f"{self.name}: mirror: got none, expected one: the device was closed before it was read"
-            raise ReleasedError(text)
+            raise refusal(ReleasedError, self.name, "mirror", "none", "one: the device was closed before it was read")
 
     def _release(self) -> None:
         if self._mirror is not None:

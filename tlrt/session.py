@@ -45,6 +45,7 @@ from tlrt.errors import (
     IndexOutOfRangeError,
     ReleasedError,
     ShapeError,
+    refusal,
 )
 from tlrt.parameter import Parameter
 from tlrt.spec import SpecDevice
@@ -117,13 +118,13 @@ class Session(Operations[TensorRef]):
     ) -> None:
         chosen = Options() if options is None else options
         if not isinstance(chosen, Options):
-            raise ArgumentTypeError(f"Session: options: got {convert.type_name(chosen)}, expected Options")
+            raise refusal(ArgumentTypeError, "Session", "options", convert.type_name(chosen), "Options")
         if isinstance(device, str):
             fields["device"] = device
         elif device is not None and not hasattr(device, "memory"):
             hint = " (options=… takes them)" if isinstance(device, Options) else ""
             got = convert.type_name(device)
-            raise ArgumentTypeError(f"Session: device: got {got}, expected a Device or its name, like 'cpu'{hint}")
+            raise refusal(ArgumentTypeError, "Session", "device", got, f"a Device or its name, like 'cpu'{hint}")
         try:
             chosen = replace(chosen, **fields)
         except TypeError as error:
@@ -132,7 +133,7 @@ class Session(Operations[TensorRef]):
             boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
-            raise ArgumentError(f"Session: matmul_precision: got {got!r}, expected 'fp32' or 'fp64'")
+            raise refusal(ArgumentError, "Session", "matmul_precision", f"{got!r}", "'fp32' or 'fp64'")
         self.seed = uint64("Session", "seed", chosen.seed)
         self._owns_device = device is None or isinstance(device, str)
         self.device: Any = device
@@ -167,7 +168,7 @@ class Session(Operations[TensorRef]):
 
     def _require_open(self, op: str) -> None:
         if self._closed:
-            raise ReleasedError(f"{op}: session: got a closed session, expected an open one", op=op)
+            raise refusal(ReleasedError, op, "session", "a closed session", "an open one")
         for observer in self.device._observers:
             observer.before_session_use(self, op)
 
@@ -182,20 +183,18 @@ class Session(Operations[TensorRef]):
             if x.session is self and x.epoch == self.epoch:
                 return x.id
             if x.session is not self:
-                raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+                raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             self._require_open(op)
-            raise ReleasedError(
-                f"{op}: tensor: got one from before reset, expected one of this step (shape {x.shape})", op=op
-            )
+            raise refusal(ReleasedError, op, "tensor", "one from before reset", f"one of this step (shape {x.shape})")
         if isinstance(x, Parameter):
             return self.use(x).id
         if isinstance(x, CapturedTensor):
             if x.session is not self:
-                raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+                raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
         got = convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
-        raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)
+        raise refusal(ArgumentTypeError, op, "tensor", got, f"TensorRef or Parameter{hint}")
 
     def _node(self, x: TensorRef | Parameter, op: str) -> Node:
         return self.tape.node(self._id(x, op), op)
@@ -278,9 +277,9 @@ class Session(Operations[TensorRef]):
         if name is None:
             name = f"p{len(self.parameters)}"
         if not isinstance(name, str) or not name:
-            raise ArgumentTypeError(f"param: name: got {name!r}, expected a name", op="param")
+            raise refusal(ArgumentTypeError, "param", "name", f"{name!r}", "a name")
         if name in self.parameters:
-            raise ArgumentError(f"param: name: got {name!r}, which is taken, expected another", op="param")
+            raise refusal(ArgumentError, "param", "name", f"{name!r}, which is taken", "another")
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
         made = self.parameters[name] = Parameter(self, name, value, boolean("param", "requires_grad", wants))
         return made
@@ -291,9 +290,9 @@ class Session(Operations[TensorRef]):
         if found is not None and found[1] == parameter._version:
             return found[0]
         if not isinstance(parameter, Parameter):
-            raise ArgumentTypeError(f"use: parameter: got {convert.type_name(parameter)}, expected Parameter", op="use")
+            raise refusal(ArgumentTypeError, "use", "parameter", convert.type_name(parameter), "Parameter")
         if parameter.session is not self:
-            raise DeviceMismatchError("use: parameter: got one of another session, expected one of this", op="use")
+            raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
         version = parameter._version
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
         ref = self._leaf(value, parameter.name, parameter._requires_grad)
@@ -310,12 +309,11 @@ class Session(Operations[TensorRef]):
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
         self._require_open("input")
         if isinstance(value, Arithmetic):
-            raise ArgumentTypeError(
-                f"{name}: value: got {type(value).__name__}, expected an array (Session.detach stops gradients)",
-                op=name,
+            raise refusal(
+                ArgumentTypeError, name, "value", type(value).__name__, "an array (Session.detach stops gradients)"
             )
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"input: name: got {convert.type_name(name)}, expected a name", op="input")
+            raise refusal(ArgumentTypeError, "input", "name", convert.type_name(name), "a name")
         wants = boolean("input", "requires_grad", requires_grad) and self.options.track_gradients
         if isinstance(value, convert.Live):
             return self._leaf(value.share(self), name, wants)
@@ -382,9 +380,9 @@ class Session(Operations[TensorRef]):
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
         """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
         if not is_number(p):
-            raise ArgumentTypeError(f"dropout: p: got {convert.type_name(p)}, expected a number", op="dropout")
+            raise refusal(ArgumentTypeError, "dropout", "p", convert.type_name(p), "a number")
         if not 0 <= p < 1:
-            raise ArgumentError(f"dropout: p: got {p}, expected 0 <= p < 1", op="dropout")
+            raise refusal(ArgumentError, "dropout", "p", p, "0 <= p < 1")
         return x if p == 0 else self._dropped(x, p)
 
     @atomic
@@ -423,20 +421,19 @@ class Session(Operations[TensorRef]):
         place = self._nat_place(ref, "set_nat_vec", NatVecRef)
         fresh = naturals("set_nat_vec", values)
         if fresh.size != self._nats[place].size:
-            text = f"set_nat_vec: values: got {fresh.size} numbers, expected {self._nats[place].size}"
-            raise ArgumentError(text, op="set_nat_vec")
+            raise refusal(ArgumentError, "set_nat_vec", "values", f"{fresh.size} numbers", self._nats[place].size)
         self._nats[place] = fresh
 
     def _nat_place(self, ref: NatRef, op: str, kind: type[NatRef]) -> int:
         if type(ref) is not kind:
-            raise ArgumentTypeError(f"{op}: ref: got {convert.type_name(ref)}, expected {kind.__name__}", op=op)
+            raise refusal(ArgumentTypeError, op, "ref", convert.type_name(ref), kind.__name__)
         if ref.session is not self:
-            raise DeviceMismatchError(f"{op}: ref: got one of another session, expected one of this", op=op)
+            raise refusal(DeviceMismatchError, op, "ref", "one of another session", "one of this")
         if ref.epoch != self.epoch:
             self._require_open(op)
-            raise ReleasedError(f"{op}: ref: got one from before reset, expected one of this step", op=op)
+            raise refusal(ReleasedError, op, "ref", "one from before reset", "one of this step")
         if not 0 <= ref.id < len(self._nats):
-            raise IndexOutOfRangeError(f"{op}: ref: got id {ref.id}, expected below {len(self._nats)}", op=op)
+            raise refusal(IndexOutOfRangeError, op, "ref", f"id {ref.id}", f"below {len(self._nats)}")
         if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
             raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
         return ref.id
@@ -464,9 +461,7 @@ class Session(Operations[TensorRef]):
         id = self._id(loss, "backward")
         tape = self.tape
         if not tape.recording:
-            raise ArgumentError(
-                "backward: loss: got one recorded without gradients, expected track_gradients", op="backward"
-            )
+            raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
         if self._outdated or any(p._version != version for p, (_, version) in self._leaves.items()):
             self._refuse_outdated(id)
         if not tape.node(id, "backward").requires_grad:
@@ -495,10 +490,12 @@ class Session(Operations[TensorRef]):
         while open_:
             id = open_.pop()
             if id in changed:
-                raise ArgumentError(
-                    f"backward: {changed[id].name}: got a value changed since this tape recorded it, expected reset() after"
-                    " an update",
-                    op="backward",
+                raise refusal(
+                    ArgumentError,
+                    "backward",
+                    changed[id].name,
+                    "a value changed since this tape recorded it",
+                    "reset() after an update",
                 )
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
@@ -522,13 +519,11 @@ class Session(Operations[TensorRef]):
         for p in chosen:
             if not isinstance(p, Parameter):
                 got = convert.type_name(p)
-                raise ArgumentTypeError(
-                    f"clip_grad_norm: parameters: got {got}, expected Parameter", op="clip_grad_norm"
-                )
+                raise refusal(ArgumentTypeError, "clip_grad_norm", "parameters", got, "Parameter")
         missing = [p.name for p in chosen if p not in known]
         if missing or not chosen:
-            raise ArgumentError(
-                f"clip_grad_norm: parameters: got {missing or 'none'}, expected those of the last backward"
+            raise refusal(
+                ArgumentError, "clip_grad_norm", "parameters", missing or "none", "those of the last backward"
             )
         kernels = self.tape.kernels
         gradients = kernels.pack([known[p].buffer for p in chosen])
@@ -587,8 +582,8 @@ class Session(Operations[TensorRef]):
                 self.device.close()
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError(
-            "Session: got a session to pickle or copy, expected a checkpoint (tlrt.checkpoint.save)"
+        raise refusal(
+            ArgumentTypeError, "Session", "", "a session to pickle or copy", "a checkpoint (tlrt.checkpoint.save)"
         )
 
     def __enter__(self) -> Session:

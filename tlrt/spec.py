@@ -47,7 +47,7 @@ class SpecBuffer:
     def array(self) -> F64:
         """The content itself, flat. Raises ReleasedError."""
         if self._array is None:
-            raise errors.ReleasedError("SpecBuffer: buffer: got a released buffer, expected a live one")
+            raise errors.refusal(errors.ReleasedError, "SpecBuffer", "buffer", "a released buffer", "a live one")
         return self._array
 
     @property
@@ -79,10 +79,11 @@ class SpecBuffer:
             return content.reshape(shape)
         except TypeError:
             got = convert.type_name(shape)
-            raise errors.ArgumentTypeError(f"numpy: shape: got {got}, expected integers", op="numpy") from None
+            raise errors.refusal(errors.ArgumentTypeError, "numpy", "shape", got, "integers") from None
         except ValueError:
-            text = f"numpy: shape: got {shape}, expected a shape of {content.size} elements"
-            raise errors.ShapeError(text, op="numpy") from None
+            raise errors.refusal(
+                errors.ShapeError, "numpy", "shape", shape, f"a shape of {content.size} elements"
+            ) from None
 
     def __enter__(self) -> SpecBuffer:
         return self
@@ -239,7 +240,7 @@ class _Function:
     def __call__(self, *given: Any, want: Sequence[bool] | None = None, out: Any = None, **named: Any) -> Any:
         e, name = self.entry, self.entry.name
         if len(given) > len(self.positional):
-            raise TypeError(f"{name}: got {len(given)} positional arguments, expected {len(self.positional)}")
+            raise errors.refusal(TypeError, name, "", f"{len(given)} positional arguments", len(self.positional))
         bound = {a.name: v for a, v in zip(self.positional, given, strict=False)}
         if wrong := [n for n in named if n not in self.names or n in bound]:
             raise TypeError(f"{name}: got an unexpected argument {wrong[0]!r}")
@@ -294,9 +295,9 @@ class _Function:
         op = self.__name__
         if not isinstance(buffer, SpecBuffer):
             got = convert.type_name(buffer)
-            raise errors.ArgumentTypeError(f"{op}: {name}: got {got}, expected SpecBuffer", op=op)
+            raise errors.refusal(errors.ArgumentTypeError, op, name, got, "SpecBuffer")
         if device is not None and buffer.device is not device:
-            raise errors.DeviceMismatchError(f"{op}: {name}: got a buffer of another device, expected one", op=op)
+            raise errors.refusal(errors.DeviceMismatchError, op, name, "a buffer of another device", "one")
         return buffer.device
 
     def _scalar(self, a: entries.Argument, value: Any) -> Any:
@@ -315,15 +316,13 @@ class _Function:
             if isinstance(error, errors.TorchleanError):
                 raise
             got, kind = convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
-            raise errors.ArgumentTypeError(f"{op}: {a.name}: got {got}, expected {kind}", op=op) from None
+            raise errors.refusal(errors.ArgumentTypeError, op, a.name, got, kind) from None
 
     def _lengths(self, arrays: Mapping[str, Any]) -> list[int]:
         """The lengths of the elements of the lists, the same in each list."""
         lists = [[b.length for b in arrays[a.name]] for a in self.entry.signature.inputs if _listed(a)]
         if any(other != lists[0] for other in lists):
-            raise errors.ShapeError(
-                f"{self.__name__}: lists: got lengths {lists}, expected equal ones", op=self.__name__
-            )
+            raise errors.refusal(errors.ShapeError, self.__name__, "lists", f"lengths {lists}", "equal ones")
         return lists[0]
 
     def _shaped(self, array: registry.Array, value: Any, values: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
@@ -336,13 +335,13 @@ class _Function:
         if array.elementwise:
             size = next((x.size for x in before.values() if x is not None), flat.size)
             if flat.size != size:
-                text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected n = {size}"
-                raise errors.ShapeError(text, op=self.__name__)
+                raise errors.refusal(
+                    errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", f"n = {size}"
+                )
             return flat
         shape = shape_of(array, values)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
-            text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected {array.spelled}"
-            raise errors.ShapeError(text, op=self.__name__)
+            raise errors.refusal(errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", array.spelled)
         return flat.reshape(shape)
 
     def _give(self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any) -> Any:
@@ -369,8 +368,7 @@ class _Function:
             parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
             slots = [None] * len(parts) if each is None else list(each)
             if len(slots) != len(parts):
-                text = f"{self.__name__}: out: got {len(slots)} entries, expected {len(parts)}"
-                raise errors.ArgumentError(text, op=self.__name__)
+                raise errors.refusal(errors.ArgumentError, self.__name__, "out", f"{len(slots)} entries", len(parts))
             made.append([self._placed(r, place, device) for r, place in zip(parts, slots, strict=True)])
         return tuple(made) if several else made[0]
 
@@ -382,8 +380,7 @@ class _Function:
                 raise errors.ArgumentError(f"{self.__name__}: device: missing, expected one", op=self.__name__)
             return SpecBuffer(flat.copy(), device)
         if place.length != flat.size:
-            text = f"{self.__name__}: out: got {place.length} elements, expected {flat.size}"
-            raise errors.ShapeError(text, op=self.__name__)
+            raise errors.refusal(errors.ShapeError, self.__name__, "out", f"{place.length} elements", flat.size)
         place.array[...] = flat
         return place
 

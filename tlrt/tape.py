@@ -36,6 +36,7 @@ from tlrt.errors import (
     ReleasedError,
     ShapeError,
     TorchleanError,
+    refusal,
 )
 
 __all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
@@ -164,11 +165,11 @@ class Tape(Uncopied, Operations[int]):
 
     def _require_live(self, op: str) -> None:
         if self._released:
-            raise ReleasedError(f"{op}: tape: got a released tape, expected a live one", op=op)
+            raise refusal(ReleasedError, op, "tape", "a released tape", "a live one")
 
     def _require_here(self, op: str, name: str, buffer: Any) -> None:
         if buffer.device is not self.device:
-            raise DeviceMismatchError(f"{op}: {name}: got a buffer of {buffer.device}, expected {self.device}", op=op)
+            raise refusal(DeviceMismatchError, op, name, f"a buffer of {buffer.device}", self.device)
 
     def get_node(self, id: int) -> Node | None:
         """The node, or None where there is none of that id."""
@@ -181,7 +182,7 @@ class Tape(Uncopied, Operations[int]):
                 return operator.index(id)
         except TypeError:
             pass
-        raise ArgumentTypeError(f"{op}: id: got {convert.type_name(id)}, expected a node id", op=op)
+        raise refusal(ArgumentTypeError, op, "id", convert.type_name(id), "a node id")
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
@@ -190,7 +191,7 @@ class Tape(Uncopied, Operations[int]):
         place = self._index(id, op)
         if not 0 <= place < len(self.nodes):
             self._require_live(op)
-            raise IndexOutOfRangeError(f"{op}: id: got {place}, expected 0 <= id < {len(self.nodes)}", op=op)
+            raise refusal(IndexOutOfRangeError, op, "id", place, f"0 <= id < {len(self.nodes)}")
         return self.nodes[place]
 
     def get_value(self, id: int) -> AnyBuffer | None:
@@ -206,16 +207,16 @@ class Tape(Uncopied, Operations[int]):
         """The forward value of a node that must have that shape; raises ShapeError otherwise."""
         node = self.node(id, op)
         if node.shape != tuple(shape):
-            raise ShapeError(f"{op}: node {id} ({node.name}): got shape {node.shape}, expected {tuple(shape)}", op=op)
+            raise refusal(ShapeError, op, f"node {id} ({node.name})", f"shape {node.shape}", tuple(shape))
         return node.value
 
     @staticmethod
     def require_upstream(g: AnyBuffer, shape: Sequence[int], op: str = "backward") -> AnyBuffer:
         """A cotangent that must have that shape; raises ShapeError otherwise."""
         if not isinstance(g, AnyBuffer):
-            raise ArgumentTypeError(f"{op}: cotangent: got {convert.type_name(g)}, expected AnyBuffer", op=op)
+            raise refusal(ArgumentTypeError, op, "cotangent", convert.type_name(g), "AnyBuffer")
         if g.shape != tuple(shape):
-            raise ShapeError(f"{op}: cotangent: got shape {g.shape}, expected {tuple(shape)}", op=op)
+            raise refusal(ShapeError, op, "cotangent", f"shape {g.shape}", tuple(shape))
         return g
 
     def upload(self, array: npt.ArrayLike) -> AnyBuffer:
@@ -354,7 +355,7 @@ class Tape(Uncopied, Operations[int]):
             if 0 in extra:
                 key.append(str(extra))
         except (TypeError, ValueError):  # a tensor, an array of several elements
-            raise ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name) from None
+            raise refusal(ArgumentTypeError, name, "", f"parameters {extra}", "numbers") from None
 
     def _located(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
         """The error, told which nodes met in the operation."""
@@ -378,7 +379,7 @@ class Tape(Uncopied, Operations[int]):
     def _view(self, x: int, shape: Shape, name: str) -> int:
         parent = self.node(x, name)
         if prod(shape) != prod(parent.shape) or (shape and min(shape) < 0):
-            raise ShapeError(f"{name}: shape: got {shape}, expected {prod(parent.shape)} elements", op=name)
+            raise refusal(ShapeError, name, "shape", shape, f"{prod(parent.shape)} elements")
         needs = parent.requires_grad and self.recording
         return self._append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
 
@@ -419,8 +420,9 @@ class Tape(Uncopied, Operations[int]):
         try:
             self._require_live("backward_from")
             if len(grads) != len(self.nodes):
-                text = f"backward_from: gradients: got {len(grads)}, expected {len(self.nodes)}, one per node"
-                raise ArgumentError(text, op="backward_from")
+                raise refusal(
+                    ArgumentError, "backward_from", "gradients", len(grads), f"{len(self.nodes)}, one per node"
+                )
             seen: set[int] = set()
             for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
                 if g is not None:
@@ -492,8 +494,7 @@ class Tape(Uncopied, Operations[int]):
 
     def _require_slots(self, gradients: Sequence[Any], op: str) -> None:
         if len(gradients) != len(self.nodes):
-            text = f"{op}: gradients: got {len(gradients)}, expected {len(self.nodes)}, one per node"
-            raise ArgumentError(text, op=op)
+            raise refusal(ArgumentError, op, "gradients", len(gradients), f"{len(self.nodes)}, one per node")
 
     def _step(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
         """The VJP of a node; its contributions, of the parents' shapes by construction, go to the parents that need one.
@@ -550,8 +551,9 @@ class Tape(Uncopied, Operations[int]):
                 given.append((parent, contribution))
             for parent, contribution in given:
                 if parent not in node.parents:
-                    text = f"{node.name}: backward: got a contribution to {parent}, expected parents {node.parents}"
-                    raise ArgumentError(text, op=node.name)
+                    raise refusal(
+                        ArgumentError, node.name, "backward", f"a contribution to {parent}", f"parents {node.parents}"
+                    )
                 self.require_upstream(contribution, self.nodes[parent].shape, f"{node.name}: parent {parent}")
                 buffer = contribution.buffer
                 self._require_here(node.name, f"parent {parent}", buffer)
@@ -620,9 +622,7 @@ class Tape(Uncopied, Operations[int]):
         else:
             seed = convert._array("backward", "seed", seed, "float32, float64, integers or bool")
         if seed.shape != node.shape:
-            raise ShapeError(
-                f"backward: seed: got shape {seed.shape}, expected {node.shape} of the output {where}", op="backward"
-            )
+            raise refusal(ShapeError, "backward", "seed", f"shape {seed.shape}", f"{node.shape} of the output {where}")
         return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)
 
     # ---- life
@@ -656,9 +656,7 @@ class Tape(Uncopied, Operations[int]):
 
 
 def _crowded(op: str) -> ArgumentError:
-    return ArgumentError(
-        f"{op}: tape: got an operation of another thread meanwhile, expected one thread at a time", op=op
-    )
+    return refusal(ArgumentError, op, "tape", "an operation of another thread meanwhile", "one thread at a time")
 
 
 def _give_back(nodes: Iterable[Node]) -> None:

@@ -17,7 +17,7 @@ from tlrt._binding.arguments import is_number
 from tlrt._operations import Operations
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
-from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError, refusal
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
@@ -61,15 +61,13 @@ class Arithmetic:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError(
-                f"{type(self).__name__}: copy: got False, expected True or None (its memory is a device's)"
-            )
+            raise refusal(ValueError, type(self).__name__, "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def item(self) -> float:
         """The only element as a float; waits for the device."""
         if self.size != 1:
-            raise ArgumentTypeError(f"item: tensor: got shape {self.shape}, expected one element")
+            raise refusal(ArgumentTypeError, "item", "tensor", f"shape {self.shape}", "one element")
         return float(self.numpy().reshape(-1)[0])
 
     def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None) -> None:
@@ -119,13 +117,13 @@ class Arithmetic:
     def __pow__(self, power: int) -> TensorRef:
         if not is_number(power) or power != 2:
             got = power if is_number(power) else convert.type_name(power)
-            raise ArgumentTypeError(f"**: power: got {got}, expected 2 (use sqrt, inv, exp and log for others)")
+            raise refusal(ArgumentTypeError, "**", "power", got, "2 (use sqrt, inv, exp and log for others)")
         return self.session.square(self)
 
     def __eq__(self, other: object) -> bool:
         if is_number(other) or isinstance(other, (np.ndarray, complex)):
             got = convert.type_name(other)
-            raise ArgumentTypeError(f"==: got a tensor and {got}, expected numpy() of the tensor or item()")
+            raise refusal(ArgumentTypeError, "==", "", f"a tensor and {got}", "numpy() of the tensor or item()")
         return self is other
 
     __hash__ = object.__hash__
@@ -134,7 +132,7 @@ class Arithmetic:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ArgumentTypeError("len: got a scalar tensor, expected at least one axis")
+            raise refusal(ArgumentTypeError, "len", "", "a scalar tensor", "at least one axis")
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> TensorRef:
@@ -143,7 +141,7 @@ class Arithmetic:
         if isinstance(index, slice):
             start, stop, step = index.indices(n)
             if step != 1:
-                raise ArgumentError(f"[]: step: got {step}, expected 1")
+                raise refusal(ArgumentError, "[]", "step", step, "1")
             return self.session.slice_range0(self, start, max(stop - start, 0))
         try:
             if isinstance(index, (bool, np.bool_)):
@@ -152,9 +150,9 @@ class Arithmetic:
         except TypeError:
             got = convert.type_name(index)
             hint = "(gather_rows_nat, permute and reshape do others)"
-            raise ArgumentTypeError(f"[]: index: got {got}, expected an integer or a slice of axis 0 {hint}") from None
+            raise refusal(ArgumentTypeError, "[]", "index", got, f"an integer or a slice of axis 0 {hint}") from None
         if not -n <= place < n:
-            raise IndexOutOfRangeError(f"[]: index: got {place}, expected {-n} <= index < {n}")
+            raise refusal(IndexOutOfRangeError, "[]", "index", place, f"{-n} <= index < {n}")
         part = self.session.slice_range0(self, place % n, 1)
         return self.session.reshape(part, self.shape[1:])
 
@@ -162,12 +160,12 @@ class Arithmetic:
         return (self[i] for i in range(len(self)))
 
     def __contains__(self, item: object) -> bool:
-        raise ArgumentTypeError("in: got a tensor, expected an array: use numpy()")
+        raise refusal(ArgumentTypeError, "in", "", "a tensor", "an array: use numpy()")
 
     # ---- numbers
 
     def __bool__(self) -> bool:
-        raise ArgumentTypeError(f"bool: got a {type(self).__name__}, expected a number: use item() or numpy()")
+        raise refusal(ArgumentTypeError, "bool", "", f"a {type(self).__name__}", "a number: use item() or numpy()")
 
     def __float__(self) -> float:
         return self.item()
@@ -185,7 +183,7 @@ class Arithmetic:
 
     def __reduce__(self) -> Any:
         kind = type(self).__name__
-        raise ArgumentTypeError(f"{kind}: got one to pickle or copy deeply, expected an array: numpy() gives one")
+        raise refusal(ArgumentTypeError, kind, "", "one to pickle or copy deeply", "an array: numpy() gives one")
 
     def __getattr__(self, name: str) -> Any:
         known = [n for n in dir(type(self)) if not n.startswith("_")]
@@ -319,7 +317,7 @@ class NatRef:
         return self.session.get_nat(self)
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError(f"{type(self).__name__}: got one to pickle or copy, expected a number or an array")
+        raise refusal(ArgumentTypeError, type(self).__name__, "", "one to pickle or copy", "a number or an array")
 
     def __repr__(self) -> str:
         session = self.session
@@ -334,11 +332,11 @@ class NatVecRef(NatRef):
     __slots__ = ()
 
     def __index__(self) -> int:
-        raise ArgumentTypeError("index: got a vector of naturals, expected one (Session.nat)")
+        raise refusal(ArgumentTypeError, "index", "", "a vector of naturals", "one (Session.nat)")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("NatVecRef: copy: got False, expected True or None (the environment keeps its own)")
+            raise refusal(ValueError, "NatVecRef", "copy", "False", "True or None (the environment keeps its own)")
         array = self.session.get_nat_vec(self)
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -346,6 +344,7 @@ class NatVecRef(NatRef):
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
     if isinstance(values, convert.Live):
-        text = f"{op}: values: got an argument of a captured function, expected it where the operation takes indices"
-        raise CaptureError(text, op=op)
+        raise refusal(
+            CaptureError, op, "values", "an argument of a captured function", "it where the operation takes indices"
+        )
     return convert.uint32(op, "values", values).copy()

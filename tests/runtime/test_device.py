@@ -9,6 +9,7 @@ import pytest
 
 import tlrt
 from tlrt import context, errors, kernels
+from tlrt._binding import handles
 from tlrt._binding import library as _library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,10 +171,10 @@ def test_one_remedy_that_fits(monkeypatch, tmp_path, source, named, said):
     monkeypatch.setenv("TORCHLEAN_CUDA_LIBRARY", named)
     monkeypatch.setattr(_library, "_TREE", ROOT if source else tmp_path)
     with pytest.raises(errors.UnavailableError) as caught:
-        context._require_cuda("cuda:0", 0, Cpu(), "device")
+        handles._require_cuda("cuda:0", 0, Cpu(), "device")
     text = "device: name: got 'cuda:0', expected 'cpu', as the library is a CPU-only build"
     assert str(caught.value) == f"{text} ({said})"
-    context._require_cuda("cpu", -1, Cpu(), "device")
+    handles._require_cuda("cpu", -1, Cpu(), "device")
 
 
 def test_the_hint_is_for_cuda_devices():

@@ -24,7 +24,15 @@ from tlrt._binding.arguments import length, number
 from tlrt._binding.convert import type_name
 from tlrt._binding.library import Library, failure, load, remedy
 from tlrt._binding.observer import Calls, Observer
-from tlrt.errors import ArgumentError, ArgumentTypeError, ReleasedError, ShapeError, TorchleanError, UnavailableError
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ReleasedError,
+    ShapeError,
+    TorchleanError,
+    UnavailableError,
+    refusal,
+)
 
 __all__ = [
     "Buffer",
@@ -81,8 +89,12 @@ class Uncopied:
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError(
-            f"{type(self).__name__}: got one to pickle or copy, expected the object itself, or a new one: it owns memory"
+        raise refusal(
+            ArgumentTypeError,
+            type(self).__name__,
+            "",
+            "one to pickle or copy",
+            "the object itself, or a new one: it owns memory",
         )
 
 
@@ -181,10 +193,10 @@ class Buffer:
             try:
                 result = host.reshape(shape)
             except ValueError:
-                raise ShapeError(f"numpy: shape: got {shape}, expected a shape of {n} elements", op="numpy") from None
+                raise refusal(ShapeError, "numpy", "shape", shape, f"a shape of {n} elements") from None
             except TypeError:
                 got = convert.type_name(shape)
-                raise ArgumentTypeError(f"numpy: shape: got {got}, expected integers", op="numpy") from None
+                raise refusal(ArgumentTypeError, "numpy", "shape", got, "integers") from None
         data = library.ffi.from_buffer("float[]", host, require_writable=True)
         if status := library.lib.torchlean_cuda_buffer_download(self._handle, data, n):
             raise failure(status, "numpy")
@@ -192,7 +204,7 @@ class Buffer:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("Buffer: copy: got False, expected True or None (its memory is a device's)")
+            raise refusal(ValueError, "Buffer", "copy", "False", "True or None (its memory is a device's)")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -296,7 +308,7 @@ class Buffer:
         return self.copy()
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError("Buffer: got a buffer to pickle, expected an array: pickle buffer.numpy()")
+        raise refusal(ArgumentTypeError, "Buffer", "", "a buffer to pickle", "an array: pickle buffer.numpy()")
 
 
 def count_references(handle: Any, op: str) -> int:
@@ -428,9 +440,9 @@ class Device:
         """Limits live and cached memory to `limit` bytes; 0 lifts the limit. A request beyond it collects once, then
         raises OutOfMemoryError."""
         if isinstance(limit, bool) or not hasattr(limit, "__index__"):
-            raise ArgumentTypeError(f"cap: limit: got {type_name(limit)}, expected an integer", op="cap")
+            raise refusal(ArgumentTypeError, "cap", "limit", type_name(limit), "an integer")
         if not 0 <= limit < 2**64:
-            raise ArgumentError(f"cap: limit: got {limit}, expected 0 <= limit < 2**64", op="cap")
+            raise refusal(ArgumentError, "cap", "limit", limit, "0 <= limit < 2**64")
         self._call("cap", "memory_cap", limit)
 
     def collect(self) -> None:
@@ -486,7 +498,7 @@ class Device:
             pass
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError("Device: got a device to pickle, expected its name")
+        raise refusal(ArgumentTypeError, "Device", "", "a device to pickle", "its name")
 
     def __repr__(self) -> str:
         try:
@@ -514,10 +526,10 @@ _observers_of_all: list[Observer] = []
 def _parse_name(name: object, op: str) -> tuple[str, int]:
     """The canonical name and the number of a device."""
     if not isinstance(name, str):
-        raise ArgumentTypeError(f"{op}: name: got {type_name(name)}, expected 'cpu', 'cuda' or 'cuda:N'", op=op)
+        raise refusal(ArgumentTypeError, op, "name", type_name(name), "'cpu', 'cuda' or 'cuda:N'")
     match = _NAME.fullmatch(name)
     if not match:
-        raise ArgumentError(f"{op}: name: got {name!r}, expected 'cpu', 'cuda' or 'cuda:N'", op=op)
+        raise refusal(ArgumentError, op, "name", f"{name!r}", "'cpu', 'cuda' or 'cuda:N'")
     if match[1]:
         return "cpu", _CPU
     ordinal = int(match[2] or 0)
@@ -527,8 +539,13 @@ def _parse_name(name: object, op: str) -> tuple[str, int]:
 def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
     """Refuses a CUDA device if the library was built without CUDA."""
     if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
-        text = f"{op}: name: got {name!r}, expected 'cpu', as the library is a CPU-only build ({remedy(cuda=True)})"
-        raise UnavailableError(text, op=op)
+        raise refusal(
+            UnavailableError,
+            op,
+            "name",
+            f"{name!r}",
+            f"'cpu', as the library is a CPU-only build ({remedy(cuda=True)})",
+        )
 
 
 def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
@@ -574,7 +591,7 @@ def _find_device(device: Device | str, op: str) -> Device:
     if isinstance(device, str):
         return _by_name(device)
     got = convert.type_name(device)
-    raise ArgumentTypeError(f"{op}: device: got {got}, expected a Device or its name, like 'cpu'", op=op)
+    raise refusal(ArgumentTypeError, op, "device", got, "a Device or its name, like 'cpu'")
 
 
 def observe_all(observer: Observer) -> None:

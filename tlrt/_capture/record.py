@@ -20,7 +20,7 @@ from tlrt._binding.library import failure
 from tlrt._binding.observer import Observer
 from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
 from tlrt._capture.replay import Replay, build_replay
-from tlrt.errors import CaptureError
+from tlrt.errors import CaptureError, refusal
 from tlspec import entries
 
 __all__ = ["Recorder"]
@@ -81,9 +81,7 @@ class Recorder(Observer):
     def refuse(self, what: str) -> None:
         """Raises CaptureError: this cannot be done again without Python."""
         if self.listens:
-            raise CaptureError(
-                f"{what}: got a call within a captured function, expected one before or after it", op=what
-            )
+            raise refusal(CaptureError, what, "", "a call within a captured function", "one before or after it")
 
     def add_changing(self, array: Any) -> None:
         """Says that the content of a host array will be another at each replay."""
@@ -113,8 +111,13 @@ class Recorder(Observer):
     def storage(self, handle: Any) -> Storage:
         """The storage behind a handle. Raises CaptureError for one that a replay does not make."""
         if self._unmade and (maker := self._unmade.get(address(handle))):
-            text = f"capture: buffer: got one that {maker} made within a captured function, expected one of a recorded call"
-            raise CaptureError(text, op="capture")
+            raise refusal(
+                CaptureError,
+                "capture",
+                "buffer",
+                f"one that {maker} made within a captured function",
+                "one of a recorded call",
+            )
         found = self._by_handle.get(address(handle))
         return self._hold(handle, True) if found is None else found
 
@@ -125,8 +128,13 @@ class Recorder(Observer):
         if status:
             raise failure(status, "capture")
         if address(context[0]) != self._context:
-            text = "capture: buffer: got a call on another device within a captured function, expected the session's"
-            raise CaptureError(text, op="capture")
+            raise refusal(
+                CaptureError,
+                "capture",
+                "buffer",
+                "a call on another device within a captured function",
+                "the session's",
+            )
         try:
             status = lib.torchlean_cuda_buffer_share(handle, slot)
             if not status:
@@ -179,15 +187,16 @@ class Recorder(Observer):
             if parameter == "key" and key is not None and argument == key[0]:
                 call.computed[place], key = key[1], None
         if key is not None:
-            raise CaptureError(f"{name}: key: got a draw that the operation does not take, expected its key")
+            raise refusal(CaptureError, name, "key", "a draw that the operation does not take", "its key")
         self.items.append(call)
 
     def _argument(self, made: Call, place: int, role: str, argument: Any, fresh: list[bool]) -> Any:
         """One argument as a call keeps it."""
         if role == "context":
             if address(argument) != self._context:
-                text = f"{made.name}: device: got another device within a captured function, expected the session's"
-                raise CaptureError(text, op=made.name)
+                raise refusal(
+                    CaptureError, made.name, "device", "another device within a captured function", "the session's"
+                )
             return argument
         if role in ("buffer", "output") and argument == ffi.NULL:
             return argument
@@ -347,9 +356,9 @@ def _entries() -> dict[str, entries.Entry]:
 def _attach(recorder: Recorder) -> None:
     with _lock:
         if recorder._thread in _recorders:
-            raise CaptureError("capture: got a call within a captured function, expected one before or after it")
+            raise refusal(CaptureError, "capture", "", "a call within a captured function", "one before or after it")
         if any(other.device is recorder.device for other in _recorders.values()):
-            raise CaptureError("capture: device: got one whose calls are being captured, expected another")
+            raise refusal(CaptureError, "capture", "device", "one whose calls are being captured", "another")
         _recorders[recorder._thread] = recorder
         observe_all(recorder)
 

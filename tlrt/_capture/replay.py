@@ -11,7 +11,7 @@ from tlrt._binding.handles import Device, new, own
 from tlrt._binding.library import failure
 from tlrt._capture.calls import Call, HostWork, Runnable, ffi, lib
 from tlrt._capture.memory import drop_constants, plan_memory
-from tlrt.errors import CaptureError, TorchleanError, UnavailableError
+from tlrt.errors import CaptureError, TorchleanError, UnavailableError, refusal
 
 __all__ = ["PLANS", "Replay", "build_replay"]
 
@@ -104,9 +104,12 @@ def _explain_refusal(error: TorchleanError, name: str) -> TorchleanError:
     """The error of a call that was not taken into a graph, with what to do about it where the call alone cannot know."""
     if not (isinstance(error, UnavailableError) and "rfft" in name):
         return error
-    return CaptureError(
-        f"capture: {name}: got a transform whose FFT plan is gone, expected it among the {PLANS} that a device keeps: the "
-        "step transforms more shapes than that, or another thread made plans on the device meanwhile (capture parts with at "
-        f"most {PLANS} shapes of transforms as steps of their own; let other threads use devices of their own) [{error}]",
-        op="capture",
+    return refusal(
+        CaptureError,
+        "capture",
+        name,
+        "a transform whose FFT plan is gone",
+        f"it among the {PLANS} that a device keeps: the step transforms more shapes than that, or another thread made plans on "
+        f"the device meanwhile (capture parts with at most {PLANS} shapes of transforms as steps of their own; let other "
+        f"threads use devices of their own) [{error}]",
     )

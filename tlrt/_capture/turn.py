@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tlrt.errors import CaptureError
+from tlrt.errors import CaptureError, refusal
 
 __all__ = ["Turn"]
 
@@ -16,27 +17,36 @@ class Turn:
     """A lock for captures and replays that a thread may take again while it has it, and that refuses other threads."""
 
     def __init__(self) -> None:
-        self._start()
+        self._reset()
+        _turns.add(self)
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         #: the thread that has the lock
         self._thread: int | None = None
-        self._process = os.getpid()
 
     def run(self, op: str, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """The result of the work. Raises CaptureError if another thread is at a step, called `name` in the message."""
-        if self._process != os.getpid():  # after a fork, a lock that another thread had stays taken
-            self._start()
         thread = threading.get_ident()
         if self._lock.locked():
             if self._thread == thread:
                 return work(*arguments)
-            text = f"{op}: {name}: got a call of another thread meanwhile, expected one thread at a time"
-            raise CaptureError(text, op=op)
+            raise refusal(CaptureError, op, name, "a call of another thread meanwhile", "one thread at a time")
         with self._lock:  # waits only for a thread that came here at the same moment
             try:
                 self._thread = thread
                 return work(*arguments)
             finally:
                 self._thread = None
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _reset_after_fork() -> None:
+    """In a child process, a lock that another thread had would stay taken."""
+    for turn in _turns:
+        turn._reset()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -13,7 +13,7 @@ from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.elementwise import ElementwiseOperations
 from tlrt._operations.norm import NormOperations
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlspec.ops.attention import FILL
 
 __all__ = ["AttentionOperations"]
@@ -47,7 +47,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         elif mode in (1, 2):
             if mask is None or self._shape("attention", mask) != (batch, n, n):
                 got = None if mask is None else self.shape(mask)
-                raise ShapeError(f"attention: mask: got {got}, expected {(batch, n, n)}", op="attention")
+                raise refusal(ShapeError, "attention", "mask", got, (batch, n, n))
             allowed = self._host(mask) != 0
         return self._composed_attention(q, k, v, allowed, mode, factor)
 
@@ -57,7 +57,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         d = self._sized(op, q, 3, "q")[2]
         mode = (0 if mask is None else 2) if mask_mode is None else integer(op, "mask_mode", mask_mode)
         if not 0 <= mode <= 3:
-            raise ArgumentError(f"{op}: mask_mode: got {mode}, expected 0, 1, 2 or 3", op=op)
+            raise refusal(ArgumentError, op, "mask_mode", mode, "0, 1, 2 or 3")
         return mode, (1.0 / math.sqrt(d) if d else 1.0) if scale is None else scale
 
     def _composed_attention(
@@ -97,20 +97,20 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         name = "multi_head_attention"
         shape, heads = self._shape(name, x), integer(name, "heads", heads)
         if len(shape) not in (2, 3):
-            raise ShapeError(f"{name}: x: got shape {shape}, expected (n, d_model), or with a batch", op=name)
+            raise refusal(ShapeError, name, "x", f"shape {shape}", "(n, d_model), or with a batch")
         batch, n, d_model = (1, *shape) if len(shape) == 2 else shape
         width = self._sized(name, wq, 2, "wq")[1]
         if self._sized(name, wk, 2, "wk")[1] != width or self._sized(name, wv, 2, "wv")[1] != width:
-            text = f"{name}: wk, wv: got shapes {self.shape(wk)} and {self.shape(wv)}, expected {self.shape(wq)}"
-            raise ShapeError(text, op=name)
+            raise refusal(ShapeError, name, "wk, wv", f"shapes {self.shape(wk)} and {self.shape(wv)}", self.shape(wq))
         if heads < 1 or width % heads:
-            raise ArgumentError(f"{name}: heads: got {heads}, expected a divisor of {width}", op=name)
+            raise refusal(ArgumentError, name, "heads", heads, f"a divisor of {width}")
         if mask is not None and causal:
-            raise ArgumentError(f"{name}: causal: got True with a mask, expected one of them", op=name)
+            raise refusal(ArgumentError, name, "causal", "True with a mask", "one of them")
         allowed = None if mask is None else convert._array(name, "mask", mask, "booleans")
         if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "biuf"):
-            text = f"{name}: mask: got shape {allowed.shape} of {allowed.dtype}, expected {(n, n)} of booleans"
-            raise ShapeError(text, op=name)
+            raise refusal(
+                ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", f"{(n, n)} of booleans"
+            )
         d = width // heads
         rows = self._view(x, (batch * n, d_model), "reshape")
         q, k, v = (self._split_heads(self._apply("matmul", (rows, w)), batch, n, heads, d) for w in (wq, wk, wv))

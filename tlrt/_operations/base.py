@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["BaseOperations", "Ref", "atomic", "indices", "per_axis"]
 
@@ -109,7 +109,7 @@ class BaseOperations(Generic[Ref]):
     def _sized(self, op: str, x: Ref, rank: int, name: str = "x") -> Shape:
         shape = self._shape(op, x)
         if len(shape) != rank:
-            raise ShapeError(f"{op}: {self._named(name, x)}: got shape {shape}, expected {rank} axes", op=op)
+            raise refusal(ShapeError, op, self._named(name, x), f"shape {shape}", f"{rank} axes")
         return shape
 
     def _rows(self, x: Ref) -> Ref:
@@ -138,5 +138,5 @@ def per_axis(op: str, name: str, value: Sequence[int] | int, rank: int) -> tuple
     single = hasattr(value, "__index__")
     entries = (integer(op, name, value),) * rank if single else integers(op, name, value)
     if len(entries) != rank:
-        raise ShapeError(f"{op}: {name}: got {len(entries)} entries, expected {rank}", op=op)
+        raise refusal(ShapeError, op, name, f"{len(entries)} entries", rank)
     return entries

@@ -7,7 +7,7 @@ from typing import Any
 
 from tlrt._operations.base import Ref, atomic, per_axis
 from tlrt._operations.forwarding import ForwardingOperations
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["ConvOperations"]
 
@@ -41,11 +41,13 @@ class ConvOperations(ForwardingOperations[Ref]):
     def _convolve(self, name: str, w: Ref, b: Ref, x: Ref, stride: Any, padding: Any) -> Ref:
         rank, shape = len(self._shape(name, w)) - 2, self._shape(name, x)
         if rank < 1:
-            text = f"{name}: w: got shape {self.shape(w)}, expected two axes of channels and at least one of space"
-            raise ShapeError(text, op=name)
+            raise refusal(
+                ShapeError, name, "w", f"shape {self.shape(w)}", "two axes of channels and at least one of space"
+            )
         if len(shape) not in (rank + 1, rank + 2):
-            text = f"{name}: {self._named('x', x)}: got shape {shape}, expected {rank + 1} axes, or {rank + 2} with a batch"
-            raise ShapeError(text, op=name)
+            raise refusal(
+                ShapeError, name, self._named("x", x), f"shape {shape}", f"{rank + 1} axes, or {rank + 2} with a batch"
+            )
         strides, paddings = per_axis(name, "stride", stride, rank), per_axis(name, "padding", padding, rank)
         single = len(shape) == rank + 1
         if single:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["ElementwiseOperations"]
 
@@ -40,6 +40,6 @@ def _common(op: str, a: Shape, b: Shape, name: str) -> Shape:
     out = []
     for m, n in zip(long_a, long_b, strict=True):
         if m != n and 1 not in (m, n):
-            raise ShapeError(f"{op}: {name}: got shape {b}, expected one that broadcasts with {a}", op=op)
+            raise refusal(ShapeError, op, name, f"shape {b}", f"one that broadcasts with {a}")
         out.append(n if m == 1 else m)
     return tuple(out)

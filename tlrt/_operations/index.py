@@ -10,7 +10,7 @@ from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.shape import ShapeOperations
-from tlrt.errors import IndexOutOfRangeError
+from tlrt.errors import IndexOutOfRangeError, refusal
 
 __all__ = ["IndexOperations"]
 
@@ -81,5 +81,5 @@ def _hosts(op: str, values: npt.ArrayLike) -> dict[str, Any]:
 def _place(op: str, i: int, n: int) -> int:
     place = integer(op, "i", i)
     if not 0 <= place < n:
-        raise IndexOutOfRangeError(f"{op}: i: got {place}, expected 0 <= i < {n}", op=op)
+        raise refusal(IndexOutOfRangeError, op, "i", place, f"0 <= i < {n}")
     return place

@@ -6,7 +6,7 @@ import math
 
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["LinalgOperations"]
 
@@ -36,7 +36,7 @@ class LinalgOperations(ForwardingOperations[Ref]):
     def _folded_linear(self, w: Ref, b: Ref, x: Ref) -> Ref:
         shape = self.shape(x)
         if not shape:
-            raise ShapeError("linear: x: got a scalar, expected (…, inputs)", op="linear")
+            raise refusal(ShapeError, "linear", "x", "a scalar", "(…, inputs)")
         rows = self._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape")
         y = self._apply("linear", (w, rows, b))
         return self._view(y, (*shape[:-1], self.shape(y)[1]), "linear")

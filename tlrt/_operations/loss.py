@@ -7,7 +7,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.forwarding import ForwardingOperations
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["LossOperations"]
 
@@ -21,7 +21,7 @@ class LossOperations(ForwardingOperations[Ref]):
         op = "mse_loss"
         shape, other = self._shape(op, yhat), self._shape(op, target)
         if shape != other:
-            raise ShapeError(f"{op}: {self._named('target', target)}: got shape {other}, expected {shape}", op=op)
+            raise refusal(ShapeError, op, self._named("target", target), f"shape {other}", shape)
         return self._apply(op, (self._flat(op, yhat), self._flat(op, target)))
 
     @atomic
@@ -30,8 +30,8 @@ class LossOperations(ForwardingOperations[Ref]):
         op = "cross_entropy"
         shape, wanted = self._shape(op, logits), convert._array(op, "labels", labels, "integers")
         if not shape:
-            raise ShapeError(f"{op}: logits: got a scalar, expected (…, classes)", op=op)
+            raise refusal(ShapeError, op, "logits", "a scalar", "(…, classes)")
         if wanted.shape != shape[:-1]:
-            raise ShapeError(f"{op}: labels: got shape {wanted.shape}, expected {shape[:-1]}", op=op)
+            raise refusal(ShapeError, op, "labels", f"shape {wanted.shape}", shape[:-1])
         hosts = {"labels": indices(op, "labels", wanted.reshape(-1))}
         return self._apply(op, (self._rows(logits),), (), hosts)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec import registry
 from tlspec.cases import evaluate, refused_by, shape_of
 from tlspec.entries import arguments_of, composition_arguments
@@ -170,7 +170,7 @@ def make(
     free = [d for d in sig.dims if d not in read]
     names = [p.name for p in sig.params] + [d.lstrip("*") for d in free]
     if len(extra) > len(names):
-        raise ArgumentError(f"{name}: got {len(extra)} parameters, expected {', '.join(names) or 'none'}", op=name)
+        raise refusal(ArgumentError, name, "", f"{len(extra)} parameters", ", ".join(names) or "none")
     values.update(zip(names, extra, strict=False))
     for p in sig.params:
         if p.name not in values:
@@ -178,11 +178,9 @@ def make(
                 raise ArgumentError(f"{name}: {p.name}: missing", op=name)
             values[p.name] = float(p.default) if p.kind == "float" else int(p.default)
         elif p.kind == "float" and (isinstance(values[p.name], (str, bytes)) or hasattr(values[p.name], "session")):
-            raise ArgumentTypeError(
-                f"{name}: {p.name}: got {type(values[p.name]).__name__}, expected a number", op=name
-            )
+            raise refusal(ArgumentTypeError, name, p.name, type(values[p.name]).__name__, "a number")
     if len(shapes) != len(sig.buffers):
-        raise ArgumentError(f"{name}: got {len(shapes)} tensors, expected {len(sig.buffers)}", op=name)
+        raise refusal(ArgumentError, name, "", f"{len(shapes)} tensors", len(sig.buffers))
     shape: Shape | None = None
     for array, got in zip(sig.buffers, shapes, strict=True):
         if got is None:
@@ -190,7 +188,7 @@ def make(
                 raise ArgumentError(f"{name}: {array.name}: missing", op=name)
         elif array.elementwise:
             if shape is not None and got != shape:
-                raise ShapeError(f"{name}: {array.name}: got shape {got}, expected {shape}", op=name)
+                raise refusal(ShapeError, name, array.name, f"shape {got}", shape)
             shape = got
         else:
             _match(name, array, got, values)
@@ -198,8 +196,9 @@ def make(
         if array.host and len(array.dims) == 1 and array.dims[0].isidentifier():
             known = values.setdefault(array.dims[0], lengths[array.name])
             if known != lengths[array.name]:
-                text = f"{name}: {array.name}: got {lengths[array.name]} elements, expected {array.dims[0]} = {known}"
-                raise ShapeError(text, op=name)
+                raise refusal(
+                    ShapeError, name, array.name, f"{lengths[array.name]} elements", f"{array.dims[0]} = {known}"
+                )
     out = sig.outputs[0]
     if not out.elementwise:
         # one element is a scalar
@@ -226,7 +225,7 @@ def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -
     star = next((i for i, d in enumerate(dims) if d.startswith("*")), None)
     fixed = len(dims) - (star is not None)
     if len(got) < fixed or (star is None and len(got) > fixed):
-        raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled}", op=op)
+        raise refusal(ShapeError, op, array.name, f"shape {got}", spelled)
     pairs: list[tuple[str, Any]] = []
     if star is None:
         pairs = list(zip(dims, got, strict=True))
@@ -247,4 +246,4 @@ def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -
             values[name] = size
             continue
         if wanted != size:
-            raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled} with {name} = {wanted}", op=op)
+            raise refusal(ShapeError, op, array.name, f"shape {got}", f"{spelled} with {name} = {wanted}")

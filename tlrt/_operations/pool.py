@@ -8,7 +8,7 @@ from typing import Any
 from tlrt._binding.arguments import integers
 from tlrt._operations.base import Ref, atomic, per_axis
 from tlrt._operations.forwarding import ForwardingOperations
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 
 __all__ = ["PoolOperations"]
 
@@ -75,8 +75,9 @@ class PoolOperations(ForwardingOperations[Ref]):
         two = name.endswith("2d")
         rank = 2 if two else len(shape) - 1 if hasattr(kernel, "__index__") else len(integers(name, "kernel", kernel))
         if len(shape) not in (rank + 1, rank + 2) or rank < 1:
-            text = f"{name}: {self._named('x', x)}: got shape {shape}, expected {rank + 1} axes, or {rank + 2} with a batch"
-            raise ShapeError(text, op=name)
+            raise refusal(
+                ShapeError, name, self._named("x", x), f"shape {shape}", f"{rank + 1} axes, or {rank + 2} with a batch"
+            )
         lists = [per_axis(name, n, v, rank) for n, v in (("kernel", kernel), ("stride", stride), ("padding", padding))]
         batched = len(shape) == rank + 2
         if batched:  # every channel of every image is pooled alone

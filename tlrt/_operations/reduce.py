@@ -5,7 +5,7 @@ from __future__ import annotations
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 
 __all__ = ["ReduceOperations"]
 
@@ -31,5 +31,5 @@ class ReduceOperations(ForwardingOperations[Ref]):
         rank = len(self._shape(op, x))
         place = integer(op, "axis", axis)
         if not -rank <= place < rank:
-            raise ArgumentError(f"{op}: axis: got {axis}, expected {-rank} <= axis < {rank}", op=op)
+            raise refusal(ArgumentError, op, "axis", axis, f"{-rank} <= axis < {rank}")
         return place % rank

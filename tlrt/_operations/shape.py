@@ -9,7 +9,7 @@ from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt._operations.plan import Shape
-from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError
+from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
 __all__ = ["ShapeOperations"]
 
@@ -41,8 +41,7 @@ class ShapeOperations(ForwardingOperations[Ref]):
         order = list(integers("permute", "axes", axes))
         rank = len(self._shape("permute", x))
         if sorted(order) != list(range(rank)):
-            text = f"permute: axes: got {tuple(order)}, expected a permutation of 0..{rank - 1}"
-            raise ArgumentError(text, op="permute")
+            raise refusal(ArgumentError, "permute", "axes", tuple(order), f"a permutation of 0..{rank - 1}")
         now = list(range(rank))
         for place, axis in enumerate(order):
             for at in range(now.index(axis), place, -1):
@@ -62,7 +61,7 @@ class ShapeOperations(ForwardingOperations[Ref]):
             if have == target:
                 return x
             if len(have) > len(target):
-                raise ShapeError(f"{op}: shape: got {target}, expected at least {len(have)} axes", op=op)
+                raise refusal(ShapeError, op, "shape", target, f"at least {len(have)} axes")
             places = (0,) * (len(target) - len(have)) + tuple(range(1, len(have) + 1))
         else:
             places = integers(op, "axis_map", axis_map)
@@ -91,8 +90,7 @@ class ShapeOperations(ForwardingOperations[Ref]):
         first, second = self._shape(op, a), self._shape(op, b)
         if not first or not second or first[1:] != second[1:]:
             wanted = ", ".join(["m", *map(str, first[1:])])
-            text = f"{op}: {self._named('b', b)}: got shape {second}, expected ({wanted}) to follow {first}"
-            raise ShapeError(text, op=op)
+            raise refusal(ShapeError, op, self._named("b", b), f"shape {second}", f"({wanted}) to follow {first}")
         joined = self._apply("concat1d", (self._flat(op, a), self._flat(op, b)))
         return self._view(joined, (first[0] + second[0], *first[1:]), op) if len(first) > 1 else joined
 
@@ -102,11 +100,16 @@ class ShapeOperations(ForwardingOperations[Ref]):
         op = "slice_range0"
         shape = self._shape(op, x)
         if not shape:
-            raise ShapeError(f"{op}: x: got a scalar, expected at least one axis", op=op)
+            raise refusal(ShapeError, op, "x", "a scalar", "at least one axis")
         first, count = integer(op, "start", start), integer(op, "len", len)
         if first < 0 or count < 0 or first + count > shape[0]:
-            text = f"{op}: start + len: got {first} + {count}, expected at most {shape[0]}, neither of them negative"
-            raise IndexOutOfRangeError(text, op=op)
+            raise refusal(
+                IndexOutOfRangeError,
+                op,
+                "start + len",
+                f"{first} + {count}",
+                f"at most {shape[0]}, neither of them negative",
+            )
         inner = math.prod(shape[1:])
         part = self._apply("slice1d", (self._flat(op, x),), (first * inner, count * inner))
         return self._view(part, (count, *shape[1:]), op) if shape[1:] else part
@@ -118,7 +121,5 @@ def _completed(shape: Shape, have: Shape) -> Shape:
         return shape
     known = math.prod(d for d in shape if d != -1)
     if shape.count(-1) > 1 or known <= 0 or math.prod(have) % known:
-        raise ShapeError(
-            f"reshape: shape: got {shape}, expected one that holds {math.prod(have)} elements", op="reshape"
-        )
+        raise refusal(ShapeError, "reshape", "shape", shape, f"one that holds {math.prod(have)} elements")
     return tuple(math.prod(have) // known if d == -1 else d for d in shape)

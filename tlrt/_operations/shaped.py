@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._operations.plan import Shape
-from tlrt.errors import ArgumentTypeError, ShapeError
+from tlrt.errors import ArgumentTypeError, ShapeError, refusal
 
 __all__ = ["AnyBuffer", "device_of", "kernels_of", "size_of"]
 
@@ -20,8 +20,8 @@ def size_of(shape: Sequence[int]) -> int:
     n = prod(shape)
     if not 0 <= n < 2**32 or (shape and min(shape) < 0):
         if shape and min(shape) < 0:
-            raise ShapeError(f"shape: got {tuple(shape)}, expected sizes of 0 or more")
-        raise ShapeError(f"shape: got {tuple(shape)} with {n} elements, expected fewer than 2**32")
+            raise refusal(ShapeError, "shape", "", tuple(shape), "sizes of 0 or more")
+        raise refusal(ShapeError, "shape", "", f"{tuple(shape)} with {n} elements", "fewer than 2**32")
     return n
 
 
@@ -33,7 +33,9 @@ class AnyBuffer:
     def __init__(self, shape: Sequence[int], buffer: Any) -> None:
         shape = tuple(shape)
         if buffer.length != size_of(shape):
-            raise ShapeError(f"AnyBuffer: buffer: got {buffer.length} elements, expected {size_of(shape)} for {shape}")
+            raise refusal(
+                ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", f"{size_of(shape)} for {shape}"
+            )
         self.shape: Shape = shape
         self.buffer = buffer
 
@@ -73,7 +75,7 @@ class AnyBuffer:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("AnyBuffer: copy: got False, expected True or None (its memory is a device's)")
+            raise refusal(ValueError, "AnyBuffer", "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def share(self) -> AnyBuffer:
@@ -116,7 +118,7 @@ def device_of(device: Any, op: str) -> Any:
         return by_name(device)
     if not hasattr(device, "memory"):
         got = convert.type_name(device)
-        raise ArgumentTypeError(f"{op}: device: got {got}, expected a Device or its name, like 'cpu'", op=op)
+        raise refusal(ArgumentTypeError, op, "device", got, "a Device or its name, like 'cpu'")
     return device
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.parameter import Parameter
@@ -25,7 +25,7 @@ def _sizes(name: str, kernel: Size, rank: int | None) -> tuple[int, ...]:
         return (kernel,) * (2 if rank is None else rank)
     sizes = tuple(operator.index(k) for k in kernel)
     if rank is not None and rank != len(sizes):
-        raise ArgumentError(f"{name}: rank: got {rank}, expected {len(sizes)}, as the kernel has, or none")
+        raise refusal(ArgumentError, name, "rank", rank, f"{len(sizes)}, as the kernel has, or none")
     return sizes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.nn.linear import Linear
@@ -39,8 +39,13 @@ class SpectralConv1d(Layer):
         if len(shape) == 2:
             return s.spectral_conv1d_rfft(x, s.use(self.weight_re), s.use(self.weight_im))
         if len(shape) != 3 or shape[2] != self.width or shape[1] // 2 + 1 < self.modes:
-            text = f"SpectralConv1d: x: got shape {shape}, expected (batch, grid, {self.width}), grid//2 + 1 >= {self.modes}"
-            raise ShapeError(text, op="SpectralConv1d")
+            raise refusal(
+                ShapeError,
+                "SpectralConv1d",
+                "x",
+                f"shape {shape}",
+                f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}",
+            )
         return self._batched(x, *shape[:2])
 
     def _batched(self, x: TensorRef, batch: int, grid: int) -> TensorRef:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tlrt.errors import ArgumentError, ArgumentTypeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, refusal
 from tlrt.parameter import Parameter
 from tlrt.tensor import TensorRef
 
@@ -47,7 +47,7 @@ class Dropout(Layer):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
-            raise ArgumentError(f"Dropout: p: got {p}, expected 0 <= p < 1")
+            raise refusal(ArgumentError, "Dropout", "p", p, "0 <= p < 1")
         self.p = p
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
@@ -66,7 +66,7 @@ class Sequential(Layer):
     def __init__(self, *layers: Layer | Callable[[TensorRef], TensorRef]) -> None:
         for i, layer in enumerate(layers):
             if isinstance(layer, type) or not callable(layer):
-                raise ArgumentTypeError(f"Sequential: layer {i}: got {layer!r}, expected a Layer or a function")
+                raise refusal(ArgumentTypeError, "Sequential", f"layer {i}", f"{layer!r}", "a Layer or a function")
         self.layers = layers
 
     def __call__(self, x: Any, *, training: bool = False) -> TensorRef:
