@@ -138,7 +138,7 @@ def after(session: Session, program: common.Program, given: argparse.Namespace, 
     if given.peer == "torch":
         from examples import torch_gpt
 
-        report["peers"] = {"torch": torch_gpt.train(program.kept["initial"], corpus, report["settings"], given)}
+        report["peers"] = {"torch": torch_gpt.train(program, report["settings"], given)}
 
 
 EXAMPLE = common.Example("char_gpt", __doc__ or "", PRESETS, build, arguments, check, after)

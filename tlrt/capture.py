@@ -204,7 +204,7 @@ class Input(convert.Live):
         if self._buffer is not None:
             self._buffer.release()
 
-    # ---- what has no answer
+    # ---- what is refused, as the content is not known
 
     def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
         raise refusal(
@@ -231,7 +231,7 @@ class Input(convert.Live):
             raise AttributeError(name)
         self._opaque()
 
-    # ---- another object would not be told of the content at a replay
+    # ---- a copy would not get the content of a replay
 
     def __copy__(self) -> Input:
         return self
@@ -251,7 +251,7 @@ def _content(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, convert.Live)):
         got = convert.type_name(value)
         raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
-    array = convert._array("capture", name, value, "an array")
+    array = convert.host_array("capture", name, value, "an array")
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "iub" and not (kind == "f" and size in (4, 8)):
         raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", "float32, float64, integers or bool")
@@ -294,7 +294,7 @@ class Captured(Uncopied):
         self._changed: list[Parameter] = []
         self._closed = False
         if session.device.name == "spec":
-            session._forget()
+            session._release_step()
             self.outputs = self._run_eagerly(example)
         else:
             session._turn.run("capture", self.name, self._capture, example)
@@ -307,7 +307,7 @@ class Captured(Uncopied):
         session = self.session
         recorder = Recorder(session)
         self._inputs = [self._input(recorder, i, value) for i, value in enumerate(example)]
-        session._forget()
+        session._release_step()
         before = [(p, p.mirror, p._version) for p in session.parameters.values()]
         self._require_distinct("capture")
         self._recorder = recorder
@@ -320,10 +320,10 @@ class Captured(Uncopied):
                 with recorder.paused():
                     self.outputs = self._keep(outputs)
                 self._feed_back(recorder, before)
-                session._forget()
+                session._release_step()
             self._replay = recorder.finish()
         except BaseException:
-            session._forget()
+            session._release_step()
             recorder.discard()
             self.close()
             raise
@@ -422,7 +422,7 @@ class Captured(Uncopied):
         for place in self._places:
             parameter = place.parameter
             if parameter._mirror is not place.mirror or parameter._requires_grad is not place.is_trained:
-                self._bring_back()
+                self._restore_places()
                 break
         # before the calls, so that an interrupt cannot leave a host value that looks current
         for p in self._changed:
@@ -462,7 +462,7 @@ class Captured(Uncopied):
         fresh = [p for p in self.session.parameters.values() if p not in known]
         self._places += [ParameterPlace(p, None, None, p._requires_grad) for p in fresh]
 
-    def _bring_back(self) -> None:
+    def _restore_places(self) -> None:
         """Parameters whose values were replaced since the last run: the values go to where the calls read them."""
         for place in self._places:
             if place.storage is not None and place.parameter._requires_grad is not place.is_trained:
@@ -514,7 +514,7 @@ class Captured(Uncopied):
     def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:
         """The function itself, on the specification. What it returned before goes with the next call, or with close."""
         session, before = self.session, self._results
-        session._forget()
+        session._release_step()
         self._results = []
         try:
             made = self._keep(self._function(*arguments))
@@ -533,7 +533,7 @@ class Captured(Uncopied):
             self._results = before
             raise
         finally:
-            session._forget()
+            session._release_step()
         if not before:
             return made
         for old, fresh in zip(before, found, strict=True):

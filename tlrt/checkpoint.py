@@ -50,7 +50,7 @@ def save(
     optimizers: Optimizer | Sequence[Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint; the file appears whole or not at all.
+    """Writes a checkpoint; the file appears complete or not at all.
 
     `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
     """
@@ -62,7 +62,7 @@ def save(
             raise ArgumentError(f"save: parameter {name!r}: expected a name that does not begin with {_PREFIX!r}")
         tensors[name] = np.asarray(parameter.value, precision, order="C")
     settings = []
-    for i, optimizer in enumerate(_listed(optimizers)):
+    for i, optimizer in enumerate(_as_list(optimizers)):
         chosen, arrays = optimizer.state()
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
@@ -102,7 +102,7 @@ def load(
     """Restores parameters, optimisers and the random generator; returns `extra`. Everything is checked before anything
     changes. Raises CheckpointError for a damaged or foreign file and for one of another program, OSError."""
     about, tensors = _read(path)
-    chosen = _listed(optimizers)
+    chosen = _as_list(optimizers)
     wanted = "float64" if session.device.name == "spec" else "float32"
     if about["precision"] != wanted:
         raise refusal(
@@ -171,5 +171,5 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
     return about, tensors
 
 
-def _listed(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+def _as_list(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]  # type: ignore[list-item]

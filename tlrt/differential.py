@@ -8,8 +8,8 @@
 
 Every node of the tape, forward and backward, is checked *locally*: its inputs on the device are given to the float64
 specification, and the device's result must lie within the operation's own derived bound. So an error shows at the operation
-that makes it, not where it is noticed. Beside it stands the *drift*: how far a value is from the same value on the reference
-device (the first one), as rms of the difference over rms of the value. Drift is what rounding does to a whole program; it
+that makes it, not where it is noticed. Beside it the report gives the *drift*: how far a value is from the same value on the reference
+device (the first one), as rms of the difference over rms of the value. Drift is the effect of rounding on the entire program; it
 has no bound of its own.
 
 A program takes a session. It may train: each :meth:`Session.reset` ends a step. If it returns a tensor of one element that
@@ -188,7 +188,7 @@ def case_of(
     assert plan is not None
     row, sig = plan.row, plan.row.signature
     buffers = dict(zip((a.name for a in sig.buffers), parents, strict=True))
-    inputs = {a.name: node.hosts[a.name] if a.host else _single(buffers[a.name]) for a in sig.inputs}
+    inputs = {a.name: node.hosts[a.name] if a.host else _as_float32(buffers[a.name]) for a in sig.inputs}
     rounded = {p.name for p in sig.params if p.kind == "float"}
     values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
     params = {p.name: values[p.name] for p in sig.params}
@@ -197,16 +197,16 @@ def case_of(
         return Case(row, "forward", 0, "normal", "small", dims, params, inputs, command="compare")
     scalar = sig.outputs[0].dims == ("1",)  # has one axis in the row, none on the tape
     (name,) = cotangent_names(row)
-    cotangents: dict[str, Any] = {name: _single(g.reshape(1) if scalar else g)}
+    cotangents: dict[str, Any] = {name: _as_float32(g.reshape(1) if scalar else g)}
     case = Case(row, "vjp", 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
     out = sig.outputs[0].name
     if out in row.rule.reads:
-        known = {**inputs, **cotangents, out: _single(result.reshape(1) if scalar else result)}
+        known = {**inputs, **cotangents, out: _as_float32(result.reshape(1) if scalar else result)}
         case.__dict__["arguments"] = {r: known[r] for r in row.rule.reads}
     return case
 
 
-def _single(x: npt.NDArray[Any] | None) -> Any:
+def _as_float32(x: npt.NDArray[Any] | None) -> Any:
     """As float32, which a value of a device is and one of the specification is not."""
     return None if x is None else x.astype(np.float32, copy=False)
 
@@ -268,12 +268,12 @@ class _Watch(Observer):
             if not self.exact:
                 if node.plan is not None:
                     case = self._case(node, i)
-                    (found,) = self._compared(case, [self._value(i)])
+                    (found,) = self._compare_outputs(case, [self._value(i)])
                     row.forward = found.share
-                    self._judge(i, node, case, "forward", "out", found)
+                    self._report_failure(i, node, case, "forward", "out", found)
                 elif node.parents and node.name != "detach":
                     self._check_view(i, node)
-            self._drifted(row, i)
+            self._record_drift(row, i)
         if self.progress is not None:
             self.progress(f"{self.device}: step {self.step}: {len(nodes)} nodes")
         self.values.clear()
@@ -287,7 +287,7 @@ class _Watch(Observer):
             text = "got other bits than its parent's"
             self.report.failures.append(Failure(self.device, self.step, i, node.name, "view", text))
 
-    def _drifted(self, row: Row, i: int) -> None:
+    def _record_drift(self, row: Row, i: int) -> None:
         if self.reference is None:
             value = self._value(i)
             if self.bytes + value.nbytes <= _KEPT and len(self.report.devices) > 1:
@@ -321,16 +321,16 @@ class _Watch(Observer):
             assert rule is not None
             pool = [None if p is None else nodes[p].buffer for p in node.parents]
             needs = [p is not None and nodes[p].requires_grad for p in node.parents]
-            made: dict[int, Any] = dict(plan.pull([*pool, node.buffer, g.buffer, *node.hosts.values()], needs))
+            made: dict[int, Any] = dict(plan.vjp([*pool, node.buffer, g.buffer, *node.hosts.values()], needs))
             got = [made[k].numpy() if k in made else None for k in plan.gives]
             for buffer in made.values():
                 buffer.release()
             case = self._case(node, place, g.numpy())
             share = 0.0
-            for name, comparison in zip(rule.gives, self._compared(case, got), strict=True):
+            for name, comparison in zip(rule.gives, self._compare_outputs(case, got), strict=True):
                 if comparison is not None:
                     share = max(share, comparison.share)
-                    self._judge(place, node, case, "vjp", name, comparison)
+                    self._report_failure(place, node, case, "vjp", name, comparison)
             self.shares[place] = max(self.shares.get(place, 0.0), share)
 
     # ---- one result
@@ -339,7 +339,7 @@ class _Watch(Observer):
         parents = [None if p is None else self._value(p) for p in node.parents]
         return case_of(node, parents, self._value(id), g)
 
-    def _compared(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
+    def _compare_outputs(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
         expected = case.expected
         found: list[Comparison | None] = []
         for value, ref, tol, bits in zip(got, expected.outputs, expected.tolerances, expected.bits, strict=True):
@@ -351,7 +351,7 @@ class _Watch(Observer):
             )
         return found
 
-    def _judge(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
+    def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
         if found.ok:
             return
         command = ""
@@ -383,7 +383,7 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
 # ---- command line
 
 
-def _program(path: Path, function: str) -> Program:
+def _load_program(path: Path, function: str) -> Program:
     """The function of that name in a Python file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -418,8 +418,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", action="store_true", help="list every node, not only each operation")
     arguments = parser.parse_args(argv)
     try:
-        program = _program(arguments.file, arguments.function)
-        names = [n for n in arguments.devices.split(",") if n] or _present()
+        program = _load_program(arguments.file, arguments.function)
+        names = [n for n in arguments.devices.split(",") if n] or _default_devices()
         line = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else None
         report = compare(program, names, reproduce=arguments.reproduce, seed=arguments.seed, progress=line)
     except TorchleanError as error:
@@ -448,7 +448,7 @@ def listing(rows: Sequence[Row]) -> str:
     )
 
 
-def _present() -> list[str]:
+def _default_devices() -> list[str]:
     from tlrt.context import devices
 
     return ["spec", "cpu"] + (["cuda"] if len(devices()) > 1 else [])

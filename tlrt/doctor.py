@@ -36,11 +36,11 @@ class Report:
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
             return [{"problem": a, "remedy": b} for a, b in items]
 
-        whole = {
+        document = {
             "usable": self.usable, **self.facts, "devices": self.devices,
             "problems": pairs(self.problems), "notes": pairs(self.notes),
         }  # fmt: skip
-        return json.dumps(whole, indent=2)
+        return json.dumps(document, indent=2)
 
     def text(self) -> str:
         rows = [(key.replace("_", " "), str(value)) for key, value in self.facts.items()]
@@ -105,7 +105,7 @@ def examine() -> Report:
             where = report.problems if name == "cpu" else report.notes
             where.append((f"{name}: {error}", _device_remedy(name, error)))
     if len(context.devices()) == 1:
-        _why_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
+        _explain_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
     return report
 
 
@@ -119,7 +119,7 @@ def _device_remedy(name: str, error: Exception) -> str:
     return "close other programs on the device, or try another device"
 
 
-def _why_no_cuda(report: Report, cuda_build: bool) -> None:
+def _explain_no_cuda(report: Report, cuda_build: bool) -> None:
     """Says what keeps CUDA from being used: the build, the driver or the GPU."""
     from tlrt import context
     from tlrt._binding import library as binding

@@ -57,7 +57,7 @@ class Update:
 
     @property
     def is_one_call(self) -> bool:
-        """Whether :meth:`replay_call` can stand for it."""
+        """Whether a replay can make its one call again, without Python."""
         kind = type(self.optimizer)
         return kind._advance is Optimizer._advance and getattr(kind._update, "is_one_call", False)
 
@@ -93,7 +93,7 @@ class Update:
                 optimizer._require_open("step")
                 optimizer._require_valid_settings()
                 if optimizer._state is not known:  # loaded meanwhile
-                    optimizer._bring_back(states)
+                    optimizer._restore_places(states)
                     known = optimizer._state
                 status = run()
                 optimizer.steps += not status
@@ -198,7 +198,7 @@ class Optimizer(Uncopied):
         value = getattr(self, name)
         return int(value) if value is True or value is False else value
 
-    def _bring_back(self, states: list[tuple[str, int, Any]]) -> None:
+    def _restore_places(self, states: list[tuple[str, int, Any]]) -> None:
         """States that were replaced go to where a captured step has them. What moves one makes a new dict, by which other
         captured steps know."""
         state = {slot: list(buffers) for slot, buffers in self._state.items()}
@@ -218,7 +218,7 @@ class Optimizer(Uncopied):
 
     def _advance(self, chosen: list[Parameter], gradient: Any) -> None:
         """Updates the parameters from their packed gradients."""
-        packed = self._packs(chosen)
+        packed = self._pack_buffers(chosen)
         self._require_valid_settings()
         # before the update, so that an interrupt cannot leave a host value that looks current
         for p in chosen:
@@ -233,7 +233,7 @@ class Optimizer(Uncopied):
             self._check(self._settings())
             self._checked = values
 
-    def _packs(self, chosen: list[Parameter]) -> Mapping[str, Any]:
+    def _pack_buffers(self, chosen: list[Parameter]) -> Mapping[str, Any]:
         """The mirrors and states of the parameters, packed; kept as long as the mirrors are the same."""
         mirrors = [p.mirror if p._mirror is None else p._mirror for p in chosen]
         if len(mirrors) == len(self._mirrors) and all(map(operator.is_, mirrors, self._mirrors)):
@@ -414,7 +414,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps).
+    """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps). `others` are beta1, beta2 and eps.
 
     Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW.
     """
@@ -426,9 +426,7 @@ class AdamW(Adam):
         parameters: Iterable[Parameter],
         lr: float = 1e-3,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
         weight_decay: float = 0.01,
+        **others: float,
     ) -> None:
-        super().__init__(parameters, lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        super().__init__(parameters, lr, weight_decay=weight_decay, **others)

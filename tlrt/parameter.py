@@ -24,7 +24,7 @@ class Parameter(Arithmetic):
     changes the mirror and makes the host value stale; :attr:`value` downloads a stale one once, use on the device uploads
     only where there is no current mirror. Mirrors survive :meth:`Session.reset`.
 
-    In arithmetic it stands for its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
+    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
     """
 
     __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "name", "session", "shape")
@@ -44,7 +44,7 @@ class Parameter(Arithmetic):
 
     def _converted(self, value: npt.ArrayLike, op: str) -> npt.NDArray[Any]:
         """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64."""
-        array = convert._array(op, self.name, value, "float32, float64, integers or bool")
+        array = convert.host_array(op, self.name, value, "float32, float64, integers or bool")
         if op == "set" and self.session.device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
         return convert.float32(op, self.name, array).reshape(array.shape).copy()

@@ -543,9 +543,9 @@ class Session(Operations[TensorRef]):
     def reset(self) -> None:
         """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay."""
         self._require_open("reset")
-        self._forget()
+        self._release_step()
 
-    def _forget(self) -> None:
+    def _release_step(self) -> None:
         """Releases what belongs to the step."""
         for observer in self.device._observers:
             observer.before_reset(self)
@@ -573,7 +573,7 @@ class Session(Operations[TensorRef]):
                 if parameter.host_is_stale and not self.device.closed:
                     _ = parameter.value
         finally:
-            self._forget()
+            self._release_step()
             for parameter in self.parameters.values():
                 parameter._release()
             self.tape.release()

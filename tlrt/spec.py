@@ -41,7 +41,7 @@ class SpecBuffer:
         #: live handles to the storage, shared between them
         self._storage = [0] if storage is None else storage
         self._storage[0] += 1
-        device._took(array.nbytes if self._storage[0] == 1 else 0)
+        device._count_allocation(array.nbytes if self._storage[0] == 1 else 0)
 
     @property
     def array(self) -> F64:
@@ -101,7 +101,7 @@ class SpecBuffer:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def fill(self, value: float) -> SpecBuffer:
-        self.array[...] = _rounded(value)
+        self.array[...] = _round_to_float32(value)
         return self
 
     def copy(self) -> SpecBuffer:
@@ -113,7 +113,7 @@ class SpecBuffer:
     def release(self) -> None:
         if self._array is not None:
             self._storage[0] -= 1
-            self._device._gave(self._array.nbytes if self._storage[0] == 0 else 0)
+            self._device._count_release(self._array.nbytes if self._storage[0] == 0 else 0)
             self._array = None
 
     def __del__(self) -> None:
@@ -149,13 +149,13 @@ class SpecDevice:
         """Stops the reports to an observer."""
         self._observers = tuple(o for o in self._observers if o is not observer)
 
-    def _took(self, nbytes: int) -> None:
+    def _count_allocation(self, nbytes: int) -> None:
         self._buffers += 1
         self._served += nbytes > 0
         self._live += nbytes
         self._peak = max(self._peak, self._live)
 
-    def _gave(self, nbytes: int) -> None:
+    def _count_release(self, nbytes: int) -> None:
         self._buffers -= 1
         self._live -= nbytes
 
@@ -177,7 +177,7 @@ class SpecDevice:
         return SpecBuffer(np.full(length("empty", "n", n), np.nan), self)
 
     def full(self, n: int, value: float) -> SpecBuffer:
-        return SpecBuffer(np.full(length("full", "n", n), _rounded(value)), self)
+        return SpecBuffer(np.full(length("full", "n", n), _round_to_float32(value)), self)
 
     def synchronize(self) -> None: ...
 
@@ -210,7 +210,7 @@ class SpecDevice:
         return "SpecDevice()"
 
 
-def _rounded(value: float) -> float:
+def _round_to_float32(value: float) -> float:
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
@@ -265,8 +265,8 @@ class _Function:
         if e.only is not None:
             results = [results[e.only]]
         if any(_listed(o) for o in e.outputs):
-            return self._give_lists(results, values["lengths"], device, out)
-        return self._give(results, device, want, out)
+            return self._return_lists(results, values["lengths"], device, out)
+        return self._return_outputs(results, device, want, out)
 
     def _read(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
         """The call's arrays and values by their names in the row, and the device."""
@@ -308,7 +308,7 @@ class _Function:
             if a.kind == "float":
                 if isinstance(value, (str, bytes)):
                     raise TypeError
-                return _rounded(value)
+                return _round_to_float32(value)
             if a.kind == "dims":
                 return [length(op, a.name, n) for n in value]
             return length(op, a.name, value) if a.role != "wide" else operator.index(value)
@@ -344,7 +344,9 @@ class _Function:
             raise errors.refusal(errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", array.spelled)
         return flat.reshape(shape)
 
-    def _give(self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any) -> Any:
+    def _return_outputs(
+        self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any
+    ) -> Any:
         outputs = self.entry.outputs
         several = len(outputs) > 1
         places = list(out) if several and out is not None else [out] * len(outputs)
@@ -353,12 +355,14 @@ class _Function:
             text = f"{self.__name__}: out, want: expected one entry for each of {len(outputs)}, one of them wanted"
             raise errors.ArgumentError(text, op=self.__name__)
         made = [
-            (np.array(result, np.float64) if array.host else self._placed(result, place, device)) if needed else None
+            (np.array(result, np.float64) if array.host else self._place_result(result, place, device))
+            if needed
+            else None
             for array, result, place, needed in zip(outputs, results, places, wanted, strict=True)
         ]
         return tuple(made) if several else made[0]
 
-    def _give_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
+    def _return_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
         """The results cut into the lists' elements."""
         several = len(self.entry.outputs) > 1
         places = list(out) if several and out is not None else [out] * len(results)
@@ -369,10 +373,10 @@ class _Function:
             slots = [None] * len(parts) if each is None else list(each)
             if len(slots) != len(parts):
                 raise errors.refusal(errors.ArgumentError, self.__name__, "out", f"{len(slots)} entries", len(parts))
-            made.append([self._placed(r, place, device) for r, place in zip(parts, slots, strict=True)])
+            made.append([self._place_result(r, place, device) for r, place in zip(parts, slots, strict=True)])
         return tuple(made) if several else made[0]
 
-    def _placed(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
+    def _place_result(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
         """A result in the buffer given for it, or in a new one."""
         flat = np.asarray(result, np.float64).reshape(-1)
         if place is None:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.handles import Uncopied
 from tlrt._operations import Operations
-from tlrt._operations.plan import Plan, Shape, make
+from tlrt._operations.plan import Plan, Shape, make_plan
 from tlrt._operations.shaped import AnyBuffer, device_of, kernels_of, size_of
 from tlrt.errors import (
     ArgumentError,
@@ -160,7 +160,7 @@ class Tape(Uncopied, Operations[int]):
         id = len(self.nodes)
         self.nodes.append(node)
         if self.nodes[id] is not node:
-            raise _crowded(node.name)
+            raise _other_thread_error(node.name)
         return id
 
     def _require_live(self, op: str) -> None:
@@ -243,7 +243,7 @@ class Tape(Uncopied, Operations[int]):
     ) -> int:
         """A node made by hand: `forward(x)` gives its buffer, `backward(x, g)` the gradient of x, as buffers."""
         parent = self.require_value(x, in_shape, name)
-        value = self._made(name, out_shape, forward(parent.buffer), (parent,))
+        value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             return [(x, AnyBuffer(parent.shape, backward(parent.buffer, g.buffer)))]
@@ -263,7 +263,7 @@ class Tape(Uncopied, Operations[int]):
     ) -> int:
         """A node made by hand: `forward(a, b)` gives its buffer, `backward(a, b, g)` the gradients of a and b."""
         first, second = self.require_value(a, a_shape, name), self.require_value(b, b_shape, name)
-        value = self._made(name, out_shape, forward(first.buffer, second.buffer), (first, second))
+        value = self._own_result(name, out_shape, forward(first.buffer, second.buffer), (first, second))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
@@ -271,7 +271,7 @@ class Tape(Uncopied, Operations[int]):
 
         return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
 
-    def _made(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
+    def _own_result(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
         """What a forward function returned, as a value of its own."""
         owned = not any(buffer is p.buffer for p in parents)
         try:
@@ -285,7 +285,7 @@ class Tape(Uncopied, Operations[int]):
     def _needs(self, parents: Sequence[int]) -> bool:
         return self.recording and any(self.nodes[p].requires_grad for p in parents)
 
-    # ---- what Operations is made of
+    # ---- how operations are applied
 
     def shape(self, x: int) -> Shape:
         """The shape of a node's value."""
@@ -324,7 +324,7 @@ class Tape(Uncopied, Operations[int]):
         if hosts is not None:
             key.append(tuple([a.size for a in hosts.values()]))
         if extra:
-            self._tell_zeros_apart(name, key, extra)
+            self._mark_negative_zeros(name, key, extra)
         where = tuple(key)
         try:
             plan = self._plans.get(where) or self._plan(where, name, parents, extra, hosts)
@@ -332,7 +332,7 @@ class Tape(Uncopied, Operations[int]):
                 needs = any(p is not None and nodes[p].requires_grad for p in [parents[i] for i in plan.gives])
             buffer = plan.run(buffers, hosts)
         except Exception as error:
-            raise self._located(error, name, parents, extra) from None
+            raise self._note_operands(error, name, parents, extra) from None
         node = Node.__new__(Node)
         node.buffer = buffer
         node.name = name
@@ -345,11 +345,11 @@ class Tape(Uncopied, Operations[int]):
         node._rule = None
         nodes.append(node)
         if nodes[size] is not node:
-            raise _crowded(name)
+            raise _other_thread_error(name)
         return size
 
     @staticmethod
-    def _tell_zeros_apart(name: str, key: list[Any], extra: tuple[Any, ...]) -> None:
+    def _mark_negative_zeros(name: str, key: list[Any], extra: tuple[Any, ...]) -> None:
         """Marks a -0.0 among the parameters in the key: it equals 0.0 and computes something else."""
         try:
             if 0 in extra:
@@ -357,8 +357,8 @@ class Tape(Uncopied, Operations[int]):
         except (TypeError, ValueError):  # a tensor, an array of several elements
             raise refusal(ArgumentTypeError, name, "", f"parameters {extra}", "numbers") from None
 
-    def _located(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
-        """The error, told which nodes met in the operation."""
+    def _note_operands(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
+        """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
             error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
         operands = ", ".join(
@@ -370,7 +370,7 @@ class Tape(Uncopied, Operations[int]):
     def _plan(self, key: Any, name: str, parents: Any, extra: Any, hosts: Any) -> Plan:
         shapes = [None if p is None else self.nodes[p].shape for p in parents]
         lengths = {} if hosts is None else {n: int(a.size) for n, a in hosts.items()}
-        plan = make(self.kernels, name, shapes, extra, lengths)
+        plan = make_plan(self.kernels, name, shapes, extra, lengths)
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         self._plans[key] = plan
@@ -394,7 +394,7 @@ class Tape(Uncopied, Operations[int]):
 
     def _undo(self, mark: int) -> None:
         dropped, self.nodes[mark:] = self.nodes[mark:], []
-        _give_back(dropped)
+        _release_nodes(dropped)
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
@@ -412,7 +412,7 @@ class Tape(Uncopied, Operations[int]):
         grads: list[AnyBuffer | None] = [None] * len(self.nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start
-        return self._filled(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None]) -> list[AnyBuffer]:
         """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over."""
@@ -432,9 +432,9 @@ class Tape(Uncopied, Operations[int]):
                         grads[i] = g.share()
                     seen.add(id(g.buffer))
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
-        return self._filled(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None))
 
     def backward_sparse(
         self, output: int, wanted: Iterable[int] | None = None, seed: AnyBuffer | npt.ArrayLike | None = None
@@ -459,7 +459,7 @@ class Tape(Uncopied, Operations[int]):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return {i: grads[i] for i in sorted(keep)}  # type: ignore[misc]
 
@@ -478,7 +478,7 @@ class Tape(Uncopied, Operations[int]):
                 if old.buffer is not g.buffer:
                     old.buffer.release()
         except BaseException:
-            _release([g])
+            _release_gradients([g])
             raise
         g.buffer.release()
 
@@ -510,10 +510,10 @@ class Tape(Uncopied, Operations[int]):
                 pool += (node.buffer, g.buffer)
                 if node._hosts is not None:
                     pool += node._hosts.values()
-                made = [(parents[i], b) for i, b in node._plan.pull(pool, needs)]
+                made = [(parents[i], b) for i, b in node._plan.vjp(pool, needs)]
                 shares = node._plan.shares
             elif node._rule is not None:
-                made = self._by_hand(node, g)
+                made = self._run_custom_vjp(node, g)
                 shares = True
             else:  # a view
                 made = [(parents[0], g.buffer.share())]
@@ -540,7 +540,7 @@ class Tape(Uncopied, Operations[int]):
                 error.add_note(f"in the backward pass, at node {place}: {node!r}")
             raise
 
-    def _by_hand(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:
+    def _run_custom_vjp(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:
         """The contributions of a VJP made by hand, checked; a buffer that is not the VJP's to give away is shared."""
         given: list[tuple[int, AnyBuffer]] = []
         made: list[tuple[int | None, Any]] = []
@@ -593,17 +593,17 @@ class Tape(Uncopied, Operations[int]):
                     grads[i] = g.copy()
                     g.buffer.release()
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return grads
 
-    def _filled(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
+    def _fill_missing(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
         try:
             for i, node in enumerate(self.nodes):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(node.shape, self.device)
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return grads  # type: ignore[return-value]
 
@@ -620,7 +620,7 @@ class Tape(Uncopied, Operations[int]):
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
         else:
-            seed = convert._array("backward", "seed", seed, "float32, float64, integers or bool")
+            seed = convert.host_array("backward", "seed", seed, "float32, float64, integers or bool")
         if seed.shape != node.shape:
             raise refusal(ShapeError, "backward", "seed", f"shape {seed.shape}", f"{node.shape} of the output {where}")
         return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)
@@ -630,7 +630,7 @@ class Tape(Uncopied, Operations[int]):
     def clear(self) -> None:
         """Releases every buffer on the tape and forgets the nodes; the tape can be used again."""
         nodes, self.nodes = self.nodes, []
-        _give_back(nodes)
+        _release_nodes(nodes)
 
     def release(self) -> None:
         """Releases every buffer on the tape for good. May be repeated."""
@@ -655,18 +655,18 @@ class Tape(Uncopied, Operations[int]):
         )
 
 
-def _crowded(op: str) -> ArgumentError:
+def _other_thread_error(op: str) -> ArgumentError:
     return refusal(ArgumentError, op, "tape", "an operation of another thread meanwhile", "one thread at a time")
 
 
-def _give_back(nodes: Iterable[Node]) -> None:
+def _release_nodes(nodes: Iterable[Node]) -> None:
     for node in nodes:
         node.buffer.release()
         for scratch in node.cleanup:
             scratch.release()
 
 
-def _release(gradients: Iterable[AnyBuffer | None]) -> None:
+def _release_gradients(gradients: Iterable[AnyBuffer | None]) -> None:
     for g in gradients:
         if isinstance(g, AnyBuffer):
             g.buffer.release()

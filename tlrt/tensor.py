@@ -21,7 +21,7 @@ from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOut
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
-#: elements a printed tensor is shown whole up to
+#: the largest number of elements of which all are printed
 _SHOWN = 1000
 
 

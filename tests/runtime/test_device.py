@@ -179,9 +179,9 @@ def test_one_remedy_that_fits(monkeypatch, tmp_path, source, named, said):
 
 def test_the_hint_is_for_cuda_devices():
     error = errors.UnavailableError("device: no such device", op="device", status=50)
-    assert "doctor" in str(context._unavailable(error, 0))
-    assert context._unavailable(error, -1) is error
+    assert "doctor" in str(handles._explain_unavailable(error, 0))
+    assert handles._explain_unavailable(error, -1) is error
     bad = errors.UnavailableError('device: TORCHLEAN_CPU_VARIANT: got "sse", expected another', op="device", status=50)
-    assert context._unavailable(bad, 0) is bad
+    assert handles._explain_unavailable(bad, 0) is bad
     other = errors.CudaError("x")
-    assert context._unavailable(other, 0) is other
+    assert handles._explain_unavailable(other, 0) is other

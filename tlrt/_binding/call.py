@@ -232,14 +232,14 @@ def refusal(
     op = function.__name__
     for name, kind in function.__annotations__.items():
         role = (roles or {}).get(name, "dimension")
-        if name in values and (found := _blame(op, name, kind, values[name], role)) is not None:
+        if name in values and (found := _check_argument(op, name, kind, values[name], role)) is not None:
             return found
     if isinstance(error, TorchleanError):
         return error
     return errors.refusal(InternalError, op, "", f"{type(error).__name__}: {error}", "every argument to convert")
 
 
-def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
+def _check_argument(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
     got = convert.type_name(value)
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
@@ -255,12 +255,12 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
     if kind == "Sequence[Buffer]":
         if not convert.is_list(value) or not hasattr(value, "__len__"):
             return errors.refusal(ArgumentTypeError, op, name, got, "a sequence of Buffers")
-        blamed = (_blame(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
+        blamed = (_check_argument(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
         return next((found for found in blamed if found is not None), None)
     if kind.startswith("Device") and not isinstance(value, Device) and (value is not None or kind == "Device"):
         return errors.refusal(ArgumentTypeError, op, name, got, "Device (tlrt.device('cpu') gives one)")
     if kind == "int":
-        return _blame_integer(op, name, value, role)
+        return _check_integer(op, name, value, role)
     if kind == "Sequence[int]":
         try:
             items = list(value) if convert.is_list(value) else None
@@ -269,7 +269,7 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
         if items is None:
             return errors.refusal(ArgumentTypeError, op, name, got, "a sequence of integers")
         for i, item in enumerate(items):
-            if (found := _blame_integer(op, f"{name}[{i}]", item, role)) is not None:
+            if (found := _check_integer(op, f"{name}[{i}]", item, role)) is not None:
                 return found
     if kind == "float":
         try:
@@ -281,7 +281,7 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
     return None
 
 
-def _blame_integer(op: str, name: str, value: Any, role: str) -> Exception | None:
+def _check_integer(op: str, name: str, value: Any, role: str) -> Exception | None:
     try:
         number = operator.index(value)
     except TypeError:

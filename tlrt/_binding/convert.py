@@ -22,7 +22,18 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = ["Live", "Naturals", "float32", "float64", "float64_out", "is_list", "type_name", "uint32", "uint32_list"]
+__all__ = [
+    "Live",
+    "Naturals",
+    "float32",
+    "float64",
+    "float64_out",
+    "host_array",
+    "is_list",
+    "type_name",
+    "uint32",
+    "uint32_list",
+]
 
 _LIMIT = 2**32
 
@@ -51,7 +62,7 @@ class Naturals(np.ndarray[Any, np.dtype[np.uint32]]):
     """What a :class:`Live` array holds; a function that takes indices reads this memory, and makes no copy."""
 
 
-def _array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
+def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
     if isinstance(value, Live):
         return value.naturals(op, name, expected)
     if isinstance(value, np.ma.MaskedArray):
@@ -70,7 +81,7 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
     """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
     once (beyond float32's range to an infinity), anything else is refused."""
     expected = "float32, float64, integers or bool"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
@@ -84,7 +95,7 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
     """A C-contiguous uint32 array from any integers. `dims` is the shape it must hold; None wants one axis, of any
     length."""
     expected = "integers"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.uint32)
     if array.dtype.kind == "O" or (array.dtype.kind == "f" and not isinstance(value, np.ndarray)):
@@ -134,7 +145,7 @@ def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | Non
 def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
     """A C-contiguous float64 array; float32, integers and bool widen, anything else is refused."""
     expected = "float64, float32, integers or bool"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)

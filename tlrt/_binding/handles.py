@@ -135,7 +135,7 @@ class Buffer:
         library = load()
         data = library.ffi.from_buffer("float[]", host)
         upload = library.lib.torchlean_cuda_buffer_upload
-        return cls._made("from_numpy", device, upload, device._handle, data, host.size)
+        return cls._create("from_numpy", device, upload, device._handle, data, host.size)
 
     @classmethod
     def zeros(cls, n: int, device: Device | str = "cpu") -> Buffer:
@@ -158,10 +158,10 @@ class Buffer:
         op = op or function
         device = _find_device(device, op)
         make = getattr(load().lib, f"torchlean_cuda_buffer_{function}")
-        return cls._made(op, device, make, device._handle, length(op, "n", n))
+        return cls._create(op, device, make, device._handle, length(op, "n", n))
 
     @classmethod
-    def _made(cls, op: str, device: Device, function: Any, *arguments: Any) -> Buffer:
+    def _create(cls, op: str, device: Device, function: Any, *arguments: Any) -> Buffer:
         """The buffer that a C function makes. Whatever a signal handler raises meanwhile, the handle is not lost:
         releasing one twice does nothing."""
         slot = new(_slot)
@@ -218,11 +218,11 @@ class Buffer:
 
     def copy(self) -> Buffer:
         """A buffer of the same content with storage of its own."""
-        return self._made("copy", self._device, _copy, self._handle)
+        return self._create("copy", self._device, _copy, self._handle)
 
     def share(self) -> Buffer:
         """A second handle to the same storage. Each is released on its own; the storage goes with the last."""
-        return self._made("share", self._device, _share, self._handle)
+        return self._create("share", self._device, _share, self._handle)
 
     # ---- life
 

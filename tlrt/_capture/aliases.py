@@ -38,7 +38,7 @@ def _growth(device: Device, handles: Sequence[Any], shared: Sequence[int], watch
     """By how much the references of the watched handles' memory grow with one more handle to each of the shared ones."""
     while True:
         before = [_references(handles[i]) for i in watched]
-        extra = [Buffer._made("capture", device, lib.torchlean_cuda_buffer_share, handles[i]) for i in shared]
+        extra = [Buffer._create("capture", device, lib.torchlean_cuda_buffer_share, handles[i]) for i in shared]
         grown = [_references(handles[i]) - n for i, n in zip(watched, before, strict=True)]
         extra.clear()  # released, as buffers are that nobody has
         if before == [_references(handles[i]) for i in watched]:  # else a finaliser gave a handle back meanwhile

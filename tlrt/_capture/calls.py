@@ -57,7 +57,7 @@ class Storage:
 
     def buffer(self, device: Device) -> Buffer:
         """One more handle to its memory."""
-        return Buffer._made("capture", device, lib.torchlean_cuda_buffer_share, self.root.handle)
+        return Buffer._create("capture", device, lib.torchlean_cuda_buffer_share, self.root.handle)
 
     @staticmethod
     def upload(target: Buffer, host: Any) -> int:

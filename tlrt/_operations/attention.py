@@ -39,7 +39,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     ) -> Ref:
         """flash_attention composed from products and a softmax, with the same arguments: O(n²) memory, equal within the
         bound. A mask is read back to the host."""
-        batch, n, _ = self._sized("attention", q, 3, "q")
+        batch, n, _ = self._require_rank("attention", q, 3, "q")
         mode, factor = self._attention_mode("attention", q, mask, mask_mode, scale)
         allowed = None
         if mode == 3:
@@ -54,7 +54,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     def _attention_mode(
         self, op: str, q: Ref, mask: Any, mask_mode: int | None, scale: float | None
     ) -> tuple[int, float]:
-        d = self._sized(op, q, 3, "q")[2]
+        d = self._require_rank(op, q, 3, "q")[2]
         mode = (0 if mask is None else 2) if mask_mode is None else integer(op, "mask_mode", mask_mode)
         if not 0 <= mode <= 3:
             raise refusal(ArgumentError, op, "mask_mode", mode, "0, 1, 2 or 3")
@@ -81,7 +81,9 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         """x where kept, elsewhere 0 without a gradient, whatever x is there: a gather with indices out of range."""
         places = np.where(kept.reshape(-1), np.arange(kept.size, dtype=np.uint32), np.uint32(2**32 - 1))
         hosts = {"indices": indices("attention", "mask", places)}
-        return self._view(self._apply("gather_vec", (self._flat("attention", x),), (), hosts), self.shape(x), "reshape")
+        return self._view(
+            self._apply("gather_vec", (self._flatten("attention", x),), (), hosts), self.shape(x), "reshape"
+        )
 
     @atomic
     def multi_head_attention(
@@ -99,14 +101,14 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         if len(shape) not in (2, 3):
             raise refusal(ShapeError, name, "x", f"shape {shape}", "(n, d_model), or with a batch")
         batch, n, d_model = (1, *shape) if len(shape) == 2 else shape
-        width = self._sized(name, wq, 2, "wq")[1]
-        if self._sized(name, wk, 2, "wk")[1] != width or self._sized(name, wv, 2, "wv")[1] != width:
+        width = self._require_rank(name, wq, 2, "wq")[1]
+        if self._require_rank(name, wk, 2, "wk")[1] != width or self._require_rank(name, wv, 2, "wv")[1] != width:
             raise refusal(ShapeError, name, "wk, wv", f"shapes {self.shape(wk)} and {self.shape(wv)}", self.shape(wq))
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, name, "heads", heads, f"a divisor of {width}")
         if mask is not None and causal:
             raise refusal(ArgumentError, name, "causal", "True with a mask", "one of them")
-        allowed = None if mask is None else convert._array(name, "mask", mask, "booleans")
+        allowed = None if mask is None else convert.host_array(name, "mask", mask, "booleans")
         if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "biuf"):
             raise refusal(
                 ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", f"{(n, n)} of booleans"

@@ -53,7 +53,7 @@ class BaseOperations(Generic[Ref]):
         extra: tuple[Any, ...] = (),
         hosts: Mapping[str, Any] | None = None,
     ) -> Ref:
-        """Records the registry's operation `name`; `extra` and `hosts` are those of :func:`tlrt._operations.plan.make`."""
+        """Records the registry's operation `name`; `extra` and `hosts` are those of :func:`tlrt._operations.plan.make_plan`."""
         raise NotImplementedError
 
     def _view(self, x: Ref, shape: Shape, name: str) -> Ref:
@@ -97,16 +97,16 @@ class BaseOperations(Generic[Ref]):
         """A reduction over all elements, to a scalar."""
         mark = self._mark()
         try:
-            return self._apply(name, (self._flat(name, x),), extra)
+            return self._apply(name, (self._flatten(name, x),), extra)
         except BaseException:
             self._undo(mark)
             raise
 
-    def _flat(self, op: str, x: Ref) -> Ref:
+    def _flatten(self, op: str, x: Ref) -> Ref:
         shape = self._shape(op, x)
         return x if len(shape) == 1 else self._view(x, (math.prod(shape),), "flatten")
 
-    def _sized(self, op: str, x: Ref, rank: int, name: str = "x") -> Shape:
+    def _require_rank(self, op: str, x: Ref, rank: int, name: str = "x") -> Shape:
         shape = self._shape(op, x)
         if len(shape) != rank:
             raise refusal(ShapeError, op, self._named(name, x), f"shape {shape}", f"{rank} axes")
@@ -134,7 +134,7 @@ def indices(op: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]
 
 
 def per_axis(op: str, name: str, value: Sequence[int] | int, rank: int) -> tuple[int, ...]:
-    """One entry per spatial axis; a single number stands for all."""
+    """One entry per spatial axis; a single number is the entry of all."""
     single = hasattr(value, "__index__")
     entries = (integer(op, name, value),) * rank if single else integers(op, name, value)
     if len(entries) != rank:

@@ -27,14 +27,14 @@ class ConvOperations(ForwardingOperations[Ref]):
 
     def conv2d(self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0) -> Ref:
         """conv of images: w (out_channels, in_channels, kernel_h, kernel_w)."""
-        self._sized("conv2d", w, 4, "w")
+        self._require_rank("conv2d", w, 4, "w")
         return self._convolve("conv2d", w, b, x, stride, padding)
 
     def conv_transpose2d(
         self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0
     ) -> Ref:
         """conv_transpose of images: w (in_channels, out_channels, kernel_h, kernel_w)."""
-        self._sized("conv_transpose2d", w, 4, "w")
+        self._require_rank("conv_transpose2d", w, 4, "w")
         return self._convolve("conv_transpose2d", w, b, x, stride, padding)
 
     @atomic

@@ -21,7 +21,7 @@ class ElementwiseOperations(ShapeOperations[Ref]):
 
     @atomic
     def _spread_pair(self, name: str, a: Ref, b: Ref) -> Ref:
-        common = _common(name, self._shape(name, a), self._shape(name, b), self._named("b", b))
+        common = broadcast_shape(name, self._shape(name, a), self._shape(name, b), self._named("b", b))
         return self._apply(name, (self.broadcast_to(a, common), self.broadcast_to(b, common)))
 
     def neg(self, x: Ref) -> Ref:
@@ -33,7 +33,7 @@ class ElementwiseOperations(ShapeOperations[Ref]):
         return self._apply("mul", (x, x))
 
 
-def _common(op: str, a: Shape, b: Shape, name: str) -> Shape:
+def broadcast_shape(op: str, a: Shape, b: Shape, name: str) -> Shape:
     """The shape two operands broadcast to, axes aligned at the right."""
     rank = max(len(a), len(b))
     long_a, long_b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b

@@ -15,7 +15,7 @@ class LinalgOperations(ForwardingOperations[Ref]):
     """Products whose leading axes are folded into rows."""
 
     def matmul(self, a: Ref, b: Ref) -> Ref:
-        """(m, n) x (n, p) to (m, p). A batch (batch, m, n) meets (batch, n, p), or (n, p), which it shares."""
+        """(m, n) x (n, p) to (m, p). A batch (batch, m, n) is multiplied by (batch, n, p), or by one (n, p)."""
         if len(self._shape("matmul", a)) == 3:
             return self._apply("bmm", (a, b)) if len(self._shape("matmul", b)) == 3 else self._batched_matmul(a, b)
         return self._apply("matmul", (a, b))

@@ -22,13 +22,13 @@ class LossOperations(ForwardingOperations[Ref]):
         shape, other = self._shape(op, yhat), self._shape(op, target)
         if shape != other:
             raise refusal(ShapeError, op, self._named("target", target), f"shape {other}", shape)
-        return self._apply(op, (self._flat(op, yhat), self._flat(op, target)))
+        return self._apply(op, (self._flatten(op, yhat), self._flatten(op, target)))
 
     @atomic
     def cross_entropy(self, logits: Ref, labels: npt.ArrayLike) -> Ref:
         """The mean over rows of -log_softmax(logits)[row, label], a scalar: logits (…, classes), labels (…)."""
         op = "cross_entropy"
-        shape, wanted = self._shape(op, logits), convert._array(op, "labels", labels, "integers")
+        shape, wanted = self._shape(op, logits), convert.host_array(op, "labels", labels, "integers")
         if not shape:
             raise refusal(ShapeError, op, "logits", "a scalar", "(…, classes)")
         if wanted.shape != shape[:-1]:

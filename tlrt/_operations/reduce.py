@@ -17,14 +17,14 @@ class ReduceOperations(ForwardingOperations[Ref]):
     def reduce_sum(self, x: Ref, axis: int | None = None) -> Ref:
         """The sum over `axis`, which is dropped; over everything, to a scalar, without it."""
         if axis is None:
-            return self._apply("reduce_sum", (self._flat("reduce_sum", x),))
+            return self._apply("reduce_sum", (self._flatten("reduce_sum", x),))
         return self._apply("reduce_sum_axis", (x,), (self._axis("reduce_sum", x, axis),))
 
     @atomic
     def reduce_mean(self, x: Ref, axis: int | None = None) -> Ref:
         """The mean over `axis`, which is dropped; over everything, to a scalar, without it. NaN over nothing."""
         if axis is None:
-            return self._apply("reduce_mean", (self._flat("reduce_mean", x),), (0,))
+            return self._apply("reduce_mean", (self._flatten("reduce_mean", x),), (0,))
         return self._apply("reduce_mean", (x,), (self._axis("reduce_mean", x, axis),))
 
     def _axis(self, op: str, x: Ref, axis: int) -> int:

@@ -21,11 +21,11 @@ class ShapeOperations(ForwardingOperations[Ref]):
         """The same elements in another shape (one entry may be -1), sharing the storage."""
         entries = (shape,) if hasattr(shape, "__index__") else shape
         wanted = integers("reshape", "shape", entries)
-        return self._view(x, _completed(wanted, self._shape("reshape", x)), "reshape")
+        return self._view(x, complete_shape(wanted, self._shape("reshape", x)), "reshape")
 
     def flatten(self, x: Ref) -> Ref:
         """The same elements in one axis, sharing the storage."""
-        return self._flat("flatten", x)
+        return self._flatten("flatten", x)
 
     def swap_adjacent_at_depth(self, x: Ref, depth: int) -> Ref:
         """Exchanges axes `depth` and `depth` + 1; the identity where there are no such axes."""
@@ -91,7 +91,7 @@ class ShapeOperations(ForwardingOperations[Ref]):
         if not first or not second or first[1:] != second[1:]:
             wanted = ", ".join(["m", *map(str, first[1:])])
             raise refusal(ShapeError, op, self._named("b", b), f"shape {second}", f"({wanted}) to follow {first}")
-        joined = self._apply("concat1d", (self._flat(op, a), self._flat(op, b)))
+        joined = self._apply("concat1d", (self._flatten(op, a), self._flatten(op, b)))
         return self._view(joined, (first[0] + second[0], *first[1:]), op) if len(first) > 1 else joined
 
     @atomic
@@ -111,12 +111,12 @@ class ShapeOperations(ForwardingOperations[Ref]):
                 f"at most {shape[0]}, neither of them negative",
             )
         inner = math.prod(shape[1:])
-        part = self._apply("slice1d", (self._flat(op, x),), (first * inner, count * inner))
+        part = self._apply("slice1d", (self._flatten(op, x),), (first * inner, count * inner))
         return self._view(part, (count, *shape[1:]), op) if shape[1:] else part
 
 
-def _completed(shape: Shape, have: Shape) -> Shape:
-    """A shape in which -1 stands for what is left."""
+def complete_shape(shape: Shape, have: Shape) -> Shape:
+    """The shape with the size that -1 leaves open."""
     if -1 not in shape:
         return shape
     known = math.prod(d for d in shape if d != -1)

@@ -51,11 +51,13 @@ class _Convolution(Layer):
     ) -> None:
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
-        self.weight = session.param(init.made(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight")
+        self.weight = session.param(
+            init.initial_value(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight"
+        )
         self.bias: Parameter | None = None
         if bias:
             default = lambda s, size: init.bias(s, out_channels, math.prod(shape[1:]))
-            self.bias = session.param(init.made(bias_init, default, session, (out_channels,)), f"{name}.bias")
+            self.bias = session.param(init.initial_value(bias_init, default, session, (out_channels,)), f"{name}.bias")
 
     @staticmethod
     def _channels(in_channels: int, out_channels: int) -> tuple[int, int]:

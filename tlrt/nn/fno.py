@@ -46,9 +46,9 @@ class SpectralConv1d(Layer):
                 f"shape {shape}",
                 f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}",
             )
-        return self._batched(x, *shape[:2])
+        return self._apply_batch(x, *shape[:2])
 
-    def _batched(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
+    def _apply_batch(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
         """Spectra lie as (frequency, re or im, batch·width), so that the lowest modes are one slice."""
         s, modes, width = self.session, self.modes, self.width
         part = (modes, batch, width)
@@ -98,4 +98,4 @@ class FNOBlock1d(Layer):
         return y if self.activation is None else self.activation(y)
 
     def parameters(self) -> list[Parameter]:
-        return self._gathered((self.spectral, self.point))
+        return self._collect_parameters((self.spectral, self.point))

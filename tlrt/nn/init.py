@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float32]
 Initializer = Callable[[Session, Sequence[int]], Array]
 
 
-def _drawn(session: Session, name: str, shape: Sequence[int], *parameters: float) -> npt.NDArray[np.float64]:
+def _draw(session: Session, name: str, shape: Sequence[int], *parameters: float) -> npt.NDArray[np.float64]:
     n = math.prod(shape)
     draw = getattr(specification, name)(SpecDevice(), n, session._key(), *parameters)
     return draw.numpy(tuple(shape))
@@ -48,14 +48,14 @@ def uniform(session: Session, shape: Sequence[int], low: float = -1.0, high: flo
     """low + (high - low)·u, u uniform in [0, 1). Raises ArgumentError unless low <= high."""
     if not low <= high:
         raise refusal(ArgumentError, "uniform", "low", low, f"at most high = {high}")
-    return (low + (high - low) * _drawn(session, "rand_uniform", shape)).astype(np.float32)
+    return (low + (high - low) * _draw(session, "rand_uniform", shape)).astype(np.float32)
 
 
 def normal(session: Session, shape: Sequence[int], mean: float = 0.0, std: float = 1.0) -> Array:
     """Normal numbers. Raises ArgumentError unless std >= 0."""
     if not std >= 0:
         raise refusal(ArgumentError, "normal", "std", std, "0 or more")
-    return (mean + std * _drawn(session, "rand_normal", shape)).astype(np.float32)
+    return (mean + std * _draw(session, "rand_normal", shape)).astype(np.float32)
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
@@ -97,6 +97,6 @@ def bias(session: Session, size: int, fan_in: int) -> Array:
     return uniform(session, (size,), -bound, bound)
 
 
-def made(initializer: Initializer | None, default: Initializer, session: Session, shape: Sequence[int]) -> Any:
+def initial_value(initializer: Initializer | None, default: Initializer, session: Session, shape: Sequence[int]) -> Any:
     """The weights by the initialiser that a layer was given, or by its default."""
     return (default if initializer is None else initializer)(session, tuple(shape))

@@ -29,7 +29,7 @@ class Layer:
         return []
 
     @staticmethod
-    def _gathered(layers: Iterable[Layer]) -> list[Parameter]:
+    def _collect_parameters(layers: Iterable[Layer]) -> list[Parameter]:
         return [p for layer in layers for p in layer.parameters()]
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Sequential(Layer):
         return x
 
     def parameters(self) -> list[Parameter]:
-        return self._gathered(layer for layer in self.layers if isinstance(layer, Layer))
+        return self._collect_parameters(layer for layer in self.layers if isinstance(layer, Layer))
 
     def __getitem__(self, index: int) -> Layer | Callable[[TensorRef], TensorRef]:
         return self.layers[index]

@@ -66,7 +66,7 @@ class SelectiveScan(Layer):
         return s.add(y, s.mul(x, s.use(self.d)))
 
     def parameters(self) -> list[Parameter]:
-        layers = self._gathered((self.low, self.step, self.input, self.output))
+        layers = self._collect_parameters((self.low, self.step, self.input, self.output))
         return [*layers, self.a_log, self.d]
 
 
@@ -110,11 +110,11 @@ class MambaBlock(Layer):
             raise refusal(ShapeError, "MambaBlock", "x", f"shape {shape}", f"(batch, seq_len, {self.width})")
         # time comes first inside: the scan and the shifts of the convolution run along axis 0
         x = s.reshape(x, (shape[0], 1, shape[1])) if len(shape) == 2 else s.swap_adjacent_at_depth(x, 0)
-        u = s.silu(self._convolved(self.enter(x)))
+        u = s.silu(self._convolve(self.enter(x)))
         y = self.out(s.mul(self.scan(u), s.silu(self.gate(x))))
         return s.reshape(y, shape) if len(shape) == 2 else s.swap_adjacent_at_depth(y, 0)
 
-    def _convolved(self, u: TensorRef) -> TensorRef:
+    def _convolve(self, u: TensorRef) -> TensorRef:
         s = self.session
         n, batch, channels = s.shape(u)
         weight = s.use(self.conv_weight)

@@ -40,7 +40,7 @@ def cosine(step: int, *, peak: float, total: int, warmup: int = 0, final: float 
         return peak * (step + 1) / warmup
     if step >= total:
         return final
-    return _between(peak, final, (step - warmup) / (total - warmup))
+    return _interpolate(peak, final, (step - warmup) / (total - warmup))
 
 
 def one_cycle(
@@ -56,10 +56,10 @@ def one_cycle(
     start = peak / start_factor
     top, last = rise * total - 1, total - 1
     if step <= top:
-        return _between(start, peak, step / top) if top > 0 else peak
-    return _between(peak, start / final_factor, min((step - top) / (last - top), 1.0)) if last > top else peak
+        return _interpolate(start, peak, step / top) if top > 0 else peak
+    return _interpolate(peak, start / final_factor, min((step - top) / (last - top), 1.0)) if last > top else peak
 
 
-def _between(first: float, last: float, share: float) -> float:
+def _interpolate(first: float, last: float, share: float) -> float:
     """Half a cosine from first to last."""
     return last + (first - last) * (1.0 + math.cos(math.pi * share)) / 2.0
