@@ -73,7 +73,7 @@ class CharGPT(nn.Layer):
 
     def parameters(self) -> list[Any]:
         return [
-            *self.tokens.parameters(), self.positions, *self._gathered([*self.blocks, self.norm, self.head]),
+            *self.tokens.parameters(), self.positions, *self._collect_parameters([*self.blocks, self.norm, self.head]),
         ]  # fmt: skip
 
 

@@ -8,9 +8,9 @@
 
 Every node of the tape, forward and backward, is checked *locally*: its inputs on the device are given to the float64
 specification, and the device's result must lie within the operation's own derived bound. So an error shows at the operation
-that makes it, not where it is noticed. Beside it the report gives the *drift*: how far a value is from the same value on the reference
-device (the first one), as rms of the difference over rms of the value. Drift is the effect of rounding on the entire program; it
-has no bound of its own.
+that makes it, not where it is noticed. The report also gives the *drift*: how far a value is from the same value on the
+reference device (the first one), as rms of the difference over rms of the value. Drift is the effect of rounding on the entire
+program; it has no bound of its own.
 
 A program takes a session. It may train: each :meth:`Session.reset` ends a step. If it returns a tensor of one element that
 requires gradients and was not reset, backward runs from it.

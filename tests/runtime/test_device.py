@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tlrt
-from tlrt import context, errors, kernels
+from tlrt import errors, kernels
 from tlrt._binding import handles
 from tlrt._binding import library as _library
 
