@@ -233,7 +233,7 @@ def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     """The CPU under address and undefined-behaviour sanitizers, and from eight threads under the thread sanitizer; each CUDA
     device with the library in use. Threads have a context each in one run and share one in another."""
-    from tlrt._library import load
+    from tlrt._binding.library import load
 
     runs: list[dict[str, Any]] = []
     for device in devices:

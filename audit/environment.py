@@ -46,7 +46,7 @@ def commit(length: int = 40) -> str:
 def describe_run(devices: Sequence[str]) -> dict[str, Any]:
     """Where and with what a campaign runs, for its document."""
     import tlrt
-    from tlrt._library import load
+    from tlrt._binding.library import load
 
     library = load()
     return {

@@ -108,7 +108,7 @@ class _Worker:
 
     def evaluate(self, entry: Entry, inputs: np.ndarray) -> list[np.ndarray]:
         """The results of all devices, in arrays of this worker."""
-        from tlrt._library import failure, load
+        from tlrt._binding.library import failure, load
 
         library, outs = load(), []
         for k, runtime in enumerate(self.runtimes):

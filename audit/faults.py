@@ -48,7 +48,7 @@ class _Switch:
     """The switch of the test build, in the library that is loaded."""
 
     def __init__(self) -> None:
-        from tlrt._library import load
+        from tlrt._binding.library import load
 
         library = ctypes.CDLL(str(load().path))
         self._set = library.torchlean_cuda_faults
@@ -251,9 +251,9 @@ def _forked(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
 
 def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
     """All trials of a device in this process, whose library is the test build's."""
-    import tlrt._library
+    import tlrt._binding.library
 
-    tlrt._library.load()
+    tlrt._binding.library.load()
     switch = _Switch()
     run = trial if device.startswith("cuda") else _forked
     plain = run(device, 0, "one", switch)

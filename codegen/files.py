@@ -10,6 +10,7 @@ from codegen.kernel_headers import (
     family_table,
     umbrella_header,
 )
+from codegen.operations import operations_module
 from codegen.ops_header import abi_hash_header, ops_header
 from codegen.python_functions import python_module
 from tlspec import registry
@@ -29,6 +30,7 @@ def generated_files() -> dict[str, str]:
         f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(),
         f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
         "tlrt/kernels.py": python_module(),
+        "tlrt/_operations/forwarding.py": operations_module(),
     }
     for family in registry.families():
         out[f"{GENERATED}/{family}.h"] = family_header(family)

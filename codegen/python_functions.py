@@ -192,6 +192,7 @@ def function(e: Entry) -> str:
             prepare.append(f'device = _owner("{e.name}", {quoted.split(",")[0]}, {buffers[0]}, device)')
     first = next((python[a.name] for a in sig.buffers if not a.optional), "")
     owner = "device" if sig.needs_context else f"{first}._device"
+    prepare.append(f"call = {_entry_point(e, owner)}")
     roles = {a.name: a.role for a in args if a.role != "dimension"}
     role_argument = f", {roles!r}".replace("'", '"') if roles else ""
     refuse = f"raise _refusal({e.name}, error, locals(){role_argument}) from None"
@@ -206,7 +207,7 @@ def function(e: Entry) -> str:
             "undo = ()",
             "try:", *[f"    {p}" for p in prepare],
             f'    places, given, undo = _list_slots("{e.name}", ({quoted}), {supplied}, count)',
-            *_indent(call_text(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(call_text("status = call", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:",
             f"        return _list_results(places, given, {owner}){'[0]' if len(e.outputs) == 1 else ''}",
         ]  # fmt: skip
@@ -215,7 +216,7 @@ def function(e: Entry) -> str:
         lines = [
             "try:", "    slot = _take()", "except IndexError:", "    slot = _new_slot()",
             "try:", "    slot[0] = _NULL if out is None else out._handle", *[f"    {p}" for p in prepare],
-            *_indent(call_text(f"status = _c_{e.name}", [*call, "slot"], "", WIDTH - 8)),
+            *_indent(call_text("status = call", [*call, "slot"], "", WIDTH - 8)),
             "    if out is None and not status:", "        made = _make(Buffer)",
             "        made._handle = _own(slot[0], _release)", f"        made._device = {owner}", "        out = made",
         ]  # fmt: skip
@@ -226,7 +227,7 @@ def function(e: Entry) -> str:
         lines = [
             f'places, given, undo = _slots("{e.name}", ({names}), {"want" if _takes_want(e) else "None"}, out)',
             "try:", *[f"    {p}" for p in prepare],
-            *_indent(call_text(f"status = _c_{e.name}", [*call, "*places"], "", WIDTH - 8)),
+            *_indent(call_text("status = call", [*call, "*places"], "", WIDTH - 8)),
             "    if not status:", f"        return _results(places, given, {owner})",
         ]  # fmt: skip
         undo, after = ["_exhaust(undo)"], [fail]
@@ -241,6 +242,12 @@ def function(e: Entry) -> str:
     return f"{python_signature(e)}\n{docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
+def _entry_point(e: Entry, owner: str) -> str:
+    """The C function as a device has it; see tlrt._binding.observer.Calls. It is looked up on a line of its own, as CPython
+    specialises the lookup of an attribute, and not that of a method which the class does not have."""
+    return f"{owner}._calls.{e.symbol.removeprefix('torchlean_cuda_')}"
+
+
 def _indent(text: str) -> list[str]:
     return [f"    {line}" for line in text.split("\n")]
 
@@ -251,8 +258,8 @@ def _host_body(e: Entry, prepare: list[str], call: list[str]) -> list[str]:
     o = e.outputs[0]
     inputs = ", ".join(f"{a.name}_" for a in e.signature.inputs if a.kind == "f64")
     made = f'{o.name}_ = _float64_out("{e.name}", "{o.name}", out, {_dims_text(o, e)}, [{inputs}])'
-    arguments_ = [*call, f'_from_buffer("double[]", {o.name}_, require_writable=True)']
-    run = call_text(f"status = _c_{e.name}", arguments_, "", WIDTH - 8)
+    whole = [*call, f'_from_buffer("double[]", {o.name}_, require_writable=True)']
+    run = call_text("status = call", whole, "", WIDTH - 8)
     return ["try:", *[f"    {p}" for p in [*prepare, made]], *_indent(run)]
 
 
@@ -262,15 +269,15 @@ def python_module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "lib", "list_results",
+        "tlrt._binding.call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "list_results",
                        "list_slots", "lists", "make", "new_slot", "own", "owner", "pack", "refusal", "release", "results",
                        "slots", "uint32_list"),
-        "tlrt._library": ("failure",),
-        "tlrt._convert": ("float64", "float64_out", "uint32"),
+        "tlrt._binding.library": ("failure",),
+        "tlrt._binding.convert": ("float64", "float64_out", "uint32"),
     }  # fmt: skip
     imports = []
     for source, names in helpers.items():
-        used = [n for n in names if re.search(rf"\b_{n}\b", text) or n in ("free", "lib", "pack")]
+        used = [n for n in names if re.search(rf"\b_{n}\b", text) or n in ("free", "pack")]
         if used:
             imports.append(f"from {source} import (")
             imports += [f"    {n} as _{n}," for n in used] + [")"]
@@ -296,7 +303,6 @@ def python_module() -> str:
         "",
         *(["_take, _give = _free.pop, _free.append"] if "_take()" in text else []),
     ]  # fmt: skip
-    head += [f"_c_{e.name} = _lib.{e.symbol}" for e in entries]
     share = [
         "def share(x: Buffer) -> Buffer:",
         '    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""',

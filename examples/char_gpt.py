@@ -73,7 +73,7 @@ class CharGPT(nn.Layer):
 
     def parameters(self) -> list[Any]:
         return [
-            *self.tokens.parameters(), self.positions, *self._gathered([*self.blocks, self.norm, self.head]),
+            *self.tokens.parameters(), self.positions, *self._collect_parameters([*self.blocks, self.norm, self.head]),
         ]  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def after(session: Session, program: common.Program, given: argparse.Namespace, 
     if given.peer == "torch":
         from examples import torch_gpt
 
-        report["peers"] = {"torch": torch_gpt.train(program.kept["initial"], corpus, report["settings"], given)}
+        report["peers"] = {"torch": torch_gpt.train(program, report["settings"], given)}
 
 
 EXAMPLE = common.Example("char_gpt", __doc__ or "", PRESETS, build, arguments, check, after)

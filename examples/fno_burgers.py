@@ -93,7 +93,7 @@ class FNO1d(nn.Layer):
         return s.reshape(self.project(s.gelu(self.hidden(h))), np.shape(x)[:2])
 
     def parameters(self) -> list[Any]:
-        return self._gathered([self.lift, *self.blocks, self.hidden, self.project])
+        return self._collect_parameters([self.lift, *self.blocks, self.hidden, self.project])
 
 
 def placed(x: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -53,7 +53,7 @@ class CharMamba(nn.Layer):
         return self.head(self.norm(h))
 
     def parameters(self) -> list[Any]:
-        return self._gathered([self.tokens, *self.norms, *self.blocks, self.norm, self.head])
+        return self._collect_parameters([self.tokens, *self.norms, *self.blocks, self.norm, self.head])
 
 
 def build(session: Session, settings: common.Settings) -> common.Program:

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from examples.char_gpt import CLIP, rate
-from examples.common import Settings, progress
-from examples.text import Text
+from examples.common import Program, Settings, progress
 
 
 def check(settings: Settings, given: argparse.Namespace) -> None:
@@ -29,10 +27,11 @@ def check(settings: Settings, given: argparse.Namespace) -> None:
 class Peer:
     """The model in PyTorch, from the initial weights of ours; float32 without TF32, PyTorch's default."""
 
-    def __init__(self, initial: dict[str, npt.NDArray[Any]], text: Text, settings: Settings, device: str) -> None:
+    def __init__(self, program: Program, settings: Settings, device: str) -> None:
         import torch
 
-        self.torch, self.text, self.settings = torch, text, settings
+        initial: dict[str, npt.NDArray[Any]] = program.kept["initial"]
+        self.torch, self.program, self.text, self.settings = torch, program, program.kept["text"], settings
         self.device = torch.device(device)
         self.weights = {
             name: torch.tensor(np.asarray(w, np.float32), device=self.device, requires_grad=True)
@@ -48,11 +47,11 @@ class Peer:
         batch = self.text.batch(settings["batch"], settings["context"], seed, k)
         x, y = (torch.from_numpy(a.astype(np.int64)).to(self.device) for a in batch)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(k, settings)
+            group["lr"] = self.program.rate(k)
         loss = torch.nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), CLIP)
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.program.clip)
         self.optimizer.step()
         return loss.detach()
 
@@ -81,15 +80,13 @@ class Peer:
         return linear(norm(h, "norm"), "head")
 
 
-def train(
-    initial: dict[str, npt.NDArray[Any]], text: Text, settings: Settings, given: argparse.Namespace
-) -> dict[str, Any]:
+def train(program: Program, settings: Settings, given: argparse.Namespace) -> dict[str, Any]:
     """The losses of every step, and the time they took."""
     import torch
 
     if given.threads:
         torch.set_num_threads(given.threads)
-    peer = Peer(initial, text, settings, given.device if given.device.startswith("cuda") else "cpu")
+    peer = Peer(program, settings, given.device if given.device.startswith("cuda") else "cpu")
     losses = []
     started = time.perf_counter()
     with progress(0, settings["steps"], given) as show:

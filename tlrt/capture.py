@@ -48,53 +48,60 @@ arrive as they are.
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt._library import failure
-from tlrt._uncopied import Uncopied
+from tlrt._binding import convert
+from tlrt._binding.handles import Uncopied
+from tlrt._binding.library import failure
+from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
     DeviceMismatchError,
     IndexOutOfRangeError,
     ReleasedError,
+    refusal,
 )
-from tlrt.node import AnyBuffer
 from tlrt.parameter import Parameter
-from tlrt.plan import Shape
 from tlrt.tensor import CapturedTensor, NatRef, TensorRef
-
-if TYPE_CHECKING:
-    from tlrt._record import Recorder
-    from tlrt.session import Session
 
 __all__ = ["Captured", "Input", "capture"]
 
 _FIXED = (type(None), bool, str)
 
 
-def _is_busy(thread: int) -> bool:
-    """Whether a thread captures or replays a step. An interrupt at its end, or a fork, may have left its name behind."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not Captured._alone.__code__:
-        frame = frame.f_back
-    return frame is not None
+@dataclass(slots=True)
+class ParameterPlace:
+    """Where a captured step finds the value of a parameter."""
+
+    parameter: Parameter
+    #: what the recorded calls read; None for a parameter made after the capture
+    storage: Any
+    #: the mirror that the parameter had after the last run
+    mirror: Any
+    #: whether the parameter was trained when the step was captured
+    is_trained: bool
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the parameter was given another buffer since the last run."""
+        return self.parameter._mirror is not self.mirror
 
 
-class Input(_convert.Live):
+class Input(convert.Live):
     """An argument of a captured function, as the function sees it: with a shape, but without a content."""
 
     __array_ufunc__ = None
 
-    def __init__(self, session: Session, name: str, array: npt.NDArray[Any]) -> None:
+    def __init__(self, session: Any, recorder: Any, name: str, array: npt.NDArray[Any]) -> None:
         self.session = session
+        self._recorder = recorder
         self.name = name
         self._shape: Shape = array.shape
         self._dtype = array.dtype
@@ -128,41 +135,40 @@ class Input(_convert.Live):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ArgumentTypeError(f"len: {self.name}: got a number, expected at least one axis")
+            raise refusal(ArgumentTypeError, "len", self.name, "a number", "at least one axis")
         return self.shape[0]
 
     # ---- as a tensor, and as indices
 
-    def share(self, session: Session) -> AnyBuffer:
+    def share(self, session: Any) -> AnyBuffer:
         """A handle to its buffer, which is uploaded at the first use."""
         self._require_here(session, "const")
         if self._buffer is None:
-            with session._recorder.paused():
+            with self._recorder.paused():
                 self._buffer = session.device.buffer(self._content)
-                self._upload = session._recorder.uploader(self._buffer)
+            self._upload = self._recorder.uploader(self._buffer)
         return AnyBuffer.of(self.shape, self._buffer.share())
 
-    def naturals(self, op: str, name: str, expected: str) -> _convert.Naturals:
+    def naturals(self, op: str, name: str, expected: str) -> convert.Naturals:
         """Its content, read in place now and at every replay."""
         self._require_here(self.session, op)
         if not self._integers or expected != "integers":
             hint = "where indices are taken, or Session.const of it" if self._integers else "Session.const of it"
-            text = f"{op}: {name}: got {self.name} of a captured function ({self.dtype}), expected {hint}"
-            raise CaptureError(text, op=op)
+            raise refusal(CaptureError, op, name, f"{self.name} of a captured function ({self.dtype})", hint)
         if self._numbers is None:
             numbers = np.empty(self.shape, np.uint32)
             numbers[...] = _below_limit(self.name, self._content)
-            self.session._recorder.changing(numbers)
+            self._recorder.add_changing(numbers)
             self._numbers = numbers
-        return self._numbers.view(_convert.Naturals)
+        return self._numbers.view(convert.Naturals)
 
-    def _require_here(self, session: Session, op: str) -> None:
+    def _require_here(self, session: Any, op: str) -> None:
         if session is not self.session:
-            text = f"{op}: {self.name}: got an argument of another session's captured function, expected one of this"
-            raise DeviceMismatchError(text, op=op)
-        if session._recorder is None or self._closed:
-            text = f"{op}: {self.name}: got an argument of a captured function after its end, expected it within"
-            raise ReleasedError(text, op=op)
+            raise refusal(
+                DeviceMismatchError, op, self.name, "an argument of another session's captured function", "one of this"
+            )
+        if not self._recorder.is_active or self._closed:
+            raise refusal(ReleasedError, op, self.name, "an argument of a captured function after its end", "it within")
 
     # ---- at a replay
 
@@ -173,9 +179,12 @@ class Input(_convert.Live):
         array = _content(self.name, value)
         if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
             kind = "integers" if self._integers else "floats or bool"
-            raise CaptureError(
-                f"replay: {self.name}: got {array.dtype} of shape {array.shape}, expected {kind} of shape {self.shape}, "
-                "as when it was captured"
+            raise refusal(
+                CaptureError,
+                "replay",
+                self.name,
+                f"{array.dtype} of shape {array.shape}",
+                f"{kind} of shape {self.shape}, as when it was captured",
             )
         return _below_limit(self.name, array) if self._numbers is not None else array
 
@@ -185,7 +194,7 @@ class Input(_convert.Live):
             self._numbers[...] = array
         if self._upload is not None:
             if array.dtype != np.float32 or not array.flags.c_contiguous:
-                array = _convert.float32("replay", self.name, array)
+                array = convert.float32("replay", self.name, array)
             if status := self._upload(array):
                 raise failure(status, "replay")
 
@@ -195,12 +204,16 @@ class Input(_convert.Live):
         if self._buffer is not None:
             self._buffer.release()
 
-    # ---- what has no answer
+    # ---- what is refused, as the content is not known
 
     def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        raise CaptureError(
-            f"{self.name}: got its content asked for within a captured function, expected Session.const of it, or its use as "
-            "indices (compute with arrays before the call; functools.partial binds what never changes)"
+        raise refusal(
+            CaptureError,
+            self.name,
+            "",
+            "its content asked for within a captured function",
+            "Session.const of it, or its use as indices (compute with arrays before the call; functools.partial binds what "
+            "never changes)",
         )
 
     __array__ = __index__ = __int__ = __float__ = __bool__ = __iter__ = __getitem__ = _opaque
@@ -218,7 +231,7 @@ class Input(_convert.Live):
             raise AttributeError(name)
         self._opaque()
 
-    # ---- another object would not be told of the content at a replay
+    # ---- a copy would not get the content of a replay
 
     def __copy__(self) -> Input:
         return self
@@ -235,15 +248,13 @@ class Input(_convert.Live):
 
 def _content(name: str, value: Any) -> npt.NDArray[Any]:
     """An argument as an array. Raises ArgumentTypeError for one that is none."""
-    if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, _convert.Live)):
-        got = _convert.type_name(value)
-        raise ArgumentTypeError(f"capture: {name}: got {got}, expected an array, a number, None, a Boolean or text")
-    array = _convert._array("capture", name, value, "an array")
+    if isinstance(value, (TensorRef, CapturedTensor, NatRef, Parameter, AnyBuffer, convert.Live)):
+        got = convert.type_name(value)
+        raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
+    array = convert.host_array("capture", name, value, "an array")
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "iub" and not (kind == "f" and size in (4, 8)):
-        raise ArgumentTypeError(
-            f"capture: {name}: got dtype {array.dtype}, expected float32, float64, integers or bool"
-        )
+        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", "float32, float64, integers or bool")
     return array
 
 
@@ -251,16 +262,16 @@ def _below_limit(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Integers that are indices; raises IndexOutOfRangeError below 0 and from 2^32."""
     if array.dtype != np.uint32 and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**32:
         got = int(array.min() if array.min() < 0 else array.max())
-        raise IndexOutOfRangeError(f"capture: {name}: got {got}, expected 0 or more, below 2**32")
+        raise refusal(IndexOutOfRangeError, "capture", name, got, "0 or more, below 2**32")
     return array
 
 
-def capture(session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> Captured:
+def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]) -> Captured:
     """See the module."""
     session._require_open("capture")
     session._require_uncaptured("capture")
     if not callable(function):
-        raise ArgumentTypeError(f"capture: function: got {_convert.type_name(function)}, expected a function")
+        raise refusal(ArgumentTypeError, "capture", "function", convert.type_name(function), "a function")
     made = Captured(session, function, example)
     session._captures.add(made)
     return made
@@ -269,7 +280,7 @@ def capture(session: Session, function: Callable[..., Any], example: tuple[Any, 
 class Captured(Uncopied):
     """A captured step; :meth:`tlrt.Session.capture` makes one. Calling it does the step again and returns :attr:`outputs`."""
 
-    def __init__(self, session: Session, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
+    def __init__(self, session: Any, function: Callable[..., Any], example: tuple[Any, ...]) -> None:
         self.session = session
         self.name = getattr(function, "__name__", type(function).__name__)
         #: what the function returned, with the value of the last run
@@ -277,77 +288,61 @@ class Captured(Uncopied):
         self._function = function
         self._inputs: list[Any] = []
         self._results: list[AnyBuffer] = []
-        self._calls: list[Callable[[], int | None]] = []
-        self._names: list[str] = []
-        self._graphs: list[Any] = []
-        self._handles: list[Any] = []
-        self._recorder: Recorder | None = None
-        #: the parameters, where the calls find their values, the mirror that stood for it last, and whether it is trained
-        self._parameters: list[list[Any]] = []
+        self._replay: Any = None
+        self._recorder: Any = None
+        self._places: list[ParameterPlace] = []
         self._changed: list[Parameter] = []
         self._closed = False
         if session.device.name == "spec":
-            session._forget()
+            session._release_step()
             self.outputs = self._run_eagerly(example)
         else:
-            self._alone("capture", self._capture, example)
-
-    def _alone(self, op: str, work: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
-        """Does the work unless another thread is at a step of the session."""
-        turn, thread = self.session._turn, threading.get_ident()
-        try:
-            owner = turn.setdefault(0, thread)  # atomic
-            if owner != thread and _is_busy(owner):
-                text = f"{op}: {self.name}: got a call of another thread meanwhile, expected one thread at a time"
-                raise CaptureError(text, op=op)
-            turn[0] = thread
-            return work(arguments)
-        finally:
-            if turn.get(0) == thread:
-                del turn[0]
+            session._turn.run("capture", self.name, self._capture, example)
 
     # ---- capturing
 
     def _capture(self, example: tuple[Any, ...]) -> None:
-        from tlrt._record import Recorder
+        from tlrt._capture.record import Recorder
 
         session = self.session
-        arguments = self._inputs = [self._argument(i, value) for i, value in enumerate(example)]
-        session._forget()
+        recorder = Recorder(session)
+        self._inputs = [self._input(recorder, i, value) for i, value in enumerate(example)]
+        session._release_step()
         before = [(p, p.mirror, p._version) for p in session.parameters.values()]
-        self._require_apart("capture")
-        recorder = self._recorder = Recorder(session.device)
+        self._require_distinct("capture")
+        self._recorder = recorder
         try:
             with recorder.active():
-                session._recorder = recorder
                 for p, mirror, _ in before:
-                    self._parameters.append([p, recorder.storage(mirror._handle), mirror, p._requires_grad])
-                outputs = self._function(*arguments)
+                    storage = recorder.storage(mirror._handle)
+                    self._places.append(ParameterPlace(p, storage, mirror, p._requires_grad))
+                outputs = self._function(*self._inputs)
                 with recorder.paused():
-                    self.outputs = self._kept(outputs)
+                    self.outputs = self._keep(outputs)
                 self._feed_back(recorder, before)
-                session._recorder = None
-                session._forget()
-            self._calls, self._names, self._graphs, self._handles = recorder.finish()
+                session._release_step()
+            self._replay = recorder.finish()
         except BaseException:
-            session._recorder = None
-            session._forget()
+            session._release_step()
             recorder.discard()
             self.close()
             raise
 
-    def _argument(self, place: int, value: Any) -> Any:
+    def _input(self, recorder: Any, place: int, value: Any) -> Any:
+        """An argument as the function gets it."""
         if isinstance(value, _FIXED):
             return value
-        return Input(self.session, f"argument {place}", np.array(_content(f"argument {place}", value), order="C"))
+        return Input(
+            self.session, recorder, f"argument {place}", np.array(_content(f"argument {place}", value), order="C")
+        )
 
-    def _kept(self, value: Any) -> Any:
-        """What the function returned, with handles of the step's own."""
+    def _keep(self, value: Any) -> Any:
+        """What the function returned, with handles that belong to the step."""
         if isinstance(value, (tuple, list)):
-            made = [self._kept(v) for v in value]
+            made = [self._keep(v) for v in value]
             return made if isinstance(value, list) else tuple(made)
         if isinstance(value, dict):
-            return {k: self._kept(v) for k, v in value.items()}
+            return {k: self._keep(v) for k, v in value.items()}
         if value is None or isinstance(value, Parameter):
             return value
         if isinstance(value, TensorRef):
@@ -356,46 +351,54 @@ class Captured(Uncopied):
         elif isinstance(value, AnyBuffer):
             kept, source = value.share(), value.buffer
         else:
-            got = _convert.type_name(value)
-            text = f"capture: result: got {got} of {self.name}, expected tensors in tuples, lists or dicts, or None"
-            raise ArgumentTypeError(text, op="capture")
+            got = convert.type_name(value)
+            raise refusal(
+                ArgumentTypeError,
+                "capture",
+                "result",
+                f"{got} of {self.name}",
+                "tensors in tuples, lists or dicts, or None",
+            )
         self._results.append(kept)
         if self._recorder is not None:
             self._recorder.storage(source._handle)  # refuses what a replay does not make
         return kept if isinstance(value, AnyBuffer) else CapturedTensor(self.session, kept)
 
-    def _feed_back(self, recorder: Recorder, before: Iterable[tuple[Parameter, Any, int]]) -> None:
+    def _feed_back(self, recorder: Any, before: Iterable[tuple[Parameter, Any, int]]) -> None:
         """A parameter that was assigned another buffer goes back to where the next replay reads it."""
         with recorder.paused():
-            self._require_apart("capture")
+            self._require_distinct("capture")
         self._changed = [p for p, _, version in before if p._version != version]
-        moved = [(entry, entry[0]._mirror) for entry in self._parameters if entry[0]._mirror is not entry[2]]
-        anew = {id(e) for e, m in moved if recorder.unmade(m)}  # assigned at each replay, brought back at the next
-        away = [(e, m) for e, m in moved if id(e) not in anew and recorder.storage(m._handle) is not e[1]]
+        moved = [(place, place.parameter._mirror) for place in self._places if place.is_moved]
+        # assigned at each replay, brought back at the next
+        unmade = {id(place) for place, mirror in moved if recorder.is_unmade(mirror)}
+        away = [(p, m) for p, m in moved if id(p) not in unmade and recorder.storage(m._handle) is not p.storage]
         # what was somebody's place before may be overwritten below
-        sources = [m.copy() if recorder.storage(m._handle).outside else m for _, m in away]
-        for (entry, mirror), source in zip(away, sources, strict=True):
-            recorder.copied(source, entry[1])
+        sources = [m.copy() if recorder.storage(m._handle).is_outside else m for _, m in away]
+        for (place, mirror), source in zip(away, sources, strict=True):
+            recorder.add_copy(source, place.storage)
             if source is not mirror:
                 source.release()
-        for entry, mirror in moved:
+        for place, mirror in moved:
             with recorder.paused():
-                fresh = entry[1].buffer(self.session.device)
-                if id(entry) in anew and (status := entry[1].copy(fresh, mirror)):
+                fresh = place.storage.buffer(self.session.device)
+                if id(place) in unmade and (status := place.storage.copy(fresh, mirror)):
                     raise failure(status, "capture")
-                entry[2] = entry[0]._mirror = fresh
+                place.mirror = place.parameter._mirror = fresh
             mirror.release()
 
-    def _require_apart(self, op: str) -> None:
+    def _require_distinct(self, op: str) -> None:
         """Raises CaptureError where parameters share memory: a value set later goes to where calls read the old one."""
-        from tlrt._capture_checks import together
+        from tlrt._capture.aliases import alias_groups
 
         mirrored = [p for p in self.session.parameters.values() if p._mirror is not None]
-        for first, second, *_ in together(self.session.device, [p._mirror._handle for p in mirrored]):
-            raise CaptureError(
-                f"{op}: {mirrored[second].name}: got the buffer of {mirrored[first].name}, expected one of its own (assign "
-                "a copy, or use one parameter in both places)",
-                op=op,
+        for first, second, *_ in alias_groups(self.session.device, [p._mirror._handle for p in mirrored]):
+            raise refusal(
+                CaptureError,
+                op,
+                mirrored[second].name,
+                f"the buffer of {mirrored[first].name}",
+                "one of its own (assign a copy, or use one parameter in both places)",
             )
 
     # ---- replaying
@@ -404,119 +407,133 @@ class Captured(Uncopied):
         """Does the step with these arguments. Raises CaptureError where they do not fit, ReleasedError after close."""
         session = self.session
         if self._closed:
-            raise ReleasedError(f"replay: {self.name}: got a closed step, expected an open one", op="replay")
+            raise refusal(ReleasedError, "replay", self.name, "a closed step", "an open one")
         session._require_open("replay")
         session._require_uncaptured("replay")
         if session.device.name == "spec":
             self.outputs = self._run_eagerly(arguments)
             return self.outputs
-        return self._alone("replay", self._replay, arguments)
+        return session._turn.run("replay", self.name, self._do_again, arguments)
 
-    def _replay(self, arguments: tuple[Any, ...]) -> Any:
+    def _do_again(self, arguments: tuple[Any, ...]) -> Any:
         self._take(arguments)
-        if len(self.session.parameters) != len(self._parameters):
-            self._meet()
-        for entry in self._parameters:
-            if entry[0]._mirror is not entry[2] or entry[0]._requires_grad is not entry[3]:
-                self._bring_back()
+        if len(self.session.parameters) != len(self._places):
+            self._add_new_parameters()
+        for place in self._places:
+            parameter = place.parameter
+            if parameter._mirror is not place.mirror or parameter._requires_grad is not place.is_trained:
+                self._restore_places()
                 break
         # before the calls, so that an interrupt cannot leave a host value that looks current
         for p in self._changed:
             p._host = None
             p._version += 1
-        calls, names = self._calls, self._names
-        for call in calls:
-            if status := call():
-                raise failure(status, names[calls.index(call)])
+        self._replay.run()
         return self.outputs
 
     def _take(self, arguments: tuple[Any, ...]) -> None:
         inputs = self._inputs
         if len(arguments) != len(inputs):
-            text = (
-                f"replay: {self.name}: got {len(arguments)} arguments, expected {len(inputs)}, as when it was captured"
+            raise refusal(
+                CaptureError,
+                "replay",
+                self.name,
+                f"{len(arguments)} arguments",
+                f"{len(inputs)}, as when it was captured",
             )
-            raise CaptureError(text, op="replay")
         checked = []
         for place, (known, value) in enumerate(zip(inputs, arguments, strict=True)):
             if isinstance(known, Input):
                 checked.append((known, known._accepts(value)))
             elif type(value) is not type(known) or value != known:
-                text = f"replay: argument {place}: got {value!r:.99}, expected {known!r:.99}, as when it was captured"
-                raise CaptureError(text, op="replay")
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    f"argument {place}",
+                    f"{value!r:.99}",
+                    f"{known!r:.99}, as when it was captured",
+                )
         for known, array in checked:
             known._take(array)
 
-    def _meet(self) -> None:
-        """Parameters made since the capture: the calls do not read them, so they have no place there."""
-        known = {entry[0] for entry in self._parameters}
-        self._parameters += [[p, None, None, None] for p in self.session.parameters.values() if p not in known]
+    def _add_new_parameters(self) -> None:
+        """Parameters made since the capture: the calls do not read them, so they have no storage there."""
+        known = {place.parameter for place in self._places}
+        fresh = [p for p in self.session.parameters.values() if p not in known]
+        self._places += [ParameterPlace(p, None, None, p._requires_grad) for p in fresh]
 
-    def _bring_back(self) -> None:
+    def _restore_places(self) -> None:
         """Parameters whose values were replaced since the last run: the values go to where the calls read them."""
-        for p, storage, _, trained in self._parameters:
-            if storage is not None and p._requires_grad is not trained:
-                state = "trained" if trained else "frozen"
-                raise CaptureError(
-                    f"replay: {p.name}: got requires_grad changed, expected it {state}, as when it was captured"
+        for place in self._places:
+            if place.storage is not None and place.parameter._requires_grad is not place.is_trained:
+                state = "trained" if place.is_trained else "frozen"
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    place.parameter.name,
+                    "requires_grad changed",
+                    f"it {state}, as when it was captured",
                 )
-        self._require_apart("replay")
-        moved = [entry for entry in self._parameters if entry[0]._mirror is not entry[2]]
-        self._step_aside(moved)
-        for entry in moved:
-            p, storage, _, _ = entry
+        self._require_distinct("replay")
+        moved = [place for place in self._places if place.is_moved]
+        self._copy_overlapping(moved)
+        for place in moved:
+            p, storage = place.parameter, place.storage
             if storage is None:
-                entry[2], entry[3] = p._mirror, p._requires_grad
+                place.mirror, place.is_trained = p._mirror, p._requires_grad
                 continue
             fresh = storage.buffer(self.session.device)
             if p._mirror is None:
-                status = storage.upload(fresh, _convert.float32("replay", p.name, p._host))
+                status = storage.upload(fresh, convert.float32("replay", p.name, p._host))
             else:
                 status = storage.copy(fresh, p._mirror)
             if status:
                 raise failure(status, "replay")
             # never without a value: an interrupt may come between
             old, p._mirror = p._mirror, fresh
-            entry[2] = fresh
+            place.mirror = fresh
             if old is not None:
                 old.release()
 
-    def _step_aside(self, moved: list[list[Any]]) -> None:
+    def _copy_overlapping(self, moved: list[ParameterPlace]) -> None:
         """Values that lie where others have to go, or where the calls leave results, are copied to memory of their own."""
-        from tlrt._capture_checks import together
+        from tlrt._capture.aliases import alias_groups
 
-        lying = [entry for entry in moved if entry[0]._mirror is not None]
-        own = [entry for entry in moved if entry[1] is not None]
-        handles = [entry[0]._mirror._handle for entry in lying] + [entry[1].root.handle for entry in own]
+        lying = [place for place in moved if place.parameter._mirror is not None]
+        own = [place for place in moved if place.storage is not None]
+        handles = [place.parameter._mirror._handle for place in lying] + [place.storage.root.handle for place in own]
         handles += [result.buffer._handle for result in self._results]
-        for group in together(self.session.device, handles):
+        for group in alias_groups(self.session.device, handles):
             here = [own[i - len(lying)] if i < len(lying) + len(own) else None for i in group if i >= len(lying)]
-            for entry in (lying[i] for i in group if i < len(lying)):
-                if any(other is not entry for other in here):
-                    p = entry[0]
+            for place in (lying[i] for i in group if i < len(lying)):
+                if any(other is not place for other in here):
+                    p = place.parameter
                     old, p._mirror = p._mirror, p._mirror.copy()
                     old.release()
 
     def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:
         """The function itself, on the specification. What it returned before goes with the next call, or with close."""
         session, before = self.session, self._results
-        session._forget()
+        session._release_step()
         self._results = []
         try:
-            made = self._kept(self._function(*arguments))
+            made = self._keep(self._function(*arguments))
             found = self._results
             if before and [r.shape for r in found] != [r.shape for r in before]:
-                text = (
-                    f"replay: {self.name}: got results of shapes {[r.shape for r in found]}, expected those of before"
+                raise refusal(
+                    CaptureError,
+                    "replay",
+                    self.name,
+                    f"results of shapes {[r.shape for r in found]}",
+                    "those of before",
                 )
-                raise CaptureError(text, op="replay")
         except BaseException:
             for fresh in self._results:
                 fresh.release()
             self._results = before
             raise
         finally:
-            session._forget()
+            session._release_step()
         if not before:
             return made
         for old, fresh in zip(before, found, strict=True):
@@ -535,20 +552,20 @@ class Captured(Uncopied):
     @property
     def calls(self) -> int:
         """What a replay submits: graphs, calls of the C library, steps of optimisers."""
-        return len(self._calls)
+        return 0 if self._replay is None else len(self._replay.calls)
 
     @property
     def graphs(self) -> int:
         """How many of them are CUDA graphs."""
-        return len(self._graphs)
+        return 0 if self._replay is None else len(self._replay.graphs)
 
     def close(self) -> None:
         """Gives all memory of the step back; its results cannot be read any more. May be repeated."""
         self._closed = True
-        self._handles += [entry[1].handle for entry in self._parameters if entry[1] is not None]
-        if self._recorder is not None:
-            self._recorder.release(self._handles, self._graphs)
-        self._calls, self._graphs, self._handles, self._parameters, self._changed = [], [], [], [], []
+        if self._replay is not None:
+            self._replay.handles += [place.storage.handle for place in self._places if place.storage is not None]
+            self._replay.release()
+        self._places, self._changed = [], []
         for known in self._inputs:
             if isinstance(known, Input):
                 known._close()

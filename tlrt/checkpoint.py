@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt.errors import ArgumentError, ShapeError, TorchleanError
+from tlrt.errors import ArgumentError, ShapeError, TorchleanError, refusal
 
 if TYPE_CHECKING:
     from tlrt.optim import Optimizer
@@ -50,7 +50,7 @@ def save(
     optimizers: Optimizer | Sequence[Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint; the file appears whole or not at all.
+    """Writes a checkpoint; the file appears complete or not at all.
 
     `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
     """
@@ -62,7 +62,7 @@ def save(
             raise ArgumentError(f"save: parameter {name!r}: expected a name that does not begin with {_PREFIX!r}")
         tensors[name] = np.asarray(parameter.value, precision, order="C")
     settings = []
-    for i, optimizer in enumerate(_listed(optimizers)):
+    for i, optimizer in enumerate(_as_list(optimizers)):
         chosen, arrays = optimizer.state()
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
@@ -102,11 +102,11 @@ def load(
     """Restores parameters, optimisers and the random generator; returns `extra`. Everything is checked before anything
     changes. Raises CheckpointError for a damaged or foreign file and for one of another program, OSError."""
     about, tensors = _read(path)
-    chosen = _listed(optimizers)
+    chosen = _as_list(optimizers)
     wanted = "float64" if session.device.name == "spec" else "float32"
     if about["precision"] != wanted:
-        raise CheckpointError(
-            f"load: {path}: got precision {about['precision']}, expected {wanted} for {session.device}"
+        raise refusal(
+            CheckpointError, "load", path, f"precision {about['precision']}", f"{wanted} for {session.device}"
         )
     if list(session.parameters) != about["parameters"]:
         missing = [n for n in session.parameters if n not in about["parameters"]]
@@ -120,7 +120,7 @@ def load(
             found = "nothing" if got is None else f"{got.dtype} of shape {got.shape}"
             raise CheckpointError(f"load: {path}: {name}: got {found}, expected {wanted} of shape {parameter.shape}")
     if len(about["optimizers"]) != len(chosen):
-        raise CheckpointError(f"load: {path}: got {len(about['optimizers'])} optimizers, expected {len(chosen)}")
+        raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", len(chosen))
     states = []
     for i, (optimizer, settings) in enumerate(zip(chosen, about["optimizers"], strict=True)):
         lead = f"{_PREFIX}{i}/"
@@ -152,11 +152,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
         about = json.loads(metadata["tlrt"])
         version = about["version"]
     except (KeyError, TypeError, ValueError, RecursionError):  # the last: lists within lists, thousands deep
-        raise CheckpointError(
-            f"load: {path}: got a safetensors file of another program, expected a checkpoint"
-        ) from None
+        raise refusal(CheckpointError, "load", path, "a safetensors file of another program", "a checkpoint") from None
     if version != VERSION:
-        raise CheckpointError(f"load: {path}: got version {version}, expected {VERSION}")
+        raise refusal(CheckpointError, "load", path, f"version {version}", VERSION)
     random = about.get("random")
     sound = (
         isinstance(about.get("parameters"), list)
@@ -169,9 +167,9 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
         and all(type(random.get(k)) is int and 0 <= random[k] < 2**64 for k in ("seed", "counter"))
     )
     if not sound:
-        raise CheckpointError(f"load: {path}: got damaged metadata, expected those of a checkpoint")
+        raise refusal(CheckpointError, "load", path, "damaged metadata", "those of a checkpoint")
     return about, tensors
 
 
-def _listed(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+def _as_list(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]  # type: ignore[list-item]

@@ -8,9 +8,9 @@
 
 Every node of the tape, forward and backward, is checked *locally*: its inputs on the device are given to the float64
 specification, and the device's result must lie within the operation's own derived bound. So an error shows at the operation
-that makes it, not where it is noticed. Beside it stands the *drift*: how far a value is from the same value on the reference
-device (the first one), as rms of the difference over rms of the value. Drift is what rounding does to a whole program; it
-has no bound of its own.
+that makes it, not where it is noticed. The report also gives the *drift*: how far a value is from the same value on the
+reference device (the first one), as rms of the difference over rms of the value. Drift is the effect of rounding on the entire
+program; it has no bound of its own.
 
 A program takes a session. It may train: each :meth:`Session.reset` ends a step. If it returns a tensor of one element that
 requires gradients and was not reset, backward runs from it.
@@ -33,10 +33,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._binding.observer import Observer
 from tlrt._terminal import format_table
-from tlrt.errors import ArgumentError, TorchleanError
-from tlrt.session import Gradients, Session, TensorRef
-from tlrt.tape import AnyBuffer, Node
+from tlrt.errors import ArgumentError, TorchleanError, refusal
+from tlrt.session import Session, TensorRef
+from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case, cotangent_names
 from tlspec.compare import Comparison
 from tlspec.compare import compare as compare_arrays
@@ -156,7 +157,7 @@ def compare(
     """
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
-        raise ArgumentError(f"compare: devices: got {names}, expected one or more different names", op="compare")
+        raise refusal(ArgumentError, "compare", "devices", names, "one or more different names")
     report = Report(names)
     reference: _Watch | None = None
     for name in names:
@@ -188,7 +189,7 @@ def case_of(
     assert plan is not None
     row, sig = plan.row, plan.row.signature
     buffers = dict(zip((a.name for a in sig.buffers), parents, strict=True))
-    inputs = {a.name: node.hosts[a.name] if a.host else _single(buffers[a.name]) for a in sig.inputs}
+    inputs = {a.name: node.hosts[a.name] if a.host else _as_float32(buffers[a.name]) for a in sig.inputs}
     rounded = {p.name for p in sig.params if p.kind == "float"}
     values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
     params = {p.name: values[p.name] for p in sig.params}
@@ -197,22 +198,22 @@ def case_of(
         return Case(row, "forward", 0, "normal", "small", dims, params, inputs, command="compare")
     scalar = sig.outputs[0].dims == ("1",)  # has one axis in the row, none on the tape
     (name,) = cotangent_names(row)
-    cotangents: dict[str, Any] = {name: _single(g.reshape(1) if scalar else g)}
+    cotangents: dict[str, Any] = {name: _as_float32(g.reshape(1) if scalar else g)}
     case = Case(row, "vjp", 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
     out = sig.outputs[0].name
     if out in row.rule.reads:
-        known = {**inputs, **cotangents, out: _single(result.reshape(1) if scalar else result)}
+        known = {**inputs, **cotangents, out: _as_float32(result.reshape(1) if scalar else result)}
         case.__dict__["arguments"] = {r: known[r] for r in row.rule.reads}
     return case
 
 
-def _single(x: npt.NDArray[Any] | None) -> Any:
+def _as_float32(x: npt.NDArray[Any] | None) -> Any:
     """As float32, which a value of a device is and one of the specification is not."""
     return None if x is None else x.astype(np.float32, copy=False)
 
 
-class _Watch:
-    """Follows one session: checks its tape before each reset and every VJP as it runs."""
+class _Watch(Observer):
+    """Observes one session: checks its tape before each reset and every VJP as it runs."""
 
     def __init__(
         self,
@@ -233,17 +234,13 @@ class _Watch:
         self.shares: dict[int, float] = {}
         self.values: dict[int, npt.NDArray[Any]] = {}
         self.exact = session.device.name == "spec"
-        self._step, self._forget, self._backward = session.tape._step, session._forget, session.backward
-        session.backward = self._followed  # type: ignore[method-assign]
-        session.tape._step = self._stepped  # type: ignore[method-assign]
-        session._forget = self._forgotten  # type: ignore[method-assign]
+        session.device.observe(self)
 
     def finish(self) -> None:
         """Checks what the program left on the tape, and its parameters."""
-        self._checked()
+        self._check_step()
         session = self.session
-        session.backward = self._backward  # type: ignore[method-assign]
-        session.tape._step, session._forget = self._step, self._forget  # type: ignore[method-assign]
+        session.device.ignore(self)
         self.final = {n: p.numpy() for n, p in session.parameters.items()}
         if self.reference is not None:
             theirs = self.reference.final
@@ -251,9 +248,8 @@ class _Watch:
                 n: _drift(v, theirs[n]) for n, v in self.final.items() if n in theirs and theirs[n].shape == v.shape
             }
 
-    def _forgotten(self) -> None:
-        self._checked()
-        self._forget()
+    def before_reset(self, session: Session) -> None:
+        self._check_step()
 
     # ---- forward
 
@@ -262,7 +258,7 @@ class _Watch:
             self.values[id] = self.session.tape.nodes[id].value.numpy()
         return self.values[id]
 
-    def _checked(self) -> None:
+    def _check_step(self) -> None:
         """Checks the forward results of the step and closes it."""
         nodes = self.session.tape.nodes
         if not nodes:
@@ -273,12 +269,12 @@ class _Watch:
             if not self.exact:
                 if node.plan is not None:
                     case = self._case(node, i)
-                    (found,) = self._compared(case, [self._value(i)])
+                    (found,) = self._compare_outputs(case, [self._value(i)])
                     row.forward = found.share
-                    self._judge(i, node, case, "forward", "out", found)
+                    self._report_failure(i, node, case, "forward", "out", found)
                 elif node.parents and node.name != "detach":
                     self._check_view(i, node)
-            self._drifted(row, i)
+            self._record_drift(row, i)
         if self.progress is not None:
             self.progress(f"{self.device}: step {self.step}: {len(nodes)} nodes")
         self.values.clear()
@@ -292,7 +288,7 @@ class _Watch:
             text = "got other bits than its parent's"
             self.report.failures.append(Failure(self.device, self.step, i, node.name, "view", text))
 
-    def _drifted(self, row: Row, i: int) -> None:
+    def _record_drift(self, row: Row, i: int) -> None:
         if self.reference is None:
             value = self._value(i)
             if self.bytes + value.nbytes <= _KEPT and len(self.report.devices) > 1:
@@ -312,34 +308,31 @@ class _Watch:
 
     # ---- backward
 
-    def _followed(self, loss: TensorRef, seed: npt.ArrayLike | None = None) -> Gradients:
-        """Runs backward and keeps every value: an optimiser's step changes the parameters on the tape in place."""
-        found = self._backward(loss, seed)
-        for i in range(self.session.tape.size):
+    def after_backward(self, session: Session) -> None:
+        """Keeps every value: an optimiser's step changes the parameters on the tape in place."""
+        for i in range(session.tape.size):
             self._value(i)
-        return found
 
-    def _stepped(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
-        """Runs the node's VJP once to look at its gradients, and once for the tape."""
-        plan = node.plan
+    def before_backward_step(self, tape: Tape, place: int, node: Node, cotangent: AnyBuffer) -> None:
+        """Runs the node's VJP to look at its gradients; the tape runs it again for itself."""
+        plan, g = node.plan, cotangent
         if plan is not None and not self.exact:
             nodes = self.session.tape.nodes
             rule = plan.row.vjp_rule
             assert rule is not None
             pool = [None if p is None else nodes[p].buffer for p in node.parents]
             needs = [p is not None and nodes[p].requires_grad for p in node.parents]
-            made: dict[int, Any] = dict(plan.pull([*pool, node.buffer, g.buffer, *node.hosts.values()], needs))
+            made: dict[int, Any] = dict(plan.vjp([*pool, node.buffer, g.buffer, *node.hosts.values()], needs))
             got = [made[k].numpy() if k in made else None for k in plan.gives]
             for buffer in made.values():
                 buffer.release()
             case = self._case(node, place, g.numpy())
             share = 0.0
-            for name, comparison in zip(rule.gives, self._compared(case, got), strict=True):
+            for name, comparison in zip(rule.gives, self._compare_outputs(case, got), strict=True):
                 if comparison is not None:
                     share = max(share, comparison.share)
-                    self._judge(place, node, case, "vjp", name, comparison)
+                    self._report_failure(place, node, case, "vjp", name, comparison)
             self.shares[place] = max(self.shares.get(place, 0.0), share)
-        self._step(grads, place, node, g, sharing)
 
     # ---- one result
 
@@ -347,7 +340,7 @@ class _Watch:
         parents = [None if p is None else self._value(p) for p in node.parents]
         return case_of(node, parents, self._value(id), g)
 
-    def _compared(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
+    def _compare_outputs(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
         expected = case.expected
         found: list[Comparison | None] = []
         for value, ref, tol, bits in zip(got, expected.outputs, expected.tolerances, expected.bits, strict=True):
@@ -359,7 +352,7 @@ class _Watch:
             )
         return found
 
-    def _judge(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
+    def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
         if found.ok:
             return
         command = ""
@@ -391,11 +384,11 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
 # ---- command line
 
 
-def _program(path: Path, function: str) -> Program:
+def _load_program(path: Path, function: str) -> Program:
     """The function of that name in a Python file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ArgumentError(f"compare: FILE: got {path}, expected a Python file")
+        raise refusal(ArgumentError, "compare", "FILE", path, "a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
@@ -426,8 +419,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", action="store_true", help="list every node, not only each operation")
     arguments = parser.parse_args(argv)
     try:
-        program = _program(arguments.file, arguments.function)
-        names = [n for n in arguments.devices.split(",") if n] or _present()
+        program = _load_program(arguments.file, arguments.function)
+        names = [n for n in arguments.devices.split(",") if n] or _default_devices()
         line = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else None
         report = compare(program, names, reproduce=arguments.reproduce, seed=arguments.seed, progress=line)
     except TorchleanError as error:
@@ -447,7 +440,7 @@ def listing(rows: Sequence[Row]) -> str:
     )
 
 
-def _present() -> list[str]:
+def _default_devices() -> list[str]:
     from tlrt.context import devices
 
     return ["spec", "cpu"] + (["cuda"] if len(devices()) > 1 else [])

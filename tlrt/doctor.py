@@ -36,11 +36,11 @@ class Report:
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
             return [{"problem": a, "remedy": b} for a, b in items]
 
-        whole = {
+        document = {
             "usable": self.usable, **self.facts, "devices": self.devices,
             "problems": pairs(self.problems), "notes": pairs(self.notes),
         }  # fmt: skip
-        return json.dumps(whole, indent=2)
+        return json.dumps(document, indent=2)
 
     def text(self) -> str:
         rows = [(key.replace("_", " "), str(value)) for key, value in self.facts.items()]
@@ -74,12 +74,13 @@ def examine() -> Report:
             report.problems.append((f"{name}: {error}", f"run `{sys.executable} -m pip install {name}`"))
     if report.problems:
         return report
-    from tlrt import __version__, _library, context
+    from tlrt import __version__, context
+    from tlrt._binding import library as binding
     from tlrt.errors import LibraryNotFoundError, StaleLibraryError, TorchleanError
 
     facts["tlrt"] = __version__
     try:
-        library = _library.load()
+        library = binding.load()
     except (LibraryNotFoundError, StaleLibraryError) as error:
         facts["library"] = "stale" if isinstance(error, StaleLibraryError) else "not found"
         report.problems.append((error.problem, error.remedy))
@@ -90,7 +91,7 @@ def examine() -> Report:
     facts["cpu_variant"] = context.cpu_variant()
     facts["threads"] = context.threads()
     if library.version != __version__:
-        report.notes.append((f"library {library.version} with tlrt {__version__}", _library.remedy()))
+        report.notes.append((f"library {library.version} with tlrt {__version__}", binding.remedy()))
     if (sync := os.environ.get("TORCHLEAN_CUDA_SYNC", "")) not in ("", "0", "1"):
         report.notes.append((f"TORCHLEAN_CUDA_SYNC: got {sync!r}, expected 0 or 1", "set it to 1, or unset it"))
     for name in context.devices():
@@ -104,7 +105,7 @@ def examine() -> Report:
             where = report.problems if name == "cpu" else report.notes
             where.append((f"{name}: {error}", _device_remedy(name, error)))
     if len(context.devices()) == 1:
-        _why_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
+        _explain_no_cuda(report, "cuda" in library.build_info.get("backend", ""))
     return report
 
 
@@ -118,17 +119,18 @@ def _device_remedy(name: str, error: Exception) -> str:
     return "close other programs on the device, or try another device"
 
 
-def _why_no_cuda(report: Report, cuda_build: bool) -> None:
+def _explain_no_cuda(report: Report, cuda_build: bool) -> None:
     """Says what keeps CUDA from being used: the build, the driver or the GPU."""
-    from tlrt import _library, context
+    from tlrt import context
+    from tlrt._binding import library as binding
     from tlrt.errors import TorchleanError
 
     driver = _driver()
     report.facts["cuda_driver"] = driver or "none"
     if not cuda_build:
-        remedy = "only if this machine has an NVIDIA GPU: install its driver, then\n" + _library.remedy(cuda=True)
+        remedy = "only if this machine has an NVIDIA GPU: install its driver, then\n" + binding.remedy(cuda=True)
         if driver:
-            remedy = "to use the GPU: " + _library.remedy(cuda=True)
+            remedy = "to use the GPU: " + binding.remedy(cuda=True)
         report.notes.append(("this is a CPU-only build", remedy))
         return
     try:

@@ -7,11 +7,13 @@ operation, the argument, what it got and what was expected: ``bmm: B: got 12 ele
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 __all__ = [
     "AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
     "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
     "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError",
-    "by_status",
+    "by_status", "refusal",
 ]  # fmt: skip
 
 
@@ -145,3 +147,16 @@ by_status: dict[int, type[TorchleanError]] = {
         )
     },
 }  # fmt: skip
+
+
+_E = TypeVar("_E", bound=Exception)
+
+
+def refusal(kind: type[_E], op: str, argument: object, got: object, expected: object) -> _E:
+    """The exception for an argument that an operation does not take: "op: argument: got …, expected …". Without an argument's
+    name ("") the message leaves it out."""
+    text = f"{op}: {argument}{': ' if argument else ''}got {got}, expected {expected}"
+    made = kind(text)
+    if isinstance(made, TorchleanError):
+        made.op = op
+    return made

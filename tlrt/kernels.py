@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._call import (
+from tlrt._binding.call import (
     NULL as _NULL,
     WRONG as _WRONG,
     count as _count,
@@ -26,7 +26,6 @@ from tlrt._call import (
     free as _free,
     from_buffer as _from_buffer,
     index as _index,
-    lib as _lib,
     list_results as _list_results,
     list_slots as _list_slots,
     lists as _lists,
@@ -41,10 +40,10 @@ from tlrt._call import (
     slots as _slots,
     uint32_list as _uint32_list,
 )
-from tlrt._library import (
+from tlrt._binding.library import (
     failure as _failure,
 )
-from tlrt._convert import (
+from tlrt._binding.convert import (
     float64 as _float64,
     float64_out as _float64_out,
     uint32 as _uint32,
@@ -195,143 +194,6 @@ __all__ = [
 ]
 
 _take, _give = _free.pop, _free.append
-_c_add = _lib.torchlean_cuda_buffer_add
-_c_sub = _lib.torchlean_cuda_buffer_sub
-_c_mul = _lib.torchlean_cuda_buffer_mul
-_c_mul_bwd = _lib.torchlean_cuda_buffer_mul_bwd
-_c_div = _lib.torchlean_cuda_buffer_div
-_c_div_bwd = _lib.torchlean_cuda_buffer_div_bwd
-_c_scale = _lib.torchlean_cuda_buffer_scale
-_c_axpy = _lib.torchlean_cuda_buffer_axpy
-_c_inv = _lib.torchlean_cuda_buffer_inv
-_c_inv_bwd = _lib.torchlean_cuda_buffer_inv_bwd
-_c_sqrt = _lib.torchlean_cuda_buffer_sqrt
-_c_sqrt_bwd = _lib.torchlean_cuda_buffer_sqrt_bwd
-_c_abs = _lib.torchlean_cuda_buffer_abs
-_c_abs_bwd = _lib.torchlean_cuda_buffer_abs_bwd
-_c_max = _lib.torchlean_cuda_buffer_max
-_c_max_bwd = _lib.torchlean_cuda_buffer_max_bwd
-_c_min = _lib.torchlean_cuda_buffer_min
-_c_min_bwd = _lib.torchlean_cuda_buffer_min_bwd
-_c_clamp = _lib.torchlean_cuda_buffer_clamp
-_c_clamp_bwd = _lib.torchlean_cuda_buffer_clamp_bwd
-_c_relu = _lib.torchlean_cuda_buffer_relu
-_c_relu_bwd = _lib.torchlean_cuda_buffer_relu_bwd
-_c_exp = _lib.torchlean_cuda_buffer_exp
-_c_exp_bwd = _lib.torchlean_cuda_buffer_exp_bwd
-_c_log = _lib.torchlean_cuda_buffer_log
-_c_log_bwd = _lib.torchlean_cuda_buffer_log_bwd
-_c_safe_log = _lib.torchlean_cuda_buffer_safe_log
-_c_safe_log_bwd = _lib.torchlean_cuda_buffer_safe_log_bwd
-_c_sigmoid = _lib.torchlean_cuda_buffer_sigmoid
-_c_sigmoid_bwd = _lib.torchlean_cuda_buffer_sigmoid_bwd
-_c_tanh = _lib.torchlean_cuda_buffer_tanh
-_c_tanh_bwd = _lib.torchlean_cuda_buffer_tanh_bwd
-_c_softplus = _lib.torchlean_cuda_buffer_softplus
-_c_softplus_bwd = _lib.torchlean_cuda_buffer_softplus_bwd
-_c_silu = _lib.torchlean_cuda_buffer_silu
-_c_silu_bwd = _lib.torchlean_cuda_buffer_silu_bwd
-_c_gelu = _lib.torchlean_cuda_buffer_gelu
-_c_gelu_bwd = _lib.torchlean_cuda_buffer_gelu_bwd
-_c_reduce_sum = _lib.torchlean_cuda_buffer_reduce_sum
-_c_reduce_sum_axis0 = _lib.torchlean_cuda_buffer_reduce_sum_axis0
-_c_reduce_sum_axis1 = _lib.torchlean_cuda_buffer_reduce_sum_axis1
-_c_reduce_sum_axis = _lib.torchlean_cuda_buffer_reduce_sum_axis
-_c_reduce_mean = _lib.torchlean_cuda_buffer_reduce_mean
-_c_reduce_mean_bwd = _lib.torchlean_cuda_buffer_reduce_mean_bwd
-_c_reduce_max_axis0 = _lib.torchlean_cuda_buffer_reduce_max_axis0
-_c_reduce_max_axis0_bwd = _lib.torchlean_cuda_buffer_reduce_max_axis0_bwd
-_c_reduce_max_axis1 = _lib.torchlean_cuda_buffer_reduce_max_axis1
-_c_reduce_max_axis1_bwd = _lib.torchlean_cuda_buffer_reduce_max_axis1_bwd
-_c_concat1d = _lib.torchlean_cuda_buffer_concat1d
-_c_slice1d = _lib.torchlean_cuda_buffer_slice1d
-_c_slice1d_bwd = _lib.torchlean_cuda_buffer_slice1d_bwd
-_c_broadcast_vec_to_rows = _lib.torchlean_cuda_buffer_broadcast_vec_to_rows
-_c_broadcast_vec_to_cols = _lib.torchlean_cuda_buffer_broadcast_vec_to_cols
-_c_broadcast_to = _lib.torchlean_cuda_buffer_broadcast_to
-_c_reduce_from_broadcast = _lib.torchlean_cuda_buffer_reduce_from_broadcast
-_c_transpose2d = _lib.torchlean_cuda_buffer_transpose2d
-_c_swap_adjacent_at_depth = _lib.torchlean_cuda_buffer_swap_adjacent_at_depth
-_c_transpose3d_bca = _lib.torchlean_cuda_buffer_transpose3d_bca
-_c_transpose3d_cab = _lib.torchlean_cuda_buffer_transpose3d_cab
-_c_transpose3d_acb = _lib.torchlean_cuda_buffer_transpose3d_acb
-_c_gather_vec = _lib.torchlean_cuda_buffer_gather_vec
-_c_gather_vec_bwd = _lib.torchlean_cuda_buffer_gather_vec_bwd
-_c_gather_rows = _lib.torchlean_cuda_buffer_gather_rows
-_c_gather_rows_bwd = _lib.torchlean_cuda_buffer_gather_rows_bwd
-_c_scatter_add = _lib.torchlean_cuda_buffer_scatter_add
-_c_scatter_add_rows = _lib.torchlean_cuda_buffer_scatter_add_rows
-_c_scatter_add_row = _lib.torchlean_cuda_buffer_scatter_add_row
-_c_matmul = _lib.torchlean_cuda_buffer_matmul
-_c_matmul_bwd = _lib.torchlean_cuda_buffer_matmul_bwd
-_c_bmm = _lib.torchlean_cuda_buffer_bmm
-_c_bmm_bwd = _lib.torchlean_cuda_buffer_bmm_bwd
-_c_linear = _lib.torchlean_cuda_buffer_linear
-_c_linear_bwd = _lib.torchlean_cuda_buffer_linear_bwd
-_c_dgemm = _lib.torchlean_cuda_dgemm
-_c_softmax = _lib.torchlean_cuda_buffer_softmax
-_c_softmax_bwd = _lib.torchlean_cuda_buffer_softmax_bwd
-_c_log_softmax = _lib.torchlean_cuda_buffer_log_softmax
-_c_log_softmax_bwd = _lib.torchlean_cuda_buffer_log_softmax_bwd
-_c_layer_norm = _lib.torchlean_cuda_buffer_layer_norm
-_c_layer_norm_bwd = _lib.torchlean_cuda_buffer_layer_norm_bwd
-_c_batchnorm_channel_first = _lib.torchlean_cuda_buffer_batchnorm_channel_first
-_c_batchnorm_channel_first_bwd = _lib.torchlean_cuda_buffer_batchnorm_channel_first_bwd
-_c_mse_loss = _lib.torchlean_cuda_buffer_mse_loss
-_c_mse_loss_bwd = _lib.torchlean_cuda_buffer_mse_loss_bwd
-_c_cross_entropy = _lib.torchlean_cuda_buffer_cross_entropy
-_c_cross_entropy_bwd = _lib.torchlean_cuda_buffer_cross_entropy_bwd
-_c_conv = _lib.torchlean_cuda_buffer_conv
-_c_conv_bwd = _lib.torchlean_cuda_buffer_conv_bwd
-_c_conv_transpose = _lib.torchlean_cuda_buffer_conv_transpose
-_c_conv_transpose_bwd = _lib.torchlean_cuda_buffer_conv_transpose_bwd
-_c_conv2d = _lib.torchlean_cuda_buffer_conv2d
-_c_conv2d_bwd = _lib.torchlean_cuda_buffer_conv2d_bwd
-_c_conv_transpose2d = _lib.torchlean_cuda_buffer_conv_transpose2d
-_c_conv_transpose2d_bwd = _lib.torchlean_cuda_buffer_conv_transpose2d_bwd
-_c_max_pool = _lib.torchlean_cuda_buffer_max_pool
-_c_max_pool_bwd = _lib.torchlean_cuda_buffer_max_pool_bwd
-_c_max_pool2d = _lib.torchlean_cuda_buffer_max_pool2d
-_c_max_pool2d_bwd = _lib.torchlean_cuda_buffer_max_pool2d_bwd
-_c_avg_pool = _lib.torchlean_cuda_buffer_avg_pool
-_c_avg_pool_bwd = _lib.torchlean_cuda_buffer_avg_pool_bwd
-_c_avg_pool2d = _lib.torchlean_cuda_buffer_avg_pool2d
-_c_avg_pool2d_bwd = _lib.torchlean_cuda_buffer_avg_pool2d_bwd
-_c_smooth_max_pool = _lib.torchlean_cuda_buffer_smooth_max_pool
-_c_smooth_max_pool_bwd = _lib.torchlean_cuda_buffer_smooth_max_pool_bwd
-_c_smooth_max_pool2d = _lib.torchlean_cuda_buffer_smooth_max_pool2d
-_c_smooth_max_pool2d_bwd = _lib.torchlean_cuda_buffer_smooth_max_pool2d_bwd
-_c_flash_attention = _lib.torchlean_cuda_buffer_flash_attention_fwd
-_c_flash_attention_bwd = _lib.torchlean_cuda_buffer_flash_attention_bwd
-_c_flash_attention_bwd_q = _lib.torchlean_cuda_buffer_flash_attention_bwd_q
-_c_flash_attention_bwd_k = _lib.torchlean_cuda_buffer_flash_attention_bwd_k
-_c_flash_attention_bwd_v = _lib.torchlean_cuda_buffer_flash_attention_bwd_v
-_c_rotary = _lib.torchlean_cuda_buffer_rotary
-_c_rotary_bwd = _lib.torchlean_cuda_buffer_rotary_bwd
-_c_sinusoidal = _lib.torchlean_cuda_buffer_sinusoidal
-_c_sinusoidal_bwd = _lib.torchlean_cuda_buffer_sinusoidal_bwd
-_c_selective_scan_diag = _lib.torchlean_cuda_buffer_selective_scan_diag_fwd
-_c_selective_scan_diag_bwd = _lib.torchlean_cuda_buffer_selective_scan_diag_bwd
-_c_selective_scan_diag_var = _lib.torchlean_cuda_buffer_selective_scan_diag_var_fwd
-_c_selective_scan_diag_var_bwd = _lib.torchlean_cuda_buffer_selective_scan_diag_var_bwd
-_c_rfft1d_packed = _lib.torchlean_cuda_buffer_rfft1d_packed
-_c_rfft1d_packed_bwd = _lib.torchlean_cuda_buffer_rfft1d_packed_bwd
-_c_irfft1d_packed = _lib.torchlean_cuda_buffer_irfft1d_packed
-_c_irfft1d_packed_bwd = _lib.torchlean_cuda_buffer_irfft1d_packed_bwd
-_c_spectral_conv1d_rfft = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_fwd
-_c_spectral_conv1d_rfft_bwd = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd
-_c_spectral_conv1d_rfft_bwd_x = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_x
-_c_spectral_conv1d_rfft_bwd_wre = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wre
-_c_spectral_conv1d_rfft_bwd_wim = _lib.torchlean_cuda_buffer_spectral_conv1d_rfft_bwd_wim
-_c_rand_uniform = _lib.torchlean_cuda_buffer_rand_uniform
-_c_bernoulli_mask = _lib.torchlean_cuda_buffer_bernoulli_mask
-_c_rand_normal = _lib.torchlean_cuda_buffer_rand_normal
-_c_sgd_step = _lib.torchlean_cuda_buffer_sgd_step
-_c_momentum_step = _lib.torchlean_cuda_buffer_momentum_step
-_c_adam_step = _lib.torchlean_cuda_buffer_adam_step
-_c_adamw_step = _lib.torchlean_cuda_buffer_adamw_step
-_c_global_norm = _lib.torchlean_cuda_buffer_global_norm
-_c_clip_scale = _lib.torchlean_cuda_buffer_clip_scale
 
 
 def share(x: Buffer) -> Buffer:
@@ -372,7 +234,8 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_add(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_add
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -411,7 +274,8 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sub(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_sub
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -450,7 +314,8 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_mul(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_mul
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -486,7 +351,8 @@ def mul_bwd(
     """
     places, given, undo = _slots("mul_bwd", ("ga", "gb"), want, out)
     try:
-        status = _c_mul_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_mul_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -518,7 +384,8 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_div(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_div
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -554,7 +421,8 @@ def div_bwd(
     """
     places, given, undo = _slots("div_bwd", ("ga", "gb"), want, out)
     try:
-        status = _c_div_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_div_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -586,7 +454,8 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_scale(x._handle, c, slot)
+        call = x._device._calls.buffer_scale
+        status = call(x._handle, c, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -625,7 +494,8 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_axpy(a._handle, b._handle, c, slot)
+        call = a._device._calls.buffer_axpy
+        status = call(a._handle, b._handle, c, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -664,7 +534,8 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_inv(x._handle, slot)
+        call = x._device._calls.buffer_inv
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -699,7 +570,8 @@ def inv_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_inv_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_inv_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -738,7 +610,8 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sqrt(x._handle, slot)
+        call = x._device._calls.buffer_sqrt
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -773,7 +646,8 @@ def sqrt_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sqrt_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_sqrt_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -812,7 +686,8 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_abs(x._handle, slot)
+        call = x._device._calls.buffer_abs
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -847,7 +722,8 @@ def abs_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_abs_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_abs_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -886,7 +762,8 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_max(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_max
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -922,7 +799,8 @@ def max_bwd(
     """
     places, given, undo = _slots("max_bwd", ("ga", "gb"), want, out)
     try:
-        status = _c_max_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_max_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -954,7 +832,8 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_min(a._handle, b._handle, slot)
+        call = a._device._calls.buffer_min
+        status = call(a._handle, b._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -990,7 +869,8 @@ def min_bwd(
     """
     places, given, undo = _slots("min_bwd", ("ga", "gb"), want, out)
     try:
-        status = _c_min_bwd(a._handle, b._handle, g._handle, *places)
+        call = a._device._calls.buffer_min_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
         if not status:
             return _results(places, given, a._device)
     except BaseException as error:
@@ -1023,7 +903,8 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_clamp(x._handle, lo, hi, slot)
+        call = x._device._calls.buffer_clamp
+        status = call(x._handle, lo, hi, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1057,7 +938,8 @@ def clamp_bwd(x: Buffer, g: Buffer, lo: float, hi: float, *, out: Buffer | None 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_clamp_bwd(x._handle, g._handle, lo, hi, slot)
+        call = x._device._calls.buffer_clamp_bwd
+        status = call(x._handle, g._handle, lo, hi, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1094,7 +976,8 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_relu(x._handle, slot)
+        call = x._device._calls.buffer_relu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1127,7 +1010,8 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_relu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_relu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1164,7 +1048,8 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_exp(x._handle, slot)
+        call = x._device._calls.buffer_exp
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1197,7 +1082,8 @@ def exp_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_exp_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_exp_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1234,7 +1120,8 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_log(x._handle, slot)
+        call = x._device._calls.buffer_log
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1267,7 +1154,8 @@ def log_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_log_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_log_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1306,7 +1194,8 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_safe_log(x._handle, eps, slot)
+        call = x._device._calls.buffer_safe_log
+        status = call(x._handle, eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1339,7 +1228,8 @@ def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_safe_log_bwd(x._handle, g._handle, eps, slot)
+        call = x._device._calls.buffer_safe_log_bwd
+        status = call(x._handle, g._handle, eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1376,7 +1266,8 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sigmoid(x._handle, slot)
+        call = x._device._calls.buffer_sigmoid
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1409,7 +1300,8 @@ def sigmoid_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sigmoid_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_sigmoid_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1446,7 +1338,8 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_tanh(x._handle, slot)
+        call = x._device._calls.buffer_tanh
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1479,7 +1372,8 @@ def tanh_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_tanh_bwd(y._handle, g._handle, slot)
+        call = y._device._calls.buffer_tanh_bwd
+        status = call(y._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1516,7 +1410,8 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_softplus(x._handle, slot)
+        call = x._device._calls.buffer_softplus
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1549,7 +1444,8 @@ def softplus_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_softplus_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_softplus_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1588,7 +1484,8 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_silu(x._handle, slot)
+        call = x._device._calls.buffer_silu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1623,7 +1520,8 @@ def silu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_silu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_silu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1662,7 +1560,8 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_gelu(x._handle, slot)
+        call = x._device._calls.buffer_gelu
+        status = call(x._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1697,7 +1596,8 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_gelu_bwd(x._handle, g._handle, slot)
+        call = x._device._calls.buffer_gelu_bwd
+        status = call(x._handle, g._handle, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1736,7 +1636,8 @@ def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_sum(x._handle, _index(n), slot)
+        call = x._device._calls.buffer_reduce_sum
+        status = call(x._handle, _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1775,7 +1676,8 @@ def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_sum_axis0(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_sum_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1814,7 +1716,8 @@ def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_sum_axis1(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_sum_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1857,7 +1760,8 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = _c_reduce_sum_axis(x._handle, dims_, _count(dims_), _index(axis), slot)
+        call = x._device._calls.buffer_reduce_sum_axis
+        status = call(x._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1900,7 +1804,8 @@ def reduce_mean(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = _c_reduce_mean(x._handle, dims_, _count(dims_), _index(axis), slot)
+        call = x._device._calls.buffer_reduce_mean
+        status = call(x._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1936,7 +1841,8 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = _c_reduce_mean_bwd(g._handle, dims_, _count(dims_), _index(axis), slot)
+        call = g._device._calls.buffer_reduce_mean_bwd
+        status = call(g._handle, dims_, _count(dims_), _index(axis), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -1978,7 +1884,8 @@ def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_max_axis0(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2016,7 +1923,8 @@ def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_max_axis0_bwd(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis0_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2058,7 +1966,8 @@ def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_max_axis1(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2096,7 +2005,8 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_reduce_max_axis1_bwd(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_reduce_max_axis1_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2135,7 +2045,8 @@ def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_concat1d(a._handle, b._handle, _index(n), _index(m), slot)
+        call = a._device._calls.buffer_concat1d
+        status = call(a._handle, b._handle, _index(n), _index(m), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2175,7 +2086,8 @@ def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_slice1d(x._handle, _index(n), _index(start), _index(len), slot)
+        call = x._device._calls.buffer_slice1d
+        status = call(x._handle, _index(n), _index(start), _index(len), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2211,7 +2123,8 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_slice1d_bwd(g._handle, _index(n), _index(start), _index(len), slot)
+        call = g._device._calls.buffer_slice1d_bwd
+        status = call(g._handle, _index(n), _index(start), _index(len), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2248,7 +2161,8 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_broadcast_vec_to_rows(vec._handle, _index(rows), _index(cols), slot)
+        call = vec._device._calls.buffer_broadcast_vec_to_rows
+        status = call(vec._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2285,7 +2199,8 @@ def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_broadcast_vec_to_cols(vec._handle, _index(rows), _index(cols), slot)
+        call = vec._device._calls.buffer_broadcast_vec_to_cols
+        status = call(vec._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2333,8 +2248,9 @@ def broadcast_to(
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        status = _c_broadcast_to(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
-                                 _count(axis_map_), slot)
+        call = x._device._calls.buffer_broadcast_to
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
+                      _count(axis_map_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2383,8 +2299,9 @@ def reduce_from_broadcast(
         in_dims_ = _uint32_list(in_dims)
         out_dims_ = _uint32_list(out_dims)
         axis_map_ = _uint32_list(axis_map)
-        status = _c_reduce_from_broadcast(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_),
-                                          axis_map_, _count(axis_map_), slot)
+        call = x._device._calls.buffer_reduce_from_broadcast
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), axis_map_,
+                      _count(axis_map_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2421,7 +2338,8 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_transpose2d(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_transpose2d
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2462,7 +2380,8 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
     try:
         slot[0] = _NULL if out is None else out._handle
         dims_ = _uint32_list(dims)
-        status = _c_swap_adjacent_at_depth(x._handle, dims_, _count(dims_), _index(depth), slot)
+        call = x._device._calls.buffer_swap_adjacent_at_depth
+        status = call(x._handle, dims_, _count(dims_), _index(depth), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2499,7 +2418,8 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_transpose3d_bca(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_bca
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2536,7 +2456,8 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_transpose3d_cab(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_cab
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2573,7 +2494,8 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_transpose3d_acb(x._handle, _index(a), _index(b), _index(c), slot)
+        call = x._device._calls.buffer_transpose3d_acb
+        status = call(x._handle, _index(a), _index(b), _index(c), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2616,7 +2538,8 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec", "indices", indices)
-        status = _c_gather_vec(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
+        call = vec._device._calls.buffer_gather_vec
+        status = call(vec._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2653,7 +2576,8 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_vec_bwd", "indices", indices)
-        status = _c_gather_vec_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(n), indices_.size, slot)
+        call = g._device._calls.buffer_gather_vec_bwd
+        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2696,8 +2620,9 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows", "indices", indices)
-        status = _c_gather_rows(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols),
-                                indices_.size, slot)
+        call = mat._device._calls.buffer_gather_rows
+        status = call(mat._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols), indices_.size,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2734,8 +2659,8 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("gather_rows_bwd", "indices", indices)
-        status = _c_gather_rows_bwd(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows), _index(cols),
-                                    indices_.size, slot)
+        call = g._device._calls.buffer_gather_rows_bwd
+        status = call(_from_buffer("uint32_t[]", indices_), g._handle, _index(rows), _index(cols), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2778,8 +2703,8 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add", "indices", indices)
-        status = _c_scatter_add(x._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(n),
-                                indices_.size, slot)
+        call = x._device._calls.buffer_scatter_add
+        status = call(x._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2825,8 +2750,9 @@ def scatter_add_rows(
     try:
         slot[0] = _NULL if out is None else out._handle
         indices_ = _uint32("scatter_add_rows", "indices", indices)
-        status = _c_scatter_add_rows(mat._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(rows),
-                                     _index(cols), indices_.size, slot)
+        call = mat._device._calls.buffer_scatter_add_rows
+        status = call(mat._handle, values._handle, _from_buffer("uint32_t[]", indices_), _index(rows), _index(cols),
+                      indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2867,7 +2793,8 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_scatter_add_row(mat._handle, row._handle, _index(rows), _index(cols), _index(i), slot)
+        call = mat._device._calls.buffer_scatter_add_row
+        status = call(mat._handle, row._handle, _index(rows), _index(cols), _index(i), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2906,7 +2833,8 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_matmul(A._handle, B._handle, _index(m), _index(n), _index(p), slot)
+        call = A._device._calls.buffer_matmul
+        status = call(A._handle, B._handle, _index(m), _index(n), _index(p), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -2950,7 +2878,8 @@ def matmul_bwd(
     """
     places, given, undo = _slots("matmul_bwd", ("gA", "gB"), want, out)
     try:
-        status = _c_matmul_bwd(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), *places)
+        call = A._device._calls.buffer_matmul_bwd
+        status = call(A._handle, B._handle, g._handle, _index(m), _index(n), _index(p), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -2982,7 +2911,8 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_bmm(A._handle, B._handle, _index(batch), _index(m), _index(n), _index(p), slot)
+        call = A._device._calls.buffer_bmm
+        status = call(A._handle, B._handle, _index(batch), _index(m), _index(n), _index(p), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3027,7 +2957,8 @@ def bmm_bwd(
     """
     places, given, undo = _slots("bmm_bwd", ("gA", "gB"), want, out)
     try:
-        status = _c_bmm_bwd(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), *places)
+        call = A._device._calls.buffer_bmm_bwd
+        status = call(A._handle, B._handle, g._handle, _index(batch), _index(m), _index(n), _index(p), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -3061,7 +2992,8 @@ def linear(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_linear(W._handle, x._handle, b._handle, _index(outputs), _index(inputs), _index(batch), slot)
+        call = W._device._calls.buffer_linear
+        status = call(W._handle, x._handle, b._handle, _index(outputs), _index(inputs), _index(batch), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3106,7 +3038,8 @@ def linear_bwd(
     """
     places, given, undo = _slots("linear_bwd", ("gW", "gx", "gb"), want, out)
     try:
-        status = _c_linear_bwd(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), *places)
+        call = W._device._calls.buffer_linear_bwd
+        status = call(W._handle, x._handle, g._handle, _index(outputs), _index(inputs), _index(batch), *places)
         if not status:
             return _results(places, given, W._device)
     except BaseException as error:
@@ -3144,9 +3077,10 @@ def dgemm(
     try:
         A_ = _float64("dgemm", "A", A, (m, n))
         B_ = _float64("dgemm", "B", B, (n, p))
+        call = device._calls.dgemm
         out_ = _float64_out("dgemm", "out", out, (m, p), [A_, B_])
-        status = _c_dgemm(device._handle, _from_buffer("double[]", A_), _from_buffer("double[]", B_), _index(m),
-                          _index(n), _index(p), _from_buffer("double[]", out_, require_writable=True))
+        status = call(device._handle, _from_buffer("double[]", A_), _from_buffer("double[]", B_), _index(m), _index(n),
+                      _index(p), _from_buffer("double[]", out_, require_writable=True))
     except _WRONG as error:
         raise _refusal(dgemm, error, locals()) from None
     if status:
@@ -3177,7 +3111,8 @@ def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Bu
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_softmax(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_softmax
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3212,7 +3147,8 @@ def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = y._device._calls.buffer_softmax_bwd
+        status = call(y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3252,7 +3188,8 @@ def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_log_softmax(x._handle, _index(rows), _index(cols), slot)
+        call = x._device._calls.buffer_log_softmax
+        status = call(x._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3287,7 +3224,8 @@ def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer |
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_log_softmax_bwd(y._handle, g._handle, _index(rows), _index(cols), slot)
+        call = y._device._calls.buffer_log_softmax_bwd
+        status = call(y._handle, g._handle, _index(rows), _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3333,7 +3271,8 @@ def layer_norm(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_layer_norm(x._handle, gamma._handle, beta._handle, _index(rows), _index(cols), eps, slot)
+        call = x._device._calls.buffer_layer_norm
+        status = call(x._handle, gamma._handle, beta._handle, _index(rows), _index(cols), eps, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3380,7 +3319,8 @@ def layer_norm_bwd(
     """
     places, given, undo = _slots("layer_norm_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
-        status = _c_layer_norm_bwd(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
+        call = x._device._calls.buffer_layer_norm_bwd
+        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3426,8 +3366,9 @@ def batchnorm_channel_first(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_batchnorm_channel_first(x._handle, gamma._handle, beta._handle, _index(channels), _index(height),
-                                            _index(width), eps, slot)
+        call = x._device._calls.buffer_batchnorm_channel_first
+        status = call(x._handle, gamma._handle, beta._handle, _index(channels), _index(height), _index(width), eps,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3476,8 +3417,9 @@ def batchnorm_channel_first_bwd(
     """
     places, given, undo = _slots("batchnorm_channel_first_bwd", ("gx", "ggamma", "gbeta"), want, out)
     try:
-        status = _c_batchnorm_channel_first_bwd(x._handle, gamma._handle, g._handle, _index(channels), _index(height),
-                                                _index(width), eps, *places)
+        call = x._device._calls.buffer_batchnorm_channel_first_bwd
+        status = call(x._handle, gamma._handle, g._handle, _index(channels), _index(height), _index(width), eps,
+                      *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3509,7 +3451,8 @@ def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_mse_loss(yhat._handle, target._handle, _index(n), slot)
+        call = yhat._device._calls.buffer_mse_loss
+        status = call(yhat._handle, target._handle, _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3551,7 +3494,8 @@ def mse_loss_bwd(
     """
     places, given, undo = _slots("mse_loss_bwd", ("gyhat", "gtarget"), want, out)
     try:
-        status = _c_mse_loss_bwd(yhat._handle, target._handle, g._handle, _index(n), *places)
+        call = yhat._device._calls.buffer_mse_loss_bwd
+        status = call(yhat._handle, target._handle, g._handle, _index(n), *places)
         if not status:
             return _results(places, given, yhat._device)
     except BaseException as error:
@@ -3588,7 +3532,8 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     try:
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy", "labels", labels)
-        status = _c_cross_entropy(logits._handle, _from_buffer("uint32_t[]", labels_), labels_.size, _index(cols), slot)
+        call = logits._device._calls.buffer_cross_entropy
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3627,8 +3572,8 @@ def cross_entropy_bwd(
     try:
         slot[0] = _NULL if out is None else out._handle
         labels_ = _uint32("cross_entropy_bwd", "labels", labels)
-        status = _c_cross_entropy_bwd(logits._handle, _from_buffer("uint32_t[]", labels_), g._handle, labels_.size,
-                                      _index(cols), slot)
+        call = logits._device._calls.buffer_cross_entropy_bwd
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_), g._handle, labels_.size, _index(cols), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3694,9 +3639,10 @@ def conv(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_conv(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_,
-                         _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_),
-                         padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_conv
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3757,9 +3703,10 @@ def conv_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_conv_bwd(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_,
-                             _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_,
-                             _count(stride_), padding_, _count(padding_), *places)
+        call = x._device._calls.buffer_conv_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3819,9 +3766,10 @@ def conv_transpose(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_conv_transpose(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_,
-                                   _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_,
-                                   _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_conv_transpose
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -3882,9 +3830,10 @@ def conv_transpose_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_conv_transpose_bwd(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_,
-                                       _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_,
-                                       _count(stride_), padding_, _count(padding_), *places)
+        call = x._device._calls.buffer_conv_transpose_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), spatial_, _count(spatial_),
+                      _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_), padding_,
+                      _count(padding_), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -3940,9 +3889,10 @@ def conv2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_conv2d(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h),
-                           _index(in_w), _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h),
-                           _index(stride_w), _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_conv2d
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4001,9 +3951,10 @@ def conv2d_bwd(
     """
     places, given, undo = _slots("conv2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
-        status = _c_conv2d_bwd(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h),
-                               _index(in_w), _index(out_channels), _index(kernel_h), _index(kernel_w),
-                               _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), *places)
+        call = x._device._calls.buffer_conv2d_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -4059,9 +4010,10 @@ def conv_transpose2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_conv_transpose2d(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h),
-                                     _index(in_w), _index(out_channels), _index(kernel_h), _index(kernel_w),
-                                     _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_conv_transpose2d
+        status = call(x._handle, w._handle, b._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4120,10 +4072,10 @@ def conv_transpose2d_bwd(
     """
     places, given, undo = _slots("conv_transpose2d_bwd", ("gx", "gw", "gb"), want, out)
     try:
-        status = _c_conv_transpose2d_bwd(x._handle, w._handle, g._handle, _index(batch), _index(in_channels),
-                                         _index(in_h), _index(in_w), _index(out_channels), _index(kernel_h),
-                                         _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
-                                         _index(padding_w), *places)
+        call = x._device._calls.buffer_conv_transpose2d_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(in_channels), _index(in_h), _index(in_w),
+                      _index(out_channels), _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
+                      _index(padding_h), _index(padding_w), *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -4176,8 +4128,9 @@ def max_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_max_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
-                             stride_, _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_max_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4233,8 +4186,9 @@ def max_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_,
-                                 _count(kernel_), stride_, _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_max_pool_bwd
+        status = call(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                      stride_, _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4294,9 +4248,9 @@ def max_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
-                               _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
-                               _index(padding_w), slot)
+        call = x._device._calls.buffer_max_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4351,9 +4305,9 @@ def max_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w),
-                                   _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
-                                   _index(padding_h), _index(padding_w), slot)
+        call = x._device._calls.buffer_max_pool2d_bwd
+        status = call(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4412,8 +4366,9 @@ def avg_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_avg_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
-                             stride_, _count(stride_), padding_, _count(padding_), slot)
+        call = x._device._calls.buffer_avg_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4465,8 +4420,9 @@ def avg_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_avg_pool_bwd(g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
-                                 stride_, _count(stride_), padding_, _count(padding_), slot)
+        call = g._device._calls.buffer_avg_pool_bwd
+        status = call(g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4526,9 +4482,9 @@ def avg_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_avg_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
-                               _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
-                               _index(padding_w), slot)
+        call = x._device._calls.buffer_avg_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4582,9 +4538,9 @@ def avg_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_avg_pool2d_bwd(g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
-                                   _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
-                                   _index(padding_w), slot)
+        call = g._device._calls.buffer_avg_pool2d_bwd
+        status = call(g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4648,8 +4604,9 @@ def smooth_max_pool(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_smooth_max_pool(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
-                                    stride_, _count(stride_), padding_, _count(padding_), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool
+        status = call(x._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_), stride_,
+                      _count(stride_), padding_, _count(padding_), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4707,9 +4664,9 @@ def smooth_max_pool_bwd(
         kernel_ = _uint32_list(kernel)
         stride_ = _uint32_list(stride)
         padding_ = _uint32_list(padding)
-        status = _c_smooth_max_pool_bwd(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_,
-                                        _count(kernel_), stride_, _count(stride_), padding_, _count(padding_), beta,
-                                        slot)
+        call = x._device._calls.buffer_smooth_max_pool_bwd
+        status = call(x._handle, g._handle, _index(channels), spatial_, _count(spatial_), kernel_, _count(kernel_),
+                      stride_, _count(stride_), padding_, _count(padding_), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4772,9 +4729,9 @@ def smooth_max_pool2d(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_smooth_max_pool2d(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
-                                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h),
-                                      _index(padding_w), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool2d
+        status = call(x._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h), _index(kernel_w),
+                      _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), beta, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4830,9 +4787,10 @@ def smooth_max_pool2d_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_smooth_max_pool2d_bwd(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w),
-                                          _index(kernel_h), _index(kernel_w), _index(stride_h), _index(stride_w),
-                                          _index(padding_h), _index(padding_w), beta, slot)
+        call = x._device._calls.buffer_smooth_max_pool2d_bwd
+        status = call(x._handle, g._handle, _index(channels), _index(in_h), _index(in_w), _index(kernel_h),
+                      _index(kernel_w), _index(stride_h), _index(stride_w), _index(padding_h), _index(padding_w), beta,
+                      slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4891,8 +4849,9 @@ def flash_attention(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_flash_attention(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
-                                    _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
+        call = Q._device._calls.buffer_flash_attention_fwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, _index(batch),
+                      _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -4947,9 +4906,9 @@ def flash_attention_bwd(
     """
     places, given, undo = _slots("flash_attention_bwd", ("gQ", "gK", "gV"), want, out)
     try:
-        status = _c_flash_attention_bwd(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
-                                        y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
-                                        scale, *places)
+        call = Q._device._calls.buffer_flash_attention_bwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, *places)
         if not status:
             return _results(places, given, Q._device)
     except BaseException as error:
@@ -4997,9 +4956,9 @@ def flash_attention_bwd_q(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_flash_attention_bwd_q(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
-                                          y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
-                                          scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_q
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5054,9 +5013,9 @@ def flash_attention_bwd_k(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_flash_attention_bwd_k(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
-                                          y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
-                                          scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_k
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5111,9 +5070,9 @@ def flash_attention_bwd_v(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_flash_attention_bwd_v(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle,
-                                          y._handle, g._handle, _index(batch), _index(n), _index(d), _index(mask_mode),
-                                          scale, slot)
+        call = Q._device._calls.buffer_flash_attention_bwd_v
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(n), _index(d), _index(mask_mode), scale, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5167,7 +5126,8 @@ def rotary(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rotary(x._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
+        call = x._device._calls.buffer_rotary
+        status = call(x._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5213,8 +5173,8 @@ def rotary_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rotary_bwd(g._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves),
-                               slot)
+        call = g._device._calls.buffer_rotary_bwd
+        status = call(g._handle, _index(batch), _index(n), _index(d), base, _index(start), _index(halves), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5257,7 +5217,8 @@ def sinusoidal(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sinusoidal(x._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
+        call = x._device._calls.buffer_sinusoidal
+        status = call(x._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5294,7 +5255,8 @@ def sinusoidal_bwd(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_sinusoidal_bwd(g._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
+        call = g._device._calls.buffer_sinusoidal_bwd
+        status = call(g._handle, _index(batch), _index(n), _index(d), base, _index(start), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5337,8 +5299,8 @@ def selective_scan_diag(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_selective_scan_diag(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state),
-                                        slot)
+        call = A._device._calls.buffer_selective_scan_diag_fwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5387,8 +5349,9 @@ def selective_scan_diag_bwd(
     """
     places, given, undo = _slots("selective_scan_diag_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
-        status = _c_selective_scan_diag_bwd(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle,
-                                            _index(seq_len), _index(state), *places)
+        call = A._device._calls.buffer_selective_scan_diag_bwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
+                      _index(state), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -5424,8 +5387,8 @@ def selective_scan_diag_var(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_selective_scan_diag_var(A._handle, B._handle, x._handle, h0._handle, _index(seq_len),
-                                            _index(state), slot)
+        call = A._device._calls.buffer_selective_scan_diag_var_fwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, _index(seq_len), _index(state), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5474,8 +5437,9 @@ def selective_scan_diag_var_bwd(
     """
     places, given, undo = _slots("selective_scan_diag_var_bwd", ("gA", "gB", "gx", "gh0"), want, out)
     try:
-        status = _c_selective_scan_diag_var_bwd(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle,
-                                                _index(seq_len), _index(state), *places)
+        call = A._device._calls.buffer_selective_scan_diag_var_bwd
+        status = call(A._handle, B._handle, x._handle, h0._handle, y._handle, g._handle, _index(seq_len),
+                      _index(state), *places)
         if not status:
             return _results(places, given, A._device)
     except BaseException as error:
@@ -5510,7 +5474,8 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rfft1d_packed(x._handle, _index(batch), _index(n), slot)
+        call = x._device._calls.buffer_rfft1d_packed
+        status = call(x._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5546,7 +5511,8 @@ def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+        call = g._device._calls.buffer_rfft1d_packed_bwd
+        status = call(g._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5588,7 +5554,8 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_irfft1d_packed(spec._handle, _index(batch), _index(n), slot)
+        call = spec._device._calls.buffer_irfft1d_packed
+        status = call(spec._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5623,7 +5590,8 @@ def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_irfft1d_packed_bwd(g._handle, _index(batch), _index(n), slot)
+        call = g._device._calls.buffer_irfft1d_packed_bwd
+        status = call(g._handle, _index(batch), _index(n), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5669,8 +5637,8 @@ def spectral_conv1d_rfft(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_spectral_conv1d_rfft(x._handle, wRe._handle, wIm._handle, _index(grid), _index(width),
-                                         _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_fwd
+        status = call(x._handle, wRe._handle, wIm._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5720,8 +5688,9 @@ def spectral_conv1d_rfft_bwd(
     """
     places, given, undo = _slots("spectral_conv1d_rfft_bwd", ("gx", "gwRe", "gwIm"), want, out)
     try:
-        status = _c_spectral_conv1d_rfft_bwd(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
-                                             _index(width), _index(modes), *places)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes),
+                      *places)
         if not status:
             return _results(places, given, x._device)
     except BaseException as error:
@@ -5756,8 +5725,8 @@ def spectral_conv1d_rfft_bwd_x(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_spectral_conv1d_rfft_bwd_x(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
-                                               _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_x
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5799,8 +5768,8 @@ def spectral_conv1d_rfft_bwd_wre(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_spectral_conv1d_rfft_bwd_wre(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
-                                                 _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wre
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5842,8 +5811,8 @@ def spectral_conv1d_rfft_bwd_wim(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_spectral_conv1d_rfft_bwd_wim(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid),
-                                                 _index(width), _index(modes), slot)
+        call = x._device._calls.buffer_spectral_conv1d_rfft_bwd_wim
+        status = call(x._handle, wRe._handle, wIm._handle, g._handle, _index(grid), _index(width), _index(modes), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5882,7 +5851,8 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rand_uniform(device._handle, _index(n), _index(key), slot)
+        call = device._calls.buffer_rand_uniform
+        status = call(device._handle, _index(n), _index(key), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5923,7 +5893,8 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_bernoulli_mask(device._handle, _index(n), _index(key), keep, slot)
+        call = device._calls.buffer_bernoulli_mask
+        status = call(device._handle, _index(n), _index(key), keep, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -5968,7 +5939,8 @@ def rand_normal(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        status = _c_rand_normal(device._handle, _index(n), _index(key), mean, std, slot)
+        call = device._calls.buffer_rand_normal
+        status = call(device._handle, _index(n), _index(key), mean, std, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6020,8 +5992,9 @@ def sgd_step(
     try:
         lists, count = _lists("sgd_step", ("ps", "gs"), (ps, gs))
         device = _owner("sgd_step", "ps", ps, device)
+        call = device._calls.buffer_sgd_step
         places, given, undo = _list_slots("sgd_step", ("ps_out",), (out,), count)
-        status = _c_sgd_step(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], count, lr, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)[0]
     except BaseException as error:
@@ -6080,9 +6053,10 @@ def momentum_step(
     try:
         lists, count = _lists("momentum_step", ("ps", "gs", "vs"), (ps, gs, vs))
         device = _owner("momentum_step", "ps", ps, device)
+        call = device._calls.buffer_momentum_step
         places, given, undo = _list_slots("momentum_step", ("ps_out", "vs_out"), out, count)
-        status = _c_momentum_step(device._handle, lists[0], lists[1], lists[2], count, lr, momentum, dampening,
-                                  weight_decay, _index(nesterov), *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], count, lr, momentum, dampening, weight_decay,
+                      _index(nesterov), *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6142,9 +6116,10 @@ def adam_step(
     try:
         lists, count = _lists("adam_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
         device = _owner("adam_step", "ps", ps, device)
+        call = device._calls.buffer_adam_step
         places, given, undo = _list_slots("adam_step", ("ps_out", "ms_out", "vs_out"), out, count)
-        status = _c_adam_step(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1,
-                              beta2, eps, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
+                      eps, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6204,9 +6179,10 @@ def adamw_step(
     try:
         lists, count = _lists("adamw_step", ("ps", "gs", "ms", "vs"), (ps, gs, ms, vs))
         device = _owner("adamw_step", "ps", ps, device)
+        call = device._calls.buffer_adamw_step
         places, given, undo = _list_slots("adamw_step", ("ps_out", "ms_out", "vs_out"), out, count)
-        status = _c_adamw_step(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1,
-                               beta2, eps, weight_decay, *places)
+        status = call(device._handle, lists[0], lists[1], lists[2], lists[3], count, _index(step), lr, beta1, beta2,
+                      eps, weight_decay, *places)
         if not status:
             return _list_results(places, given, device)
     except BaseException as error:
@@ -6245,7 +6221,8 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
         slot[0] = _NULL if out is None else out._handle
         lists, count = _lists("global_norm", ("gs",), (gs,))
         device = _owner("global_norm", "gs", gs, device)
-        status = _c_global_norm(device._handle, lists[0], count, slot)
+        call = device._calls.buffer_global_norm
+        status = call(device._handle, lists[0], count, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
@@ -6296,8 +6273,9 @@ def clip_scale(
     undo = ()
     try:
         lists, count = _lists("clip_scale", ("gs",), (gs,))
+        call = norm._device._calls.buffer_clip_scale
         places, given, undo = _list_slots("clip_scale", ("gs_out",), (out,), count)
-        status = _c_clip_scale(lists[0], norm._handle, count, max_norm, eps, *places)
+        status = call(lists[0], norm._handle, count, max_norm, eps, *places)
         if not status:
             return _list_results(places, given, norm._device)[0]
     except BaseException as error:

@@ -16,19 +16,105 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._library import failure
-from tlrt._uncopied import Uncopied
-from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
+from tlrt._binding.arguments import is_number
+from tlrt._binding.handles import Uncopied
+from tlrt._binding.library import failure
+from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
-from tlrt.tensor import is_number
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Update", "one_call"]
+
+
+_Update = TypeVar("_Update", bound=Callable[..., None])
+
+
+def one_call(method: _Update) -> _Update:
+    """Marks an ``_update`` that calls one operation, with the hyperparameters and the step count as they are."""
+    method.is_one_call = True  # type: ignore[attr-defined]
+    return method
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of an optimiser, as observers see it."""
+
+    optimizer: Optimizer
+    parameters: list[Parameter]
+    gradients: list[Any]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{type(self.optimizer).__name__}.step"
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether a replay can make its one call again, without Python."""
+        kind = type(self.optimizer)
+        return kind._advance is Optimizer._advance and getattr(kind._update, "is_one_call", False)
+
+    def run(self) -> None:
+        """Updates the parameters."""
+        self.optimizer._advance(self.parameters, self.optimizer.kernels.pack(self.gradients))
+
+    def replay_in_python(self, gradients: list[Any]) -> Callable[[], None]:
+        """The update as a function, from gradients in these buffers."""
+        optimizer, packed = self.optimizer, self.optimizer.kernels.pack(gradients)
+
+        def step() -> None:
+            optimizer._require_open("step")
+            optimizer._advance(self.parameters, packed)
+
+        return step
+
+    def replay_call(self, recorder: Any, call: Any) -> Any:
+        """The recorded call of the update, with the hyperparameters and the step count that hold when it is made again."""
+        optimizer = self.optimizer
+        for place, name in enumerate(call.parameters):
+            if name in optimizer.hyper:
+                call.computed[place] = partial(optimizer._setting, name)
+            elif name == "step":
+                call.computed[place] = lambda: optimizer.steps + 1
+        found = [(slot, i, b._handle) for slot, buffers in optimizer._state.items() for i, b in enumerate(buffers)]
+        states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
+        known = optimizer._state
+
+        def wrap(run: Callable[[], int | None]) -> Callable[[], int | None]:
+            def step() -> int | None:
+                nonlocal known
+                optimizer._require_open("step")
+                optimizer._require_valid_settings()
+                if optimizer._state is not known:  # loaded meanwhile
+                    optimizer._restore_places(states)
+                    known = optimizer._state
+                status = run()
+                optimizer.steps += not status
+                return status
+
+            return step
+
+        call.wrap = wrap
+        return call
+
+
+def _hyperparameter(name: str) -> property:
+    """An attribute that observers of the device may refuse to set."""
+
+    def assign(self: Optimizer, value: Any) -> None:
+        if (session := self.__dict__.get("session")) is not None:
+            for observer in session.device._observers:
+                observer.before_setting(session, f"{type(self).__name__}.{name}")
+        self.__dict__[f"_{name}"] = value
+
+    return property(operator.attrgetter(f"_{name}"), assign)
 
 
 class Optimizer(Uncopied):
@@ -39,24 +125,32 @@ class Optimizer(Uncopied):
     #: names of the per-parameter states, buffers of the parameter's length that start at 0
     slots: tuple[str, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in cls.hyper:
+            default = getattr(cls, name, None)
+            if not isinstance(default, property):
+                setattr(cls, f"_{name}", default)
+                setattr(cls, name, _hyperparameter(name))
+
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         kind = type(self).__name__
         if isinstance(parameters, (Parameter, Mapping)) or not isinstance(parameters, Iterable):
             got = type(parameters).__name__
             hint = " (values())" if isinstance(parameters, Mapping) else ""
-            raise ArgumentTypeError(f"{kind}: parameters: got {got}, expected a list of Parameter{hint}")
+            raise refusal(ArgumentTypeError, kind, "parameters", got, f"a list of Parameter{hint}")
         chosen: dict[Parameter, None] = {}
         for p in parameters:
             if not isinstance(p, Parameter):
-                raise ArgumentTypeError(f"{kind}: parameters: got {type(p).__name__}, expected Parameter")
+                raise refusal(ArgumentTypeError, kind, "parameters", type(p).__name__, "Parameter")
             if p.requires_grad:
                 chosen[p] = None
         self.parameters = list(chosen)
         if not self.parameters:
-            raise ArgumentError(f"{kind}: parameters: got none that requires a gradient, expected at least one")
+            raise refusal(ArgumentError, kind, "parameters", "none that requires a gradient", "at least one")
         self.session = self.parameters[0].session
         if any(p.session is not self.session for p in self.parameters):
-            raise DeviceMismatchError(f"{kind}: parameters: got those of several sessions, expected those of one")
+            raise refusal(DeviceMismatchError, kind, "parameters", "those of several sessions", "those of one")
         self.session._require_open(kind)
         self.session._require_uncaptured(kind)
         self.kernels: Any = self.session.tape.kernels
@@ -66,18 +160,9 @@ class Optimizer(Uncopied):
         self._state = {s: [device.zeros(p.size) for p in self.parameters] for s in self.slots}
         self._packed: dict[str, Any] = {}
         self._mirrors: list[Any] = []
-        #: hyperparameters found sound
+        #: hyperparameters found valid
         self._checked: list[Any] = []
         self._closed = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses hyperparameters within a captured function: a replay takes those there are, and would not assign them."""
-        if name in self.hyper:
-            session = self.__dict__.get("session")
-            recorder = None if session is None else session._recorder
-            if recorder is not None and not recorder.is_aside:
-                recorder.refuse(f"{type(self).__name__}.{name}")
-        super().__setattr__(name, value)
 
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
@@ -94,54 +179,26 @@ class Optimizer(Uncopied):
             missing = [p.name for p in chosen if p not in gradients]
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
-                text = f"step: gradients: got none of {got}, expected backward() before step()"
-                raise ArgumentError(text, op="step") from None
+                raise refusal(
+                    ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()"
+                ) from None
             found = [gradients[p].buffer for p in chosen]
-        recorder = self.session._recorder
-        if recorder is None:
+        observers = self.session.device._observers
+        if not observers:
             self._advance(chosen, self.kernels.pack(found))
             return
-        with recorder.aside() as calls:
-            self._advance(chosen, self.kernels.pack(found))
-        ours = type(self)._update.__module__ == type(self)._advance.__module__ == __name__
-        if ours and len(calls) == 1:
-            recorder.items.append(self._recorded(recorder, calls[0]))
-        else:
-            recorder.host(f"{type(self).__name__}.step", partial(self._again, chosen), found, calls)
+        update = Update(self, chosen, found)
+        with ExitStack() as contexts:
+            for observer in observers:
+                contexts.enter_context(observer.during_update(update))
+            update.run()
 
-    def _recorded(self, recorder: Any, call: Any) -> Any:
-        """The call of a step with the hyperparameters and the count of steps that hold when it is made again."""
-        for place, name in enumerate(call.parameters):
-            if name in self.hyper:
-                call.computed[place] = partial(self._hyper, name)
-            elif name == "step":
-                call.computed[place] = lambda: self.steps + 1
-        found = [(slot, i, b._handle) for slot, buffers in self._state.items() for i, b in enumerate(buffers)]
-        states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
-        known = self._state
-
-        def around(run: Callable[[], int | None]) -> Callable[[], int | None]:
-            def step() -> int | None:
-                nonlocal known
-                self._require_open("step")
-                self._require_sound()
-                if self._state is not known:  # loaded meanwhile
-                    self._bring_back(states)
-                    known = self._state
-                status = run()
-                self.steps += not status
-                return status
-
-            return step
-
-        call.around = around
-        return call
-
-    def _hyper(self, name: str) -> float:
+    def _setting(self, name: str) -> float:
+        """A hyperparameter as C takes it."""
         value = getattr(self, name)
         return int(value) if value is True or value is False else value
 
-    def _bring_back(self, states: list[tuple[str, int, Any]]) -> None:
+    def _restore_places(self, states: list[tuple[str, int, Any]]) -> None:
         """States that were replaced go to where a captured step has them. What moves one makes a new dict, by which other
         captured steps know."""
         state = {slot: list(buffers) for slot, buffers in self._state.items()}
@@ -159,34 +216,24 @@ class Optimizer(Uncopied):
         for buffer in old:
             buffer.release()
 
-    def _again(self, chosen: list[Parameter], gradients: list[Any]) -> Callable[[], None]:
-        """The step as a function, from gradients in these buffers."""
-        gradient = self.kernels.pack(gradients)
-
-        def step() -> None:
-            self._require_open("step")
-            self._advance(chosen, gradient)
-
-        return step
-
     def _advance(self, chosen: list[Parameter], gradient: Any) -> None:
         """Updates the parameters from their packed gradients."""
-        packed = self._packs(chosen)
-        self._require_sound()
+        packed = self._pack_buffers(chosen)
+        self._require_valid_settings()
         # before the update, so that an interrupt cannot leave a host value that looks current
         for p in chosen:
             p.updated()
         self._update(packed, gradient)
         self.steps += 1
 
-    def _require_sound(self) -> None:
-        """Raises unless the hyperparameters are sound; looks at them again only if one is another object."""
+    def _require_valid_settings(self) -> None:
+        """Raises unless the hyperparameters are valid; looks at them again only if one is another object."""
         values = [getattr(self, h) for h in self.hyper]
         if len(values) != len(self._checked) or not all(map(operator.is_, values, self._checked)):
             self._check(self._settings())
             self._checked = values
 
-    def _packs(self, chosen: list[Parameter]) -> Mapping[str, Any]:
+    def _pack_buffers(self, chosen: list[Parameter]) -> Mapping[str, Any]:
         """The mirrors and states of the parameters, packed; kept as long as the mirrors are the same."""
         mirrors = [p.mirror if p._mirror is None else p._mirror for p in chosen]
         if len(mirrors) == len(self._mirrors) and all(map(operator.is_, mirrors, self._mirrors)):
@@ -201,7 +248,7 @@ class Optimizer(Uncopied):
         self.session._require_open(op)
         if self._closed:
             kind = type(self).__name__
-            raise ReleasedError(f"{op}: {kind}: got a closed optimizer, expected an open one", op=op)
+            raise refusal(ReleasedError, op, kind, "a closed optimizer", "an open one")
 
     def _settings(self) -> dict[str, Any]:
         return {h: getattr(self, h) for h in self.hyper}
@@ -212,11 +259,9 @@ class Optimizer(Uncopied):
         for h in self.hyper:
             value = settings[h]
             if type(value) is not float and not is_number(value):
-                raise ArgumentTypeError(f"{kind}: {h}: got {type(value).__name__}, expected a number")
+                raise refusal(ArgumentTypeError, kind, h, type(value).__name__, "a number")
             if not 0 <= value < math.inf or (h.startswith("beta") and value >= 1):
-                raise ArgumentError(
-                    f"{kind}: {h}: got {value}, expected 0 <= {h}{' < 1' * h.startswith('beta')}, finite"
-                )
+                raise refusal(ArgumentError, kind, h, value, f"0 <= {h}{' < 1' * h.startswith('beta')}, finite")
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
@@ -239,17 +284,19 @@ class Optimizer(Uncopied):
         """Raises ArgumentError or ShapeError unless :meth:`load_state` would take them."""
         kind = type(self).__name__
         if settings.get("type") != kind:
-            raise ArgumentError(f"load_state: type: got {settings.get('type')!r}, expected {kind!r}")
+            raise refusal(ArgumentError, "load_state", "type", f"{settings.get('type')!r}", f"{kind!r}")
         names = [p.name for p in self.parameters]
         if settings.get("parameters") != names:
-            raise ArgumentError(f"load_state: parameters: got {settings.get('parameters')}, expected {names}")
+            raise refusal(ArgumentError, "load_state", "parameters", settings.get("parameters"), names)
         steps = settings.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**63:
-            raise ArgumentError(f"load_state: steps: got {steps!r:.99}, expected an integer of 0 or more, below 2**63")
+            raise refusal(
+                ArgumentError, "load_state", "steps", f"{steps!r:.99}", "an integer of 0 or more, below 2**63"
+            )
         for h in self.hyper:
             got, flag = settings.get(h), isinstance(getattr(self, h), bool)
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
-                raise ArgumentError(f"load_state: {h}: got {got!r:.99}, expected {'a Boolean' if flag else 'a number'}")
+                raise refusal(ArgumentError, "load_state", h, f"{got!r:.99}", "a Boolean" if flag else "a number")
         self._check(settings)
         wanted = np.dtype("float64" if self.session.device.name == "spec" else "float32")
         for slot in self.slots:
@@ -257,8 +304,7 @@ class Optimizer(Uncopied):
                 found = arrays.get(f"{slot}/{p.name}")
                 if found is None or found.shape != p.shape or found.dtype != wanted:
                     got = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
-                    text = f"load_state: {slot}/{p.name}: got {got}, expected {wanted} of shape {p.shape}"
-                    raise ShapeError(text)
+                    raise refusal(ShapeError, "load_state", f"{slot}/{p.name}", got, f"{wanted} of shape {p.shape}")
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
@@ -317,10 +363,11 @@ class SGD(Optimizer):
         momentum, nesterov = settings["momentum"], settings["nesterov"]
         if (momentum or nesterov) and not self.slots:
             got = f"momentum {momentum}, nesterov {nesterov}"
-            raise ArgumentError(f"SGD: momentum: got {got} of an optimizer made without, expected SGD(…, momentum=…)")
+            raise refusal(ArgumentError, "SGD", "momentum", f"{got} of an optimizer made without", "SGD(…, momentum=…)")
         if nesterov and not momentum:
-            raise ArgumentError("SGD: nesterov: got True with momentum 0, expected momentum above 0")
+            raise refusal(ArgumentError, "SGD", "nesterov", "True with momentum 0", "momentum above 0")
 
+    @one_call
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p = packed["p"]
         if not self.slots:
@@ -357,6 +404,7 @@ class Adam(Optimizer):
         self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
         self._check(self._settings())
 
+    @one_call
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p, m, v = packed["p"], packed["m"], packed["v"]
         getattr(self.kernels, self._kernel)(
@@ -366,7 +414,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps).
+    """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps). `others` are beta1, beta2 and eps.
 
     Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW.
     """
@@ -378,9 +426,7 @@ class AdamW(Adam):
         parameters: Iterable[Parameter],
         lr: float = 1e-3,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
         weight_decay: float = 0.01,
+        **others: float,
     ) -> None:
-        super().__init__(parameters, lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        super().__init__(parameters, lr, weight_decay=weight_decay, **others)

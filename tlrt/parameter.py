@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt.errors import ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError
-from tlrt.plan import Shape
+from tlrt._binding import convert
+from tlrt._binding.arguments import boolean
+from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer
+from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.tensor import Arithmetic
-
-if TYPE_CHECKING:
-    from tlrt.session import Session
-    from tlrt.tape import AnyBuffer
 
 __all__ = ["Parameter"]
 
@@ -26,14 +24,14 @@ class Parameter(Arithmetic):
     changes the mirror and makes the host value stale; :attr:`value` downloads a stale one once, use on the device uploads
     only where there is no current mirror. Mirrors survive :meth:`Session.reset`.
 
-    In arithmetic it stands for its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
+    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
     """
 
     __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "name", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, name: str, value: npt.ArrayLike, requires_grad: bool) -> None:
+    def __init__(self, session: Any, name: str, value: npt.ArrayLike, requires_grad: bool) -> None:
         #: the session it belongs to
         self.session = session
         self.name = name
@@ -46,10 +44,10 @@ class Parameter(Arithmetic):
 
     def _converted(self, value: npt.ArrayLike, op: str) -> npt.NDArray[Any]:
         """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64."""
-        array = _convert._array(op, self.name, value, "float32, float64, integers or bool")
+        array = convert.host_array(op, self.name, value, "float32, float64, integers or bool")
         if op == "set" and self.session.device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
-        return _convert.float32(op, self.name, array).reshape(array.shape).copy()
+        return convert.float32(op, self.name, array).reshape(array.shape).copy()
 
     @property
     def requires_grad(self) -> bool:
@@ -58,7 +56,7 @@ class Parameter(Arithmetic):
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
-        fresh = truth("requires_grad", self.name, wanted)
+        fresh = boolean("requires_grad", self.name, wanted)
         self.session._require_uncaptured("requires_grad")
         if fresh != self._requires_grad:
             self._requires_grad = fresh
@@ -89,7 +87,7 @@ class Parameter(Arithmetic):
         self.session._require_uncaptured("set")
         host = self._converted(value, "set")
         if host.shape != self.shape:
-            raise ShapeError(f"set: {self.name}: got shape {host.shape}, expected {self.shape}", op="set")
+            raise refusal(ShapeError, "set", self.name, f"shape {host.shape}", self.shape)
         self._release()
         self._host = host
         self._version += 1
@@ -100,11 +98,10 @@ class Parameter(Arithmetic):
         Raises ShapeError, DeviceMismatchError.
         """
         if value.shape != self.shape:
-            raise ShapeError(f"assign: {self.name}: got shape {value.shape}, expected {self.shape}", op="assign")
+            raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
-            raise DeviceMismatchError(
-                f"assign: {self.name}: got a buffer of {value.buffer.device}, expected {self.session.device}",
-                op="assign",
+            raise refusal(
+                DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", self.session.device
             )
         if value.buffer is not self._mirror:
             self._release()
@@ -148,8 +145,7 @@ class Parameter(Arithmetic):
 
     def _require_mirror(self) -> None:
         if self._mirror is None or self._mirror.released:
-            text = f"{self.name}: mirror: got none, expected one: the device was closed before it was read"
-            raise ReleasedError(text)
+            raise refusal(ReleasedError, self.name, "mirror", "none", "one: the device was closed before it was read")
 
     def _release(self) -> None:
         if self._mirror is not None:
@@ -159,10 +155,3 @@ class Parameter(Arithmetic):
     def __repr__(self) -> str:
         state = "stale host" if self._host is None else "mirrored" if self._mirror is not None else "host only"
         return f"Parameter({self.name!r}, shape={self.shape}, {state}{'' if self.requires_grad else ', frozen'})"
-
-
-def truth(op: str, name: str, value: Any) -> bool:
-    """A Boolean argument; raises ArgumentTypeError for anything but True and False."""
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise ArgumentTypeError(f"{op}: {name}: got {value!r}, expected True or False", op=op)

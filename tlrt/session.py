@@ -23,33 +23,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt._uncopied import Uncopied
+from tlrt._binding import convert
+from tlrt._binding.arguments import boolean, integer, integers, is_number, uint64
+from tlrt._binding.handles import Uncopied
+from tlrt._capture.turn import Turn
+from tlrt._operations import Operations
+from tlrt._operations.base import atomic
+from tlrt._operations.plan import Shape
+from tlrt.capture import Captured, capture
 from tlrt.context import Device
 from tlrt.context import device as open_device
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceMismatchError,
+    IndexOutOfRangeError,
     ReleasedError,
     ShapeError,
+    refusal,
 )
-from tlrt.naturals import Environment
-from tlrt.operations import Operations
-from tlrt.operations_base import integer, integers, whole
-from tlrt.parameter import Parameter, truth
-from tlrt.plan import Shape
+from tlrt.parameter import Parameter
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, size_of
-from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, is_number
-
-if TYPE_CHECKING:
-    from tlrt.capture import Captured
-from tlspec.ops.random import mix as _mix
+from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
+from tlspec.ops.random import mix
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -106,7 +108,7 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
             g.buffer.release()
 
 
-class Session(Environment, Operations[TensorRef]):
+class Session(Operations[TensorRef]):
     """See the module. `device` is a name or a Device, which is then not closed with the session; the other arguments are
     fields of :class:`Options`. Operations take tensors of this session, its parameters, and, where two operands meet
     elementwise, numbers."""
@@ -116,23 +118,23 @@ class Session(Environment, Operations[TensorRef]):
     ) -> None:
         chosen = Options() if options is None else options
         if not isinstance(chosen, Options):
-            raise ArgumentTypeError(f"Session: options: got {_convert.type_name(chosen)}, expected Options")
+            raise refusal(ArgumentTypeError, "Session", "options", convert.type_name(chosen), "Options")
         if isinstance(device, str):
             fields["device"] = device
         elif device is not None and not hasattr(device, "memory"):
             hint = " (options=… takes them)" if isinstance(device, Options) else ""
-            got = _convert.type_name(device)
-            raise ArgumentTypeError(f"Session: device: got {got}, expected a Device or its name, like 'cpu'{hint}")
+            got = convert.type_name(device)
+            raise refusal(ArgumentTypeError, "Session", "device", got, f"a Device or its name, like 'cpu'{hint}")
         try:
             chosen = replace(chosen, **fields)
         except TypeError as error:
             raise ArgumentTypeError(f"Session: options: {error}") from None
         for name in ("requires_grad_by_default", "track_gradients", "fast_kernels"):
-            truth("Session", name, getattr(chosen, name))
+            boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
-            raise ArgumentError(f"Session: matmul_precision: got {got!r}, expected 'fp32' or 'fp64'")
-        self.seed = _u64("seed", chosen.seed)
+            raise refusal(ArgumentError, "Session", "matmul_precision", f"{got!r}", "'fp32' or 'fp64'")
+        self.seed = uint64("Session", "seed", chosen.seed)
         self._owns_device = device is None or isinstance(device, str)
         self.device: Any = device
         if self._owns_device:
@@ -150,28 +152,30 @@ class Session(Environment, Operations[TensorRef]):
         self._outdated: dict[int, Parameter] = {}
         self._gradients = Gradients()
         self._nats: list[Any] = []
-        #: while a step is captured, what records it
-        self._recorder: Any = None
-        #: the thread that captures or replays a step now, under the key 0
-        self._turn: dict[int, int] = {}
+        self._turn = Turn()
         self._captures: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._closed = False
+        #: functions on node ids that run in place of the tape's operations, by name
+        self._substitutes: dict[str, Callable[..., int]] = {}
         if chosen.fast_kernels:
-            self._use_fast_kernels()
+            from tlrt import fast_kernels
+
+            self._substitutes = fast_kernels.substitutes(
+                self.tape, precision=chosen.matmul_precision, use_gpu=bool(self.device.is_cuda)
+            )
 
     # ---- references
 
     def _require_open(self, op: str) -> None:
         if self._closed:
-            raise ReleasedError(f"{op}: session: got a closed session, expected an open one", op=op)
-        recorder = self.device._recorder  # read once: another thread's capture may end meanwhile
-        if recorder is not None and recorder is not self._recorder:  # of another session on the device
-            recorder.refuse(op)
+            raise refusal(ReleasedError, op, "session", "a closed session", "an open one")
+        for observer in self.device._observers:
+            observer.before_session_use(self, op)
 
     def _require_uncaptured(self, op: str) -> None:
         """Raises CaptureError within a captured function."""
-        if self._recorder is not None:
-            self._recorder.refuse(op)
+        for observer in self.device._observers:
+            observer.before_host_access(self.device, op)
 
     def _id(self, x: Any, op: str) -> int:
         """The node of an operand; parameters are put on the tape."""
@@ -179,20 +183,18 @@ class Session(Environment, Operations[TensorRef]):
             if x.session is self and x.epoch == self.epoch:
                 return x.id
             if x.session is not self:
-                raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+                raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             self._require_open(op)
-            raise ReleasedError(
-                f"{op}: tensor: got one from before reset, expected one of this step (shape {x.shape})", op=op
-            )
+            raise refusal(ReleasedError, op, "tensor", "one from before reset", f"one of this step (shape {x.shape})")
         if isinstance(x, Parameter):
             return self.use(x).id
         if isinstance(x, CapturedTensor):
             if x.session is not self:
-                raise DeviceMismatchError(f"{op}: tensor: got one of another session, expected one of this", op=op)
+                raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
-        got = _convert.type_name(x)
+        got = convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
-        raise ArgumentTypeError(f"{op}: tensor: got {got}, expected TensorRef or Parameter{hint}", op=op)
+        raise refusal(ArgumentTypeError, op, "tensor", got, f"TensorRef or Parameter{hint}")
 
     def _node(self, x: TensorRef | Parameter, op: str) -> Node:
         return self.tape.node(self._id(x, op), op)
@@ -215,6 +217,8 @@ class Session(Environment, Operations[TensorRef]):
             else:
                 ids.append(None if p is None else self._id(p, name))
         tape = self.tape
+        if self._substitutes and name in self._substitutes:
+            return self._ref(self._substitutes[name](*ids))
         id = tape._apply(name, tuple(ids), extra, hosts)
         made = _blank(TensorRef)
         made.session = self
@@ -245,17 +249,10 @@ class Session(Environment, Operations[TensorRef]):
             return self._spread_pair(name, a, b)
         return self._mixed_pair(name, a, b)
 
-    @whole
+    @atomic
     def _mixed_pair(self, name: str, a: Any, b: Any) -> TensorRef:
         """A binary operation on tensors, parameters and numbers."""
         return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
-
-    def _use_fast_kernels(self) -> None:
-        """Puts the fast kernels in the place of the operations they stand for."""
-        from tlrt import fast_kernels
-
-        for name, function in fast_kernels.for_session(self).items():
-            setattr(self, name, function)
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)
@@ -280,11 +277,11 @@ class Session(Environment, Operations[TensorRef]):
         if name is None:
             name = f"p{len(self.parameters)}"
         if not isinstance(name, str) or not name:
-            raise ArgumentTypeError(f"param: name: got {name!r}, expected a name", op="param")
+            raise refusal(ArgumentTypeError, "param", "name", f"{name!r}", "a name")
         if name in self.parameters:
-            raise ArgumentError(f"param: name: got {name!r}, which is taken, expected another", op="param")
+            raise refusal(ArgumentError, "param", "name", f"{name!r}, which is taken", "another")
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
-        made = self.parameters[name] = Parameter(self, name, value, truth("param", "requires_grad", wants))
+        made = self.parameters[name] = Parameter(self, name, value, boolean("param", "requires_grad", wants))
         return made
 
     def use(self, parameter: Parameter) -> TensorRef:
@@ -293,11 +290,9 @@ class Session(Environment, Operations[TensorRef]):
         if found is not None and found[1] == parameter._version:
             return found[0]
         if not isinstance(parameter, Parameter):
-            raise ArgumentTypeError(
-                f"use: parameter: got {_convert.type_name(parameter)}, expected Parameter", op="use"
-            )
+            raise refusal(ArgumentTypeError, "use", "parameter", convert.type_name(parameter), "Parameter")
         if parameter.session is not self:
-            raise DeviceMismatchError("use: parameter: got one of another session, expected one of this", op="use")
+            raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
         version = parameter._version
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
         ref = self._leaf(value, parameter.name, parameter._requires_grad)
@@ -314,14 +309,13 @@ class Session(Environment, Operations[TensorRef]):
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
         self._require_open("input")
         if isinstance(value, Arithmetic):
-            raise ArgumentTypeError(
-                f"{name}: value: got {type(value).__name__}, expected an array (Session.detach stops gradients)",
-                op=name,
+            raise refusal(
+                ArgumentTypeError, name, "value", type(value).__name__, "an array (Session.detach stops gradients)"
             )
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"input: name: got {_convert.type_name(name)}, expected a name", op="input")
-        wants = truth("input", "requires_grad", requires_grad) and self.options.track_gradients
-        if isinstance(value, _convert.Live):
+            raise refusal(ArgumentTypeError, "input", "name", convert.type_name(name), "a name")
+        wants = boolean("input", "requires_grad", requires_grad) and self.options.track_gradients
+        if isinstance(value, convert.Live):
             return self._leaf(value.share(self), name, wants)
         return self._leaf(AnyBuffer.upload(value, self.device), name, wants)
 
@@ -353,10 +347,10 @@ class Session(Environment, Operations[TensorRef]):
 
     def _key(self) -> int:
         """The key of the next draw, mix(seed + counter), by SplitMix64."""
-        key = _mix((self.seed + self.counter) % 2**64)
+        key = mix((self.seed + self.counter) % 2**64)
         self.counter += 1
-        if self._recorder is not None:
-            self._recorder.drawn(key, self._key)
+        for observer in self.device._observers:
+            observer.key_drawn(self, key, self._key)
         return key
 
     def rand_uniform(self, shape: Sequence[int] | int) -> TensorRef:
@@ -386,14 +380,63 @@ class Session(Environment, Operations[TensorRef]):
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
         """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
         if not is_number(p):
-            raise ArgumentTypeError(f"dropout: p: got {_convert.type_name(p)}, expected a number", op="dropout")
+            raise refusal(ArgumentTypeError, "dropout", "p", convert.type_name(p), "a number")
         if not 0 <= p < 1:
-            raise ArgumentError(f"dropout: p: got {p}, expected 0 <= p < 1", op="dropout")
+            raise refusal(ArgumentError, "dropout", "p", p, "0 <= p < 1")
         return x if p == 0 else self._dropped(x, p)
 
-    @whole
+    @atomic
     def _dropped(self, x: TensorRef, p: float) -> TensorRef:
         return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
+
+    # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
+
+    def nat(self, value: int) -> NatRef:
+        """A natural number below 2^32 in the environment; usable wherever an index is taken."""
+        self._require_open("nat")
+        self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
+        return NatRef(self, len(self._nats) - 1, self.epoch)
+
+    def get_nat(self, ref: NatRef) -> int:
+        """The number behind a reference. Raises IndexOutOfRangeError, ReleasedError after reset."""
+        return int(self._nats[self._nat_place(ref, "get_nat", NatRef)])
+
+    def set_nat(self, ref: NatRef, value: int) -> None:
+        """Another number behind a reference."""
+        place = self._nat_place(ref, "set_nat", NatRef)
+        self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
+
+    def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
+        """A vector of natural numbers below 2^32 in the environment; usable wherever indices are taken."""
+        self._require_open("nat_vec")
+        self._nats.append(naturals("nat_vec", values))
+        return NatVecRef(self, len(self._nats) - 1, self.epoch)
+
+    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[np.uint32]:
+        """A copy of the vector behind a reference."""
+        return self._nats[self._nat_place(ref, "get_nat_vec", NatVecRef)].copy()
+
+    def set_nat_vec(self, ref: NatVecRef, values: npt.ArrayLike) -> None:
+        """Another vector behind a reference, of the same length."""
+        place = self._nat_place(ref, "set_nat_vec", NatVecRef)
+        fresh = naturals("set_nat_vec", values)
+        if fresh.size != self._nats[place].size:
+            raise refusal(ArgumentError, "set_nat_vec", "values", f"{fresh.size} numbers", self._nats[place].size)
+        self._nats[place] = fresh
+
+    def _nat_place(self, ref: NatRef, op: str, kind: type[NatRef]) -> int:
+        if type(ref) is not kind:
+            raise refusal(ArgumentTypeError, op, "ref", convert.type_name(ref), kind.__name__)
+        if ref.session is not self:
+            raise refusal(DeviceMismatchError, op, "ref", "one of another session", "one of this")
+        if ref.epoch != self.epoch:
+            self._require_open(op)
+            raise refusal(ReleasedError, op, "ref", "one from before reset", "one of this step")
+        if not 0 <= ref.id < len(self._nats):
+            raise refusal(IndexOutOfRangeError, op, "ref", f"id {ref.id}", f"below {len(self._nats)}")
+        if isinstance(self._nats[ref.id], np.ndarray) is not (kind is NatVecRef):
+            raise ArgumentTypeError(f"{op}: ref: got id {ref.id}, which is no {kind.__name__}", op=op)
+        return ref.id
 
     # ---- gradients
 
@@ -418,9 +461,7 @@ class Session(Environment, Operations[TensorRef]):
         id = self._id(loss, "backward")
         tape = self.tape
         if not tape.recording:
-            raise ArgumentError(
-                "backward: loss: got one recorded without gradients, expected track_gradients", op="backward"
-            )
+            raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
         if self._outdated or any(p._version != version for p, (_, version) in self._leaves.items()):
             self._refuse_outdated(id)
         if not tape.node(id, "backward").requires_grad:
@@ -436,6 +477,8 @@ class Session(Environment, Operations[TensorRef]):
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
         self._gradients.release()
         self._gradients._by_parameter, self._gradients._by_leaf = by_parameter, found
+        for observer in self.device._observers:
+            observer.after_backward(self)
         return self._gradients
 
     def _refuse_outdated(self, loss: int) -> None:
@@ -447,10 +490,12 @@ class Session(Environment, Operations[TensorRef]):
         while open_:
             id = open_.pop()
             if id in changed:
-                raise ArgumentError(
-                    f"backward: {changed[id].name}: got a value changed since this tape recorded it, expected reset() after"
-                    " an update",
-                    op="backward",
+                raise refusal(
+                    ArgumentError,
+                    "backward",
+                    changed[id].name,
+                    "a value changed since this tape recorded it",
+                    "reset() after an update",
                 )
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
@@ -473,14 +518,12 @@ class Session(Environment, Operations[TensorRef]):
         chosen = list(known) if parameters is None else list(dict.fromkeys(parameters))
         for p in chosen:
             if not isinstance(p, Parameter):
-                got = _convert.type_name(p)
-                raise ArgumentTypeError(
-                    f"clip_grad_norm: parameters: got {got}, expected Parameter", op="clip_grad_norm"
-                )
+                got = convert.type_name(p)
+                raise refusal(ArgumentTypeError, "clip_grad_norm", "parameters", got, "Parameter")
         missing = [p.name for p in chosen if p not in known]
         if missing or not chosen:
-            raise ArgumentError(
-                f"clip_grad_norm: parameters: got {missing or 'none'}, expected those of the last backward"
+            raise refusal(
+                ArgumentError, "clip_grad_norm", "parameters", missing or "none", "those of the last backward"
             )
         kernels = self.tape.kernels
         gradients = kernels.pack([known[p].buffer for p in chosen])
@@ -495,16 +538,17 @@ class Session(Environment, Operations[TensorRef]):
 
         See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become.
         """
-        from tlrt.capture import capture
-
         return capture(self, function, example)
 
     def reset(self) -> None:
         """Releases the tape, the gradients and the natural numbers. Parameters, their mirrors and the random counter stay."""
         self._require_open("reset")
-        self._forget()
+        self._release_step()
 
-    def _forget(self) -> None:
+    def _release_step(self) -> None:
+        """Releases what belongs to the step."""
+        for observer in self.device._observers:
+            observer.before_reset(self)
         self.epoch += 1
         self._leaves.clear()
         self._outdated.clear()
@@ -529,7 +573,7 @@ class Session(Environment, Operations[TensorRef]):
                 if parameter.host_is_stale and not self.device.closed:
                     _ = parameter.value
         finally:
-            self._forget()
+            self._release_step()
             for parameter in self.parameters.values():
                 parameter._release()
             self.tape.release()
@@ -538,8 +582,8 @@ class Session(Environment, Operations[TensorRef]):
                 self.device.close()
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError(
-            "Session: got a session to pickle or copy, expected a checkpoint (tlrt.checkpoint.save)"
+        raise refusal(
+            ArgumentTypeError, "Session", "", "a session to pickle or copy", "a checkpoint (tlrt.checkpoint.save)"
         )
 
     def __enter__(self) -> Session:
@@ -554,13 +598,6 @@ class Session(Environment, Operations[TensorRef]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.parameters)} parameters, {self.tape.size} nodes"
         return f"Session({self.device.name!r}, {state})"
-
-
-def _u64(name: str, value: int) -> int:
-    number = integer("Session", name, value)
-    if not 0 <= number < 2**64:
-        raise ArgumentError(f"Session: {name}: got {number}, expected 0 <= {name} < 2**64")
-    return number
 
 
 def _sizes(op: str, shape: Any) -> Shape:

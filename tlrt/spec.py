@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert, errors
-from tlrt.buffer import _length
+from tlrt import errors
+from tlrt._binding import convert
+from tlrt._binding.arguments import length
+from tlrt._binding.observer import Observer
 from tlrt.context import Memory
 from tlspec import entries, registry
 from tlspec.bounds import call_reference
@@ -39,13 +41,13 @@ class SpecBuffer:
         #: live handles to the storage, shared between them
         self._storage = [0] if storage is None else storage
         self._storage[0] += 1
-        device._took(array.nbytes if self._storage[0] == 1 else 0)
+        device._count_allocation(array.nbytes if self._storage[0] == 1 else 0)
 
     @property
     def array(self) -> F64:
         """The content itself, flat. Raises ReleasedError."""
         if self._array is None:
-            raise errors.ReleasedError("SpecBuffer: buffer: got a released buffer, expected a live one")
+            raise errors.refusal(errors.ReleasedError, "SpecBuffer", "buffer", "a released buffer", "a live one")
         return self._array
 
     @property
@@ -76,11 +78,12 @@ class SpecBuffer:
         try:
             return content.reshape(shape)
         except TypeError:
-            got = _convert.type_name(shape)
-            raise errors.ArgumentTypeError(f"numpy: shape: got {got}, expected integers", op="numpy") from None
+            got = convert.type_name(shape)
+            raise errors.refusal(errors.ArgumentTypeError, "numpy", "shape", got, "integers") from None
         except ValueError:
-            text = f"numpy: shape: got {shape}, expected a shape of {content.size} elements"
-            raise errors.ShapeError(text, op="numpy") from None
+            raise errors.refusal(
+                errors.ShapeError, "numpy", "shape", shape, f"a shape of {content.size} elements"
+            ) from None
 
     def __enter__(self) -> SpecBuffer:
         return self
@@ -98,7 +101,7 @@ class SpecBuffer:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def fill(self, value: float) -> SpecBuffer:
-        self.array[...] = _rounded(value)
+        self.array[...] = _round_to_float32(value)
         return self
 
     def copy(self) -> SpecBuffer:
@@ -110,7 +113,7 @@ class SpecBuffer:
     def release(self) -> None:
         if self._array is not None:
             self._storage[0] -= 1
-            self._device._gave(self._array.nbytes if self._storage[0] == 0 else 0)
+            self._device._count_release(self._array.nbytes if self._storage[0] == 0 else 0)
             self._array = None
 
     def __del__(self) -> None:
@@ -132,19 +135,27 @@ class SpecDevice:
     def __init__(self) -> None:
         self._live = self._peak = self._buffers = self._served = 0
         self._marks = [0.0] * 8
+        self._observers: tuple[Observer, ...] = ()
 
     name = "spec"
     is_cuda = False
     closed = False
-    _recorder: Any = None
 
-    def _took(self, nbytes: int) -> None:
+    def observe(self, observer: Observer) -> None:
+        """Reports what sessions and tapes do to the observer; calls and buffers of the specification are not reported."""
+        self._observers = (*self._observers, observer)
+
+    def ignore(self, observer: Observer) -> None:
+        """Stops the reports to an observer."""
+        self._observers = tuple(o for o in self._observers if o is not observer)
+
+    def _count_allocation(self, nbytes: int) -> None:
         self._buffers += 1
         self._served += nbytes > 0
         self._live += nbytes
         self._peak = max(self._peak, self._live)
 
-    def _gave(self, nbytes: int) -> None:
+    def _count_release(self, nbytes: int) -> None:
         self._buffers -= 1
         self._live -= nbytes
 
@@ -153,20 +164,20 @@ class SpecDevice:
 
     def buffer(self, array: npt.ArrayLike) -> SpecBuffer:
         """The array, rounded to float32 and widened."""
-        return SpecBuffer(_convert.float32("from_numpy", "array", array).astype(np.float64), self)
+        return SpecBuffer(convert.float32("from_numpy", "array", array).astype(np.float64), self)
 
     def exact(self, array: npt.ArrayLike) -> SpecBuffer:
         """The array in float64, for what the specification itself computed."""
         return SpecBuffer(np.array(array, np.float64).ravel(), self)
 
     def zeros(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.zeros(_length("zeros", "n", n)), self)
+        return SpecBuffer(np.zeros(length("zeros", "n", n)), self)
 
     def empty(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.full(_length("empty", "n", n), np.nan), self)
+        return SpecBuffer(np.full(length("empty", "n", n), np.nan), self)
 
     def full(self, n: int, value: float) -> SpecBuffer:
-        return SpecBuffer(np.full(_length("full", "n", n), _rounded(value)), self)
+        return SpecBuffer(np.full(length("full", "n", n), _round_to_float32(value)), self)
 
     def synchronize(self) -> None: ...
 
@@ -199,7 +210,7 @@ class SpecDevice:
         return "SpecDevice()"
 
 
-def _rounded(value: float) -> float:
+def _round_to_float32(value: float) -> float:
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
@@ -229,7 +240,7 @@ class _Function:
     def __call__(self, *given: Any, want: Sequence[bool] | None = None, out: Any = None, **named: Any) -> Any:
         e, name = self.entry, self.entry.name
         if len(given) > len(self.positional):
-            raise TypeError(f"{name}: got {len(given)} positional arguments, expected {len(self.positional)}")
+            raise errors.refusal(TypeError, name, "", f"{len(given)} positional arguments", len(self.positional))
         bound = {a.name: v for a, v in zip(self.positional, given, strict=False)}
         if wrong := [n for n in named if n not in self.names or n in bound]:
             raise TypeError(f"{name}: got an unexpected argument {wrong[0]!r}")
@@ -254,8 +265,8 @@ class _Function:
         if e.only is not None:
             results = [results[e.only]]
         if any(_listed(o) for o in e.outputs):
-            return self._give_lists(results, values["lengths"], device, out)
-        return self._give(results, device, want, out)
+            return self._return_lists(results, values["lengths"], device, out)
+        return self._return_outputs(results, device, want, out)
 
     def _read(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
         """The call's arrays and values by their names in the row, and the device."""
@@ -273,7 +284,7 @@ class _Function:
                 for buffer in v if isinstance(v, list) else () if v is None else (v,):
                     device = self._owner(a.name, buffer, device)
             elif a.kind == "u32":
-                arrays[a.of] = _convert.uint32(self.__name__, a.name, v)
+                arrays[a.of] = convert.uint32(self.__name__, a.name, v)
             elif a.kind == "f64":
                 arrays[a.of] = np.asarray(v, np.float64)
             else:
@@ -283,10 +294,10 @@ class _Function:
     def _owner(self, name: str, buffer: Any, device: SpecDevice | None) -> SpecDevice:
         op = self.__name__
         if not isinstance(buffer, SpecBuffer):
-            got = _convert.type_name(buffer)
-            raise errors.ArgumentTypeError(f"{op}: {name}: got {got}, expected SpecBuffer", op=op)
+            got = convert.type_name(buffer)
+            raise errors.refusal(errors.ArgumentTypeError, op, name, got, "SpecBuffer")
         if device is not None and buffer.device is not device:
-            raise errors.DeviceMismatchError(f"{op}: {name}: got a buffer of another device, expected one", op=op)
+            raise errors.refusal(errors.DeviceMismatchError, op, name, "a buffer of another device", "one")
         return buffer.device
 
     def _scalar(self, a: entries.Argument, value: Any) -> Any:
@@ -297,23 +308,21 @@ class _Function:
             if a.kind == "float":
                 if isinstance(value, (str, bytes)):
                     raise TypeError
-                return _rounded(value)
+                return _round_to_float32(value)
             if a.kind == "dims":
-                return [_length(op, a.name, n) for n in value]
-            return _length(op, a.name, value) if a.role != "wide" else operator.index(value)
+                return [length(op, a.name, n) for n in value]
+            return length(op, a.name, value) if a.role != "wide" else operator.index(value)
         except TypeError as error:
             if isinstance(error, errors.TorchleanError):
                 raise
-            got, kind = _convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
-            raise errors.ArgumentTypeError(f"{op}: {a.name}: got {got}, expected {kind}", op=op) from None
+            got, kind = convert.type_name(value), {"float": "a number", "dims": "integers"}.get(a.kind, "an integer")
+            raise errors.refusal(errors.ArgumentTypeError, op, a.name, got, kind) from None
 
     def _lengths(self, arrays: Mapping[str, Any]) -> list[int]:
         """The lengths of the elements of the lists, the same in each list."""
         lists = [[b.length for b in arrays[a.name]] for a in self.entry.signature.inputs if _listed(a)]
         if any(other != lists[0] for other in lists):
-            raise errors.ShapeError(
-                f"{self.__name__}: lists: got lengths {lists}, expected equal ones", op=self.__name__
-            )
+            raise errors.refusal(errors.ShapeError, self.__name__, "lists", f"lengths {lists}", "equal ones")
         return lists[0]
 
     def _shaped(self, array: registry.Array, value: Any, values: Mapping[str, Any], before: Mapping[str, Any]) -> Any:
@@ -326,16 +335,20 @@ class _Function:
         if array.elementwise:
             size = next((x.size for x in before.values() if x is not None), flat.size)
             if flat.size != size:
-                text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected n = {size}"
-                raise errors.ShapeError(text, op=self.__name__)
+                raise errors.refusal(
+                    errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", f"n = {size}"
+                )
             return flat
         shape = shape_of(array, values)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
-            text = f"{self.__name__}: {array.name}: got {flat.size} elements, expected {array.length_text}"
-            raise errors.ShapeError(text, op=self.__name__)
+            raise errors.refusal(
+                errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", array.length_text
+            )
         return flat.reshape(shape)
 
-    def _give(self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any) -> Any:
+    def _return_outputs(
+        self, results: list[Any], device: SpecDevice | None, want: Sequence[bool] | None, out: Any
+    ) -> Any:
         outputs = self.entry.outputs
         several = len(outputs) > 1
         places = list(out) if several and out is not None else [out] * len(outputs)
@@ -344,12 +357,14 @@ class _Function:
             text = f"{self.__name__}: out, want: expected one entry for each of {len(outputs)}, one of them wanted"
             raise errors.ArgumentError(text, op=self.__name__)
         made = [
-            (np.array(result, np.float64) if array.host else self._placed(result, place, device)) if needed else None
+            (np.array(result, np.float64) if array.host else self._place_result(result, place, device))
+            if needed
+            else None
             for array, result, place, needed in zip(outputs, results, places, wanted, strict=True)
         ]
         return tuple(made) if several else made[0]
 
-    def _give_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
+    def _return_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
         """The results cut into the lists' elements."""
         several = len(self.entry.outputs) > 1
         places = list(out) if several and out is not None else [out] * len(results)
@@ -359,12 +374,11 @@ class _Function:
             parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
             slots = [None] * len(parts) if each is None else list(each)
             if len(slots) != len(parts):
-                text = f"{self.__name__}: out: got {len(slots)} entries, expected {len(parts)}"
-                raise errors.ArgumentError(text, op=self.__name__)
-            made.append([self._placed(r, place, device) for r, place in zip(parts, slots, strict=True)])
+                raise errors.refusal(errors.ArgumentError, self.__name__, "out", f"{len(slots)} entries", len(parts))
+            made.append([self._place_result(r, place, device) for r, place in zip(parts, slots, strict=True)])
         return tuple(made) if several else made[0]
 
-    def _placed(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
+    def _place_result(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
         """A result in the buffer given for it, or in a new one."""
         flat = np.asarray(result, np.float64).reshape(-1)
         if place is None:
@@ -372,8 +386,7 @@ class _Function:
                 raise errors.ArgumentError(f"{self.__name__}: device: missing, expected one", op=self.__name__)
             return SpecBuffer(flat.copy(), device)
         if place.length != flat.size:
-            text = f"{self.__name__}: out: got {place.length} elements, expected {flat.size}"
-            raise errors.ShapeError(text, op=self.__name__)
+            raise errors.refusal(errors.ShapeError, self.__name__, "out", f"{place.length} elements", flat.size)
         place.array[...] = flat
         return place
 

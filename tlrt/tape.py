@@ -2,7 +2,7 @@
 
 A :class:`Tape` records one node per operation, in order of evaluation; a node's id is its place. Backward walks the nodes in
 reverse and calls each one's vector-Jacobian product (VJP) with the cotangent that arrived at it. Operations are the methods
-of :class:`tlrt.operations.Operations`, on node ids.
+of :class:`tlrt._operations.Operations`, on node ids.
 
     tape = Tape(tlrt.device("cpu"))
     w = tape.leaf(tape.upload([[1, 2], [3, 4]]), "w")
@@ -23,8 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt._uncopied import Uncopied
+from tlrt._binding import convert
+from tlrt._binding.handles import Uncopied
+from tlrt._operations import Operations
+from tlrt._operations.plan import Plan, Shape, make_plan
+from tlrt._operations.shaped import AnyBuffer, device_of, kernels_of, size_of
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -33,15 +36,85 @@ from tlrt.errors import (
     ReleasedError,
     ShapeError,
     TorchleanError,
+    refusal,
 )
-from tlrt.node import AnyBuffer, Node, as_view, device_of, kernels_of, size_of
-from tlrt.operations import Operations
-from tlrt.plan import Plan, Shape, make
 
 __all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
 
 #: plans kept before the cache is emptied; a training step has a few hundred
 _PLANS = 4096
+
+
+#: a node's VJP made by hand: from the cotangent of its value to (parent, contribution) pairs
+Backward = Callable[["AnyBuffer"], "Iterable[tuple[int, AnyBuffer]]"]
+
+
+class Node(Uncopied):
+    """One value on a tape: what computed it, from which parents, and how its cotangent goes back to them."""
+
+    __slots__ = ("_hosts", "_plan", "_rule", "buffer", "cleanup", "name", "parents", "requires_grad", "shape")
+
+    name: str
+    shape: Shape
+    buffer: Any
+    requires_grad: bool
+    #: ids of the values it was computed from; None where an optional one was left out
+    parents: tuple[int | None, ...]
+    #: scratch buffers that are released with the tape
+    cleanup: tuple[Any, ...]
+
+    def __init__(
+        self,
+        name: str,
+        value: AnyBuffer,
+        requires_grad: bool = True,
+        parents: Sequence[int] = (),
+        backward: Backward | None = None,
+        cleanup: Sequence[Any] = (),
+    ) -> None:
+        self.name = name
+        self.shape = value.shape
+        self.buffer = value.buffer
+        self.requires_grad = requires_grad
+        self.parents = tuple(parents)
+        self.cleanup = tuple(cleanup)
+        self._plan: Plan | None = None
+        self._hosts: Mapping[str, Any] | None = None
+        self._rule = backward
+
+    @property
+    def value(self) -> AnyBuffer:
+        """The forward value; the tape keeps the ownership."""
+        return AnyBuffer.of(self.shape, self.buffer)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The registry's operation behind the node; None for leaves, views and hand-made nodes."""
+        return self._plan
+
+    @property
+    def hosts(self) -> Mapping[str, Any]:
+        """Host arrays (indices, labels) the operation took."""
+        return self._hosts or {}
+
+    def __repr__(self) -> str:
+        parents = f", parents={list(self.parents)}" if self.parents else ""
+        return f"Node({self.name!r}, shape={self.shape}{parents}{', requires_grad' if self.requires_grad else ''})"
+
+
+def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bool) -> Node:
+    """A node whose value is its parent's storage in another shape; its cotangent goes back unchanged."""
+    node = Node.__new__(Node)
+    node.name = name
+    node.shape = shape
+    node.buffer = buffer
+    node.requires_grad = requires_grad
+    node.parents = (parent,)
+    node.cleanup = ()
+    node._plan = None
+    node._hosts = None
+    node._rule = None
+    return node
 
 
 class Tape(Uncopied, Operations[int]):
@@ -87,16 +160,16 @@ class Tape(Uncopied, Operations[int]):
         id = len(self.nodes)
         self.nodes.append(node)
         if self.nodes[id] is not node:
-            raise _crowded(node.name)
+            raise _other_thread_error(node.name)
         return id
 
     def _require_live(self, op: str) -> None:
         if self._released:
-            raise ReleasedError(f"{op}: tape: got a released tape, expected a live one", op=op)
+            raise refusal(ReleasedError, op, "tape", "a released tape", "a live one")
 
     def _require_here(self, op: str, name: str, buffer: Any) -> None:
         if buffer.device is not self.device:
-            raise DeviceMismatchError(f"{op}: {name}: got a buffer of {buffer.device}, expected {self.device}", op=op)
+            raise refusal(DeviceMismatchError, op, name, f"a buffer of {buffer.device}", self.device)
 
     def get_node(self, id: int) -> Node | None:
         """The node, or None where there is none of that id."""
@@ -109,7 +182,7 @@ class Tape(Uncopied, Operations[int]):
                 return operator.index(id)
         except TypeError:
             pass
-        raise ArgumentTypeError(f"{op}: id: got {_convert.type_name(id)}, expected a node id", op=op)
+        raise refusal(ArgumentTypeError, op, "id", convert.type_name(id), "a node id")
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
@@ -118,7 +191,7 @@ class Tape(Uncopied, Operations[int]):
         place = self._index(id, op)
         if not 0 <= place < len(self.nodes):
             self._require_live(op)
-            raise IndexOutOfRangeError(f"{op}: id: got {place}, expected 0 <= id < {len(self.nodes)}", op=op)
+            raise refusal(IndexOutOfRangeError, op, "id", place, f"0 <= id < {len(self.nodes)}")
         return self.nodes[place]
 
     def get_value(self, id: int) -> AnyBuffer | None:
@@ -134,16 +207,16 @@ class Tape(Uncopied, Operations[int]):
         """The forward value of a node that must have that shape; raises ShapeError otherwise."""
         node = self.node(id, op)
         if node.shape != tuple(shape):
-            raise ShapeError(f"{op}: node {id} ({node.name}): got shape {node.shape}, expected {tuple(shape)}", op=op)
+            raise refusal(ShapeError, op, f"node {id} ({node.name})", f"shape {node.shape}", tuple(shape))
         return node.value
 
     @staticmethod
     def require_upstream(g: AnyBuffer, shape: Sequence[int], op: str = "backward") -> AnyBuffer:
         """A cotangent that must have that shape; raises ShapeError otherwise."""
         if not isinstance(g, AnyBuffer):
-            raise ArgumentTypeError(f"{op}: cotangent: got {_convert.type_name(g)}, expected AnyBuffer", op=op)
+            raise refusal(ArgumentTypeError, op, "cotangent", convert.type_name(g), "AnyBuffer")
         if g.shape != tuple(shape):
-            raise ShapeError(f"{op}: cotangent: got shape {g.shape}, expected {tuple(shape)}", op=op)
+            raise refusal(ShapeError, op, "cotangent", f"shape {g.shape}", tuple(shape))
         return g
 
     def upload(self, array: npt.ArrayLike) -> AnyBuffer:
@@ -170,7 +243,7 @@ class Tape(Uncopied, Operations[int]):
     ) -> int:
         """A node made by hand: `forward(x)` gives its buffer, `backward(x, g)` the gradient of x, as buffers."""
         parent = self.require_value(x, in_shape, name)
-        value = self._made(name, out_shape, forward(parent.buffer), (parent,))
+        value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             return [(x, AnyBuffer(parent.shape, backward(parent.buffer, g.buffer)))]
@@ -190,7 +263,7 @@ class Tape(Uncopied, Operations[int]):
     ) -> int:
         """A node made by hand: `forward(a, b)` gives its buffer, `backward(a, b, g)` the gradients of a and b."""
         first, second = self.require_value(a, a_shape, name), self.require_value(b, b_shape, name)
-        value = self._made(name, out_shape, forward(first.buffer, second.buffer), (first, second))
+        value = self._own_result(name, out_shape, forward(first.buffer, second.buffer), (first, second))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
@@ -198,7 +271,7 @@ class Tape(Uncopied, Operations[int]):
 
         return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
 
-    def _made(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
+    def _own_result(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
         """What a forward function returned, as a value of its own."""
         owned = not any(buffer is p.buffer for p in parents)
         try:
@@ -212,7 +285,7 @@ class Tape(Uncopied, Operations[int]):
     def _needs(self, parents: Sequence[int]) -> bool:
         return self.recording and any(self.nodes[p].requires_grad for p in parents)
 
-    # ---- what Operations is made of
+    # ---- how operations are applied
 
     def shape(self, x: int) -> Shape:
         """The shape of a node's value."""
@@ -251,7 +324,7 @@ class Tape(Uncopied, Operations[int]):
         if hosts is not None:
             key.append(tuple([a.size for a in hosts.values()]))
         if extra:
-            self._tell_zeros_apart(name, key, extra)
+            self._mark_negative_zeros(name, key, extra)
         where = tuple(key)
         try:
             plan = self._plans.get(where) or self._plan(where, name, parents, extra, hosts)
@@ -259,7 +332,7 @@ class Tape(Uncopied, Operations[int]):
                 needs = any(p is not None and nodes[p].requires_grad for p in [parents[i] for i in plan.gives])
             buffer = plan.run(buffers, hosts)
         except Exception as error:
-            raise self._located(error, name, parents, extra) from None
+            raise self._note_operands(error, name, parents, extra) from None
         node = Node.__new__(Node)
         node.buffer = buffer
         node.name = name
@@ -272,20 +345,20 @@ class Tape(Uncopied, Operations[int]):
         node._rule = None
         nodes.append(node)
         if nodes[size] is not node:
-            raise _crowded(name)
+            raise _other_thread_error(name)
         return size
 
     @staticmethod
-    def _tell_zeros_apart(name: str, key: list[Any], extra: tuple[Any, ...]) -> None:
+    def _mark_negative_zeros(name: str, key: list[Any], extra: tuple[Any, ...]) -> None:
         """Marks a -0.0 among the parameters in the key: it equals 0.0 and computes something else."""
         try:
             if 0 in extra:
                 key.append(str(extra))
         except (TypeError, ValueError):  # a tensor, an array of several elements
-            raise ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name) from None
+            raise refusal(ArgumentTypeError, name, "", f"parameters {extra}", "numbers") from None
 
-    def _located(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
-        """The error, told which nodes met in the operation."""
+    def _note_operands(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
+        """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
             error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
         operands = ", ".join(
@@ -297,7 +370,7 @@ class Tape(Uncopied, Operations[int]):
     def _plan(self, key: Any, name: str, parents: Any, extra: Any, hosts: Any) -> Plan:
         shapes = [None if p is None else self.nodes[p].shape for p in parents]
         lengths = {} if hosts is None else {n: int(a.size) for n, a in hosts.items()}
-        plan = make(self.kernels, name, shapes, extra, lengths)
+        plan = make_plan(self.kernels, name, shapes, extra, lengths)
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         self._plans[key] = plan
@@ -306,7 +379,7 @@ class Tape(Uncopied, Operations[int]):
     def _view(self, x: int, shape: Shape, name: str) -> int:
         parent = self.node(x, name)
         if prod(shape) != prod(parent.shape) or (shape and min(shape) < 0):
-            raise ShapeError(f"{name}: shape: got {shape}, expected {prod(parent.shape)} elements", op=name)
+            raise refusal(ShapeError, name, "shape", shape, f"{prod(parent.shape)} elements")
         needs = parent.requires_grad and self.recording
         return self._append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
 
@@ -321,7 +394,7 @@ class Tape(Uncopied, Operations[int]):
 
     def _undo(self, mark: int) -> None:
         dropped, self.nodes[mark:] = self.nodes[mark:], []
-        _give_back(dropped)
+        _release_nodes(dropped)
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
@@ -339,7 +412,7 @@ class Tape(Uncopied, Operations[int]):
         grads: list[AnyBuffer | None] = [None] * len(self.nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start
-        return self._filled(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None]) -> list[AnyBuffer]:
         """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over."""
@@ -347,8 +420,9 @@ class Tape(Uncopied, Operations[int]):
         try:
             self._require_live("backward_from")
             if len(grads) != len(self.nodes):
-                text = f"backward_from: gradients: got {len(grads)}, expected {len(self.nodes)}, one per node"
-                raise ArgumentError(text, op="backward_from")
+                raise refusal(
+                    ArgumentError, "backward_from", "gradients", len(grads), f"{len(self.nodes)}, one per node"
+                )
             seen: set[int] = set()
             for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
                 if g is not None:
@@ -358,9 +432,9 @@ class Tape(Uncopied, Operations[int]):
                         grads[i] = g.share()
                     seen.add(id(g.buffer))
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
-        return self._filled(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None))
 
     def backward_sparse(
         self, output: int, wanted: Iterable[int] | None = None, seed: AnyBuffer | npt.ArrayLike | None = None
@@ -385,7 +459,7 @@ class Tape(Uncopied, Operations[int]):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return {i: grads[i] for i in sorted(keep)}  # type: ignore[misc]
 
@@ -404,7 +478,7 @@ class Tape(Uncopied, Operations[int]):
                 if old.buffer is not g.buffer:
                     old.buffer.release()
         except BaseException:
-            _release([g])
+            _release_gradients([g])
             raise
         g.buffer.release()
 
@@ -420,12 +494,13 @@ class Tape(Uncopied, Operations[int]):
 
     def _require_slots(self, gradients: Sequence[Any], op: str) -> None:
         if len(gradients) != len(self.nodes):
-            text = f"{op}: gradients: got {len(gradients)}, expected {len(self.nodes)}, one per node"
-            raise ArgumentError(text, op=op)
+            raise refusal(ArgumentError, op, "gradients", len(gradients), f"{len(self.nodes)}, one per node")
 
     def _step(self, grads: list[AnyBuffer | None], place: int, node: Node, g: AnyBuffer, sharing: set[int]) -> None:
         """The VJP of a node; its contributions, of the parents' shapes by construction, go to the parents that need one.
         `sharing` collects the nodes whose gradient may share its storage with another one."""
+        for observer in self.device._observers:
+            observer.before_backward_step(self, place, node, g)
         nodes, parents, add = self.nodes, node.parents, self.kernels.add
         made: list[tuple[int | None, Any]] = []
         try:
@@ -435,10 +510,10 @@ class Tape(Uncopied, Operations[int]):
                 pool += (node.buffer, g.buffer)
                 if node._hosts is not None:
                     pool += node._hosts.values()
-                made = [(parents[i], b) for i, b in node._plan.pull(pool, needs)]
+                made = [(parents[i], b) for i, b in node._plan.vjp(pool, needs)]
                 shares = node._plan.shares
             elif node._rule is not None:
-                made = self._by_hand(node, g)
+                made = self._run_custom_vjp(node, g)
                 shares = True
             else:  # a view
                 made = [(parents[0], g.buffer.share())]
@@ -465,7 +540,7 @@ class Tape(Uncopied, Operations[int]):
                 error.add_note(f"in the backward pass, at node {place}: {node!r}")
             raise
 
-    def _by_hand(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:
+    def _run_custom_vjp(self, node: Node, g: AnyBuffer) -> list[tuple[int | None, Any]]:
         """The contributions of a VJP made by hand, checked; a buffer that is not the VJP's to give away is shared."""
         given: list[tuple[int, AnyBuffer]] = []
         made: list[tuple[int | None, Any]] = []
@@ -476,8 +551,9 @@ class Tape(Uncopied, Operations[int]):
                 given.append((parent, contribution))
             for parent, contribution in given:
                 if parent not in node.parents:
-                    text = f"{node.name}: backward: got a contribution to {parent}, expected parents {node.parents}"
-                    raise ArgumentError(text, op=node.name)
+                    raise refusal(
+                        ArgumentError, node.name, "backward", f"a contribution to {parent}", f"parents {node.parents}"
+                    )
                 self.require_upstream(contribution, self.nodes[parent].shape, f"{node.name}: parent {parent}")
                 buffer = contribution.buffer
                 self._require_here(node.name, f"parent {parent}", buffer)
@@ -517,17 +593,17 @@ class Tape(Uncopied, Operations[int]):
                     grads[i] = g.copy()
                     g.buffer.release()
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return grads
 
-    def _filled(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
+    def _fill_missing(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
         try:
             for i, node in enumerate(self.nodes):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(node.shape, self.device)
         except BaseException:
-            _release(grads)
+            _release_gradients(grads)
             raise
         return grads  # type: ignore[return-value]
 
@@ -544,11 +620,9 @@ class Tape(Uncopied, Operations[int]):
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
         else:
-            seed = _convert._array("backward", "seed", seed, "float32, float64, integers or bool")
+            seed = convert.host_array("backward", "seed", seed, "float32, float64, integers or bool")
         if seed.shape != node.shape:
-            raise ShapeError(
-                f"backward: seed: got shape {seed.shape}, expected {node.shape} of the output {where}", op="backward"
-            )
+            raise refusal(ShapeError, "backward", "seed", f"shape {seed.shape}", f"{node.shape} of the output {where}")
         return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)
 
     # ---- life
@@ -556,7 +630,7 @@ class Tape(Uncopied, Operations[int]):
     def clear(self) -> None:
         """Releases every buffer on the tape and forgets the nodes; the tape can be used again."""
         nodes, self.nodes = self.nodes, []
-        _give_back(nodes)
+        _release_nodes(nodes)
 
     def release(self) -> None:
         """Releases every buffer on the tape for good. May be repeated."""
@@ -581,20 +655,18 @@ class Tape(Uncopied, Operations[int]):
         )
 
 
-def _crowded(op: str) -> ArgumentError:
-    return ArgumentError(
-        f"{op}: tape: got an operation of another thread meanwhile, expected one thread at a time", op=op
-    )
+def _other_thread_error(op: str) -> ArgumentError:
+    return refusal(ArgumentError, op, "tape", "an operation of another thread meanwhile", "one thread at a time")
 
 
-def _give_back(nodes: Iterable[Node]) -> None:
+def _release_nodes(nodes: Iterable[Node]) -> None:
     for node in nodes:
         node.buffer.release()
         for scratch in node.cleanup:
             scratch.release()
 
 
-def _release(gradients: Iterable[AnyBuffer | None]) -> None:
+def _release_gradients(gradients: Iterable[AnyBuffer | None]) -> None:
     for g in gradients:
         if isinstance(g, AnyBuffer):
             g.buffer.release()

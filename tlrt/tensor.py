@@ -7,23 +7,21 @@ import inspect
 import math
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tlrt import _convert
-from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError
-from tlrt.operations import Operations
-from tlrt.plan import Shape
-
-if TYPE_CHECKING:
-    from tlrt.session import Session
-    from tlrt.tape import AnyBuffer
+from tlrt._binding import convert
+from tlrt._binding.arguments import is_number
+from tlrt._operations import Operations
+from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer
+from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError, refusal
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
-#: elements a printed tensor is shown whole up to
+#: the largest number of elements of which all are printed
 _SHOWN = 1000
 
 
@@ -63,15 +61,13 @@ class Arithmetic:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError(
-                f"{type(self).__name__}: copy: got False, expected True or None (its memory is a device's)"
-            )
+            raise refusal(ValueError, type(self).__name__, "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def item(self) -> float:
         """The only element as a float; waits for the device."""
         if self.size != 1:
-            raise ArgumentTypeError(f"item: tensor: got shape {self.shape}, expected one element")
+            raise refusal(ArgumentTypeError, "item", "tensor", f"shape {self.shape}", "one element")
         return float(self.numpy().reshape(-1)[0])
 
     def backward(self, seed: npt.ArrayLike | AnyBuffer | None = None) -> None:
@@ -120,14 +116,14 @@ class Arithmetic:
 
     def __pow__(self, power: int) -> TensorRef:
         if not is_number(power) or power != 2:
-            got = power if is_number(power) else _convert.type_name(power)
-            raise ArgumentTypeError(f"**: power: got {got}, expected 2 (use sqrt, inv, exp and log for others)")
+            got = power if is_number(power) else convert.type_name(power)
+            raise refusal(ArgumentTypeError, "**", "power", got, "2 (use sqrt, inv, exp and log for others)")
         return self.session.square(self)
 
     def __eq__(self, other: object) -> bool:
         if is_number(other) or isinstance(other, (np.ndarray, complex)):
-            got = _convert.type_name(other)
-            raise ArgumentTypeError(f"==: got a tensor and {got}, expected numpy() of the tensor or item()")
+            got = convert.type_name(other)
+            raise refusal(ArgumentTypeError, "==", "", f"a tensor and {got}", "numpy() of the tensor or item()")
         return self is other
 
     __hash__ = object.__hash__
@@ -136,7 +132,7 @@ class Arithmetic:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ArgumentTypeError("len: got a scalar tensor, expected at least one axis")
+            raise refusal(ArgumentTypeError, "len", "", "a scalar tensor", "at least one axis")
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> TensorRef:
@@ -145,18 +141,18 @@ class Arithmetic:
         if isinstance(index, slice):
             start, stop, step = index.indices(n)
             if step != 1:
-                raise ArgumentError(f"[]: step: got {step}, expected 1")
+                raise refusal(ArgumentError, "[]", "step", step, "1")
             return self.session.slice_range0(self, start, max(stop - start, 0))
         try:
             if isinstance(index, (bool, np.bool_)):
                 raise TypeError
             place = operator.index(index)
         except TypeError:
-            got = _convert.type_name(index)
+            got = convert.type_name(index)
             hint = "(gather_rows_nat, permute and reshape do others)"
-            raise ArgumentTypeError(f"[]: index: got {got}, expected an integer or a slice of axis 0 {hint}") from None
+            raise refusal(ArgumentTypeError, "[]", "index", got, f"an integer or a slice of axis 0 {hint}") from None
         if not -n <= place < n:
-            raise IndexOutOfRangeError(f"[]: index: got {place}, expected {-n} <= index < {n}")
+            raise refusal(IndexOutOfRangeError, "[]", "index", place, f"{-n} <= index < {n}")
         part = self.session.slice_range0(self, place % n, 1)
         return self.session.reshape(part, self.shape[1:])
 
@@ -164,12 +160,12 @@ class Arithmetic:
         return (self[i] for i in range(len(self)))
 
     def __contains__(self, item: object) -> bool:
-        raise ArgumentTypeError("in: got a tensor, expected an array: use numpy()")
+        raise refusal(ArgumentTypeError, "in", "", "a tensor", "an array: use numpy()")
 
     # ---- numbers
 
     def __bool__(self) -> bool:
-        raise ArgumentTypeError(f"bool: got a {type(self).__name__}, expected a number: use item() or numpy()")
+        raise refusal(ArgumentTypeError, "bool", "", f"a {type(self).__name__}", "a number: use item() or numpy()")
 
     def __float__(self) -> float:
         return self.item()
@@ -187,7 +183,7 @@ class Arithmetic:
 
     def __reduce__(self) -> Any:
         kind = type(self).__name__
-        raise ArgumentTypeError(f"{kind}: got one to pickle or copy deeply, expected an array: numpy() gives one")
+        raise refusal(ArgumentTypeError, kind, "", "one to pickle or copy deeply", "an array: numpy() gives one")
 
     def __getattr__(self, name: str) -> Any:
         known = [n for n in dir(type(self)) if not n.startswith("_")]
@@ -215,13 +211,6 @@ for _name in dir(Operations):
         setattr(Arithmetic, _name, _as_method(_name, getattr(Operations, _name)))
 
 
-def is_number(x: Any) -> bool:
-    """Whether it is a real number of Python or NumPy, arrays without axes included."""
-    return isinstance(x, (int, float, np.integer, np.floating, np.bool_)) or (
-        isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "biuf"
-    )
-
-
 class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
@@ -231,9 +220,9 @@ class TensorRef(Arithmetic):
 
     __slots__ = ("epoch", "id", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, id: int, shape: Shape, epoch: int) -> None:
+    def __init__(self, session: Any, id: int, shape: Shape, epoch: int) -> None:
         self.session = session
         #: the node on the session's tape
         self.id = id
@@ -290,9 +279,9 @@ class CapturedTensor(Arithmetic):
 
     __slots__ = ("_value", "session", "shape")
 
-    session: Session
+    session: Any
 
-    def __init__(self, session: Session, value: AnyBuffer) -> None:
+    def __init__(self, session: Any, value: AnyBuffer) -> None:
         self.session = session
         self.shape = value.shape
         self._value = value
@@ -319,7 +308,7 @@ class NatRef:
 
     __slots__ = ("epoch", "id", "session")
 
-    def __init__(self, session: Session, id: int, epoch: int) -> None:
+    def __init__(self, session: Any, id: int, epoch: int) -> None:
         self.session = session
         self.id = id
         self.epoch = epoch
@@ -328,7 +317,7 @@ class NatRef:
         return self.session.get_nat(self)
 
     def __reduce__(self) -> Any:
-        raise ArgumentTypeError(f"{type(self).__name__}: got one to pickle or copy, expected a number or an array")
+        raise refusal(ArgumentTypeError, type(self).__name__, "", "one to pickle or copy", "a number or an array")
 
     def __repr__(self) -> str:
         session = self.session
@@ -343,18 +332,19 @@ class NatVecRef(NatRef):
     __slots__ = ()
 
     def __index__(self) -> int:
-        raise ArgumentTypeError("index: got a vector of naturals, expected one (Session.nat)")
+        raise refusal(ArgumentTypeError, "index", "", "a vector of naturals", "one (Session.nat)")
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
-            raise ValueError("NatVecRef: copy: got False, expected True or None (the environment keeps its own)")
+            raise refusal(ValueError, "NatVecRef", "copy", "False", "True or None (the environment keeps its own)")
         array = self.session.get_nat_vec(self)
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
-    if isinstance(values, _convert.Live):
-        text = f"{op}: values: got an argument of a captured function, expected it where the operation takes indices"
-        raise CaptureError(text, op=op)
-    return _convert.uint32(op, "values", values).copy()
+    if isinstance(values, convert.Live):
+        raise refusal(
+            CaptureError, op, "values", "an argument of a captured function", "it where the operation takes indices"
+        )
+    return convert.uint32(op, "values", values).copy()

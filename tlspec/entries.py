@@ -34,7 +34,7 @@ EXCEPTIONS = {
 
 #: names the generated functions use themselves
 LOCALS = frozenset(
-    {"lists", "count", "slot", "status", "error", "places", "given", "undo", "made", "want", "device", "out"}
+    {"lists", "count", "call", "slot", "status", "error", "places", "given", "undo", "made", "want", "device", "out"}
 )
 
 

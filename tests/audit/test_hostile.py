@@ -19,7 +19,7 @@ from audit import checkpoint_files, command, hostile
 from audit.environment import ROOT
 from audit.scratch import scratch
 from tlrt import checkpoint
-from tlrt._library import load
+from tlrt._binding.library import load
 from tlspec.declarations import declarations
 
 pytestmark = [

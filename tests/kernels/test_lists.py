@@ -14,7 +14,7 @@ import pytest
 import tlrt
 from tests.kernels.test_errors import POISON, Kinds, complete
 from tlrt import errors, kernels
-from tlrt._library import load
+from tlrt._binding.library import load
 from tlrt.verify.run import Runtime, counterpart, cpu_settings
 from tlrt.verify.verifier import Verifier
 from tlspec import entries

@@ -12,7 +12,7 @@ import pytest
 import tlrt
 from codegen.files import GENERATED, generated_files
 from tests import ROOT
-from tlrt._capture_checks import PLANS
+from tlrt._capture.replay import PLANS
 from tlspec import bounds, entries, registry
 from tlspec.declarations import declarations
 

@@ -80,7 +80,7 @@ def test_the_specification_imports_numpy_alone() -> None:
 
 
 #: what a user of buffers and kernels alone loads
-CORE = {"__init__", "_call", "_convert", "_library", "buffer", "context", "doctor", "errors", "kernels"}
+CORE = {"__init__", "buffer", "context", "doctor", "errors", "kernels"}
 
 
 def test_buffers_and_kernels_do_not_need_the_specification() -> None:

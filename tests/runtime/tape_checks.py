@@ -113,7 +113,7 @@ def gradients_of_parents(tape: Tape, node: Node, g: np.ndarray) -> list[tuple[in
     pool = [None if p is None else tape.nodes[p].buffer for p in node.parents]
     pool += [node.buffer, upstream, *node.hosts.values()]
     needs = [p is not None and tape.nodes[p].requires_grad for p in node.parents]
-    made = node.plan.pull(pool, needs)
+    made = node.plan.vjp(pool, needs)
     out = [(place, b.numpy()) for place, b in made]
     for b in (upstream, *(b for _, b in made)):
         b.release()

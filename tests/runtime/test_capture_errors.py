@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import tlrt
-from tlrt import Session, _record, kernels, nn, optim
+from tlrt import Session, kernels, nn, optim
+from tlrt._binding import handles
+from tlrt._capture import calls, replay
 from tlrt.errors import (
     ArgumentTypeError,
     CaptureError,
@@ -134,8 +136,8 @@ def test_an_error_of_the_function_leaves_nothing(program: Program) -> None:
             s.capture(program.step, X)
         gc.collect()
         assert s.device.memory().live_bytes == before.live_bytes
-        assert s.device._recorder is None and s._recorder is None
-    assert "_c_add" in vars(kernels) and vars(kernels)["_c_add"].__class__.__name__ != "function"
+        assert s.device._observers == ()
+    assert s.device._calls is handles._calls
 
 
 def test_wrong_results_and_arguments(program: Program) -> None:
@@ -293,7 +295,7 @@ def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.Monkey
     """The message says what happened and what to do; without a GPU, a library that makes graphs is acted."""
     if not dev.is_cuda:
         monkeypatch.setattr(tlrt.Device, "is_cuda", True)
-        monkeypatch.setattr(_record, "lib", Acted(_record.lib))
+        monkeypatch.setattr(replay, "lib", Acted(replay.lib))
     with Session(dev) as s:
 
         def transforms(first: int) -> Any:
@@ -309,7 +311,7 @@ def test_more_transforms_than_plans(dev: tlrt.Device, monkeypatch: pytest.Monkey
             said = str(caught.value)
             assert "rfft1d_packed: got a transform whose FFT plan is gone, expected it among the 24" in said
             assert "as steps of their own" in said and "another thread" in said
-            assert s.device._recorder is None and s._recorder is None
+            assert s.device._observers == ()
         del caught
         monkeypatch.undo()
         assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
@@ -325,17 +327,17 @@ class Acted:
         return getattr(self._lib, name)
 
     def torchlean_cuda_capture_begin(self, context: Any) -> int:
-        self.ready = _record.Call.ready
+        self.runnable = calls.Call.runnable
         refusal = self._lib.torchlean_cuda_capture_begin
 
-        def ready(call: Any) -> Any:
-            return (lambda: refusal(context)) if "rfft" in call.name else self.ready(call)
+        def runnable(call: Any) -> Any:
+            return (lambda: refusal(context)) if "rfft" in call.name else self.runnable(call)
 
-        _record.Call.ready = ready  # type: ignore[method-assign]
+        calls.Call.runnable = runnable  # type: ignore[method-assign]
         return 0
 
     def torchlean_cuda_capture_end(self, context: Any, out: Any) -> int:
-        _record.Call.ready = self.ready  # type: ignore[method-assign]
+        calls.Call.runnable = self.runnable  # type: ignore[method-assign]
         return 0
 
     def torchlean_cuda_graph_release(self, graph: Any) -> int:

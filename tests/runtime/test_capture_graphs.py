@@ -10,7 +10,7 @@ import pytest
 
 import tlrt
 from tlrt import kernels
-from tlrt._library import load
+from tlrt._binding.library import load
 
 NULL_HANDLE, ARGUMENT, UNAVAILABLE, RELEASED, SHAPE = 10, 70, 50, 90, 20
 

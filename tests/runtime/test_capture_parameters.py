@@ -10,7 +10,7 @@ import pytest
 
 import tlrt
 from tlrt import AnyBuffer, Parameter, Session, checkpoint, optim
-from tlrt._capture_checks import together
+from tlrt._capture.aliases import alias_groups
 from tlrt.errors import CaptureError, ReleasedError
 
 
@@ -84,13 +84,13 @@ def test_which_handles_are_to_the_same_memory(dev: tlrt.Device, n: int) -> None:
     e, f, g = a.share(), c.share(), a.share()
     before = dev.memory()
     handles = [x._handle for x in (a, b, c, d, e, f, g)]
-    assert together(dev, handles) == [[0, 4, 6], [2, 5]]
-    assert together(dev, [b._handle, d._handle, b._handle]) == [[0, 2]]
-    assert together(dev, [a._handle, b._handle, c._handle]) == [] == together(dev, [])
+    assert alias_groups(dev, handles) == [[0, 4, 6], [2, 5]]
+    assert alias_groups(dev, [b._handle, d._handle, b._handle]) == [[0, 2]]
+    assert alias_groups(dev, [a._handle, b._handle, c._handle]) == [] == alias_groups(dev, [])
     assert dev.memory() == before
     d.release()
     with pytest.raises(ReleasedError):
-        together(dev, [a._handle, d._handle, e._handle])
+        alias_groups(dev, [a._handle, d._handle, e._handle])
     assert dev.memory().live_buffers == before.live_buffers - 1
 
 

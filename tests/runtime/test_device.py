@@ -9,7 +9,9 @@ import pytest
 
 import tlrt
 from tests import ROOT
-from tlrt import _library, context, errors, kernels
+from tlrt import errors, kernels
+from tlrt._binding import handles
+from tlrt._binding import library as _library
 
 no_cuda = pytest.mark.skipif(len(tlrt.devices()) > 1, reason="this machine has a CUDA device")
 
@@ -168,20 +170,20 @@ def test_one_remedy_that_fits(monkeypatch, tmp_path, source, named, said):
     monkeypatch.setenv("TORCHLEAN_CUDA_LIBRARY", named)
     monkeypatch.setattr(_library, "_TREE", ROOT if source else tmp_path)
     with pytest.raises(errors.UnavailableError) as caught:
-        context._require_cuda("cuda:0", 0, Cpu(), "device")
+        handles._require_cuda("cuda:0", 0, Cpu(), "device")
     text = "device: name: got 'cuda:0', expected 'cpu', as the library is a CPU-only build"
     assert str(caught.value) == f"{text} ({said})"
-    context._require_cuda("cpu", -1, Cpu(), "device")
+    handles._require_cuda("cpu", -1, Cpu(), "device")
 
 
 def test_the_hint_is_for_cuda_devices():
     error = errors.UnavailableError("device: no such device", op="device", status=50)
-    assert "doctor" in str(context._unavailable(error, 0))
-    assert context._unavailable(error, -1) is error
+    assert "doctor" in str(handles._explain_unavailable(error, 0))
+    assert handles._explain_unavailable(error, -1) is error
     bad = errors.UnavailableError('device: TORCHLEAN_CPU_VARIANT: got "sse", expected another', op="device", status=50)
-    assert context._unavailable(bad, 0) is bad
+    assert handles._explain_unavailable(bad, 0) is bad
     other = errors.CudaError("x")
-    assert context._unavailable(other, 0) is other
+    assert handles._explain_unavailable(other, 0) is other
 
 
 def test_kernels_give_their_scratch_back(dev):

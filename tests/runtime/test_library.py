@@ -10,7 +10,8 @@ import pytest
 
 import tlrt
 from tests import ROOT
-from tlrt import _library, errors
+from tlrt import errors
+from tlrt._binding import library as _library
 from tlspec.declarations import abi_hash, declarations
 
 PROBE = """
@@ -114,14 +115,15 @@ def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
     shutil.copy(_library.load().path, good / _library.NAME)
     (tmp_path / "old.c").write_text("int nothing;")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(bad / _library.NAME), str(tmp_path / "old.c")], check=True)
-    code = "import tlrt._library as l; print(l.load().path)"
+    code = "import tlrt._binding.library as l; print(l.load().path)"
     done = python(code, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
     assert done.stdout.strip() == str(good / _library.NAME), done.stderr
 
 
 def test_importing_loads_nothing(python):
     done = python(
-        "import tlrt, tlrt._library as l; tlrt.errors, tlrt.Buffer; print(l._loaded)", TORCHLEAN_CUDA_LIBRARY="/nowhere"
+        "import tlrt, tlrt._binding.library as l; tlrt.errors, tlrt.Buffer; print(l._loaded)",
+        TORCHLEAN_CUDA_LIBRARY="/nowhere",
     )
     assert done.stdout.strip() == "None", done.stderr
 

@@ -191,7 +191,7 @@ def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
     padded = np.concatenate([np.zeros((2, 2, 3)), u])
     weight, bias = block.conv_weight.value.astype(np.float64), block.conv_bias.value.astype(np.float64)
     wanted = sum(weight[j] * padded[2 - j : 8 - j] for j in range(3)) + bias
-    assert np.allclose(block._convolved(s.const(u)).numpy(), wanted, rtol=1e-14, atol=1e-14)
+    assert np.allclose(block._convolve(s.const(u)).numpy(), wanted, rtol=1e-14, atol=1e-14)
 
 
 # ---- the others

@@ -58,7 +58,7 @@ def test_printed_with_its_values(s):
 def test_operations_are_methods_of_tensors(s):
     x = s.input([0.5, -1.0])
     assert np.array_equal(x.relu().numpy(), s.relu(x).numpy())
-    assert "relu" in dir(x) and "e^x" in x.exp.__doc__
+    assert "relu" in dir(x) and "eˣ" in x.exp.__doc__
     with pytest.raises(AttributeError, match="no attribute or operation 'rely'"):
         x.rely()
 

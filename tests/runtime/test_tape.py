@@ -12,7 +12,7 @@ import pytest
 import tlrt
 from tests.runtime import tape_checks
 from tlrt import kernels
-from tlrt.node import size_of
+from tlrt._operations.shaped import size_of
 from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as spec
 from tlrt.tape import AnyBuffer, Node, Tape

@@ -10,7 +10,7 @@ import pytest
 import tlrt
 from tests.runtime import tape_checks
 from tests.runtime.operation_calls import CALLED, CALLS, Call
-from tlrt.operations import Operations
+from tlrt._operations import Operations
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
 from tlspec.bounds import spacing

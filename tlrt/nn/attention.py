@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer
 from tlrt.nn.linear import LayerNorm, Linear
@@ -36,10 +36,12 @@ class MultiHeadAttention(Layer):
         weight_init: init.Initializer | None = None,
     ) -> None:
         if heads < 1 or width % heads:
-            raise ArgumentError(f"MultiHeadAttention: heads: got {heads}, expected a divisor of {width}")
+            raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
         self.query, self.key, self.value, self.out = (
-            session.param(init.made(weight_init, init.xavier_uniform, session, (width, width)), f"{name}.{part}")
+            session.param(
+                init.initial_value(weight_init, init.xavier_uniform, session, (width, width)), f"{name}.{part}"
+            )
             for part in ("query", "key", "value", "out")
         )
 
@@ -93,4 +95,4 @@ class TransformerBlock(Layer):
         return s.add(x, self.dropout(self.down(s.gelu(self.up(self.norm2(x)))), training=training))
 
     def parameters(self) -> list[Parameter]:
-        return self._gathered((self.norm1, self.attention, self.norm2, self.up, self.down))
+        return self._collect_parameters((self.norm1, self.attention, self.norm2, self.up, self.down))

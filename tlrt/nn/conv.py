@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.parameter import Parameter
@@ -25,7 +25,7 @@ def _sizes(name: str, kernel: Size, rank: int | None) -> tuple[int, ...]:
         return (kernel,) * (2 if rank is None else rank)
     sizes = tuple(operator.index(k) for k in kernel)
     if rank is not None and rank != len(sizes):
-        raise ArgumentError(f"{name}: rank: got {rank}, expected {len(sizes)}, as the kernel has, or none")
+        raise refusal(ArgumentError, name, "rank", rank, f"{len(sizes)}, as the kernel has, or none")
     return sizes
 
 
@@ -51,11 +51,13 @@ class _Convolution(Layer):
     ) -> None:
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
-        self.weight = session.param(init.made(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight")
+        self.weight = session.param(
+            init.initial_value(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight"
+        )
         self.bias: Parameter | None = None
         if bias:
             default = lambda s, size: init.bias(s, out_channels, math.prod(shape[1:]))
-            self.bias = session.param(init.made(bias_init, default, session, (out_channels,)), f"{name}.bias")
+            self.bias = session.param(init.initial_value(bias_init, default, session, (out_channels,)), f"{name}.bias")
 
     @staticmethod
     def _channels(in_channels: int, out_channels: int) -> tuple[int, int]:

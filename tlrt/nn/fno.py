@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tlrt.errors import ShapeError
+from tlrt.errors import ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.nn.linear import Linear
@@ -39,11 +39,16 @@ class SpectralConv1d(Layer):
         if len(shape) == 2:
             return s.spectral_conv1d_rfft(x, s.use(self.weight_re), s.use(self.weight_im))
         if len(shape) != 3 or shape[2] != self.width or shape[1] // 2 + 1 < self.modes:
-            text = f"SpectralConv1d: x: got shape {shape}, expected (batch, grid, {self.width}), grid//2 + 1 >= {self.modes}"
-            raise ShapeError(text, op="SpectralConv1d")
-        return self._batched(x, *shape[:2])
+            raise refusal(
+                ShapeError,
+                "SpectralConv1d",
+                "x",
+                f"shape {shape}",
+                f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}",
+            )
+        return self._apply_batch(x, *shape[:2])
 
-    def _batched(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
+    def _apply_batch(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
         """Spectra lie as (frequency, re or im, batch·width), so that the lowest modes are one slice."""
         s, modes, width = self.session, self.modes, self.width
         part = (modes, batch, width)
@@ -93,4 +98,4 @@ class FNOBlock1d(Layer):
         return y if self.activation is None else self.activation(y)
 
     def parameters(self) -> list[Parameter]:
-        return self._gathered((self.spectral, self.point))
+        return self._collect_parameters((self.spectral, self.point))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 from tlrt.session import Session
 from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as specification
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float32]
 Initializer = Callable[[Session, Sequence[int]], Array]
 
 
-def _drawn(session: Session, name: str, shape: Sequence[int], *parameters: float) -> npt.NDArray[np.float64]:
+def _draw(session: Session, name: str, shape: Sequence[int], *parameters: float) -> npt.NDArray[np.float64]:
     n = math.prod(shape)
     draw = getattr(specification, name)(SpecDevice(), n, session._key(), *parameters)
     return draw.numpy(tuple(shape))
@@ -47,15 +47,15 @@ ones: Initializer = partial(constant, value=1.0)
 def uniform(session: Session, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Array:
     """low + (high - low)·u, u uniform in [0, 1). Raises ArgumentError unless low <= high."""
     if not low <= high:
-        raise ArgumentError(f"uniform: low: got {low}, expected at most high = {high}")
-    return (low + (high - low) * _drawn(session, "rand_uniform", shape)).astype(np.float32)
+        raise refusal(ArgumentError, "uniform", "low", low, f"at most high = {high}")
+    return (low + (high - low) * _draw(session, "rand_uniform", shape)).astype(np.float32)
 
 
 def normal(session: Session, shape: Sequence[int], mean: float = 0.0, std: float = 1.0) -> Array:
     """Normal numbers. Raises ArgumentError unless std >= 0."""
     if not std >= 0:
-        raise ArgumentError(f"normal: std: got {std}, expected 0 or more")
-    return (mean + std * _drawn(session, "rand_normal", shape)).astype(np.float32)
+        raise refusal(ArgumentError, "normal", "std", std, "0 or more")
+    return (mean + std * _draw(session, "rand_normal", shape)).astype(np.float32)
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
@@ -64,7 +64,7 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
     Raises ArgumentError for fewer than two axes. Source: torch.nn.init.
     """
     if len(shape) < 2:
-        raise ArgumentError(f"fans: shape: got {tuple(shape)}, expected (outputs, inputs, kernel…)")
+        raise refusal(ArgumentError, "fans", "shape", tuple(shape), "(outputs, inputs, kernel…)")
     field = math.prod(shape[2:])
     return shape[1] * field, shape[0] * field
 
@@ -97,6 +97,6 @@ def bias(session: Session, size: int, fan_in: int) -> Array:
     return uniform(session, (size,), -bound, bound)
 
 
-def made(initializer: Initializer | None, default: Initializer, session: Session, shape: Sequence[int]) -> Any:
+def initial_value(initializer: Initializer | None, default: Initializer, session: Session, shape: Sequence[int]) -> Any:
     """The weights by the initialiser that a layer was given, or by its default."""
     return (default if initializer is None else initializer)(session, tuple(shape))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tlrt.errors import ArgumentError, ArgumentTypeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, refusal
 from tlrt.parameter import Parameter
 from tlrt.tensor import TensorRef
 
@@ -29,7 +29,7 @@ class Layer:
         return []
 
     @staticmethod
-    def _gathered(layers: Iterable[Layer]) -> list[Parameter]:
+    def _collect_parameters(layers: Iterable[Layer]) -> list[Parameter]:
         return [p for layer in layers for p in layer.parameters()]
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class Dropout(Layer):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
-            raise ArgumentError(f"Dropout: p: got {p}, expected 0 <= p < 1")
+            raise refusal(ArgumentError, "Dropout", "p", p, "0 <= p < 1")
         self.p = p
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
@@ -66,7 +66,7 @@ class Sequential(Layer):
     def __init__(self, *layers: Layer | Callable[[TensorRef], TensorRef]) -> None:
         for i, layer in enumerate(layers):
             if isinstance(layer, type) or not callable(layer):
-                raise ArgumentTypeError(f"Sequential: layer {i}: got {layer!r}, expected a Layer or a function")
+                raise refusal(ArgumentTypeError, "Sequential", f"layer {i}", f"{layer!r}", "a Layer or a function")
         self.layers = layers
 
     def __call__(self, x: Any, *, training: bool = False) -> TensorRef:
@@ -75,7 +75,7 @@ class Sequential(Layer):
         return x
 
     def parameters(self) -> list[Parameter]:
-        return self._gathered(layer for layer in self.layers if isinstance(layer, Layer))
+        return self._collect_parameters(layer for layer in self.layers if isinstance(layer, Layer))
 
     def __getitem__(self, index: int) -> Layer | Callable[[TensorRef], TensorRef]:
         return self.layers[index]

@@ -36,12 +36,12 @@ class Linear(Layer):
         bias_init: init.Initializer | None = None,
     ) -> None:
         self.session = session
-        weight = init.made(weight_init, init.kaiming_uniform, session, (outputs, inputs))
+        weight = init.initial_value(weight_init, init.kaiming_uniform, session, (outputs, inputs))
         self.weight = session.param(weight, f"{name}.weight")
         self.bias: Parameter | None = None
         if bias:
             default = lambda s, shape: init.bias(s, outputs, inputs)
-            self.bias = session.param(init.made(bias_init, default, session, (outputs,)), f"{name}.bias")
+            self.bias = session.param(init.initial_value(bias_init, default, session, (outputs,)), f"{name}.bias")
 
     def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
         s: Any = self.session
@@ -63,7 +63,9 @@ class Embedding(Layer):
         self, session: Session, count: int, width: int, *, name: str, weight_init: init.Initializer | None = None
     ) -> None:
         self.session = session
-        self.weight = session.param(init.made(weight_init, init.normal, session, (count, width)), f"{name}.weight")
+        self.weight = session.param(
+            init.initial_value(weight_init, init.normal, session, (count, width)), f"{name}.weight"
+        )
 
     def __call__(self, x: npt.ArrayLike, *, training: bool = False) -> TensorRef:
         s: Any = self.session

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.nn.linear import Linear
@@ -35,7 +35,7 @@ class SelectiveScan(Layer):
 
     def __init__(self, session: Session, width: int, state: int = 16, *, name: str, rank: int | None = None) -> None:
         if state < 1 or width < 1:
-            raise ArgumentError(f"SelectiveScan: width, state: got {width}, {state}, expected 1 or more")
+            raise refusal(ArgumentError, "SelectiveScan", "width, state", f"{width}, {state}", "1 or more")
         self.session, self.width, self.state = session, width, state
         rank = -(-width // 16) if rank is None else rank
         self.low = Linear(session, width, rank, name=f"{name}.low", bias=False)
@@ -50,8 +50,7 @@ class SelectiveScan(Layer):
         s = self.session
         shape = s.shape(x)
         if len(shape) != 3 or shape[2] != self.width:
-            text = f"SelectiveScan: x: got shape {shape}, expected (seq_len, batch, {self.width})"
-            raise ShapeError(text, op="SelectiveScan")
+            raise refusal(ShapeError, "SelectiveScan", "x", f"shape {shape}", f"(seq_len, batch, {self.width})")
         n, batch, width = shape
         full = (n, batch, width, self.state)
         flat = (n, batch * width * self.state)
@@ -67,7 +66,7 @@ class SelectiveScan(Layer):
         return s.add(y, s.mul(x, s.use(self.d)))
 
     def parameters(self) -> list[Parameter]:
-        layers = self._gathered((self.low, self.step, self.input, self.output))
+        layers = self._collect_parameters((self.low, self.step, self.input, self.output))
         return [*layers, self.a_log, self.d]
 
 
@@ -93,7 +92,7 @@ class MambaBlock(Layer):
         self, session: Session, width: int, *, name: str, state: int = 16, expand: int = 2, taps: int = 4
     ) -> None:
         if taps < 1:
-            raise ArgumentError(f"MambaBlock: taps: got {taps}, expected 1 or more")
+            raise refusal(ArgumentError, "MambaBlock", "taps", taps, "1 or more")
         self.session, self.width, self.taps = session, width, taps
         self.channels = channels = expand * width
         self.enter = Linear(session, width, channels, name=f"{name}.enter", bias=False)
@@ -108,15 +107,14 @@ class MambaBlock(Layer):
         s = self.session
         shape = s.shape(x)
         if len(shape) not in (2, 3) or shape[-1] != self.width:
-            text = f"MambaBlock: x: got shape {shape}, expected (batch, seq_len, {self.width})"
-            raise ShapeError(text, op="MambaBlock")
+            raise refusal(ShapeError, "MambaBlock", "x", f"shape {shape}", f"(batch, seq_len, {self.width})")
         # time comes first inside: the scan and the shifts of the convolution run along axis 0
         x = s.reshape(x, (shape[0], 1, shape[1])) if len(shape) == 2 else s.swap_adjacent_at_depth(x, 0)
-        u = s.silu(self._convolved(self.enter(x)))
+        u = s.silu(self._convolve(self.enter(x)))
         y = self.out(s.mul(self.scan(u), s.silu(self.gate(x))))
         return s.reshape(y, shape) if len(shape) == 2 else s.swap_adjacent_at_depth(y, 0)
 
-    def _convolved(self, u: TensorRef) -> TensorRef:
+    def _convolve(self, u: TensorRef) -> TensorRef:
         s = self.session
         n, batch, channels = s.shape(u)
         weight = s.use(self.conv_weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.parameter import Parameter
@@ -37,7 +37,7 @@ class BatchNorm(Layer):
 
     def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
         if not 0 <= momentum <= 1:
-            raise ArgumentError(f"BatchNorm: momentum: got {momentum}, expected 0 <= momentum <= 1")
+            raise refusal(ArgumentError, "BatchNorm", "momentum", momentum, "0 <= momentum <= 1")
         self.session, self.eps, self.momentum = session, eps, momentum
         self.weight = session.param(init.ones(session, (channels,)), f"{name}.weight")
         self.bias = session.param(init.zeros(session, (channels,)), f"{name}.bias")
@@ -48,7 +48,7 @@ class BatchNorm(Layer):
         shape = self.session.shape(x)
         channels = self.weight.shape[0]
         if len(shape) < 2 or shape[1] != channels:
-            raise ShapeError(f"BatchNorm: x: got shape {shape}, expected (batch, {channels}, spatial…)", op="BatchNorm")
+            raise refusal(ShapeError, "BatchNorm", "x", f"shape {shape}", f"(batch, {channels}, spatial…)")
         return self._train(x) if training else self._evaluate(x)
 
     def _train(self, x: TensorRef) -> TensorRef:
@@ -56,8 +56,9 @@ class BatchNorm(Layer):
         batch, channels, *spatial = shape = s.shape(x)
         positions = math.prod(spatial)
         if batch * positions < 2:
-            text = f"BatchNorm: x: got shape {shape}, expected two elements or more per channel in training"
-            raise ShapeError(text, op="BatchNorm")
+            raise refusal(
+                ShapeError, "BatchNorm", "x", f"shape {shape}", "two elements or more per channel in training"
+            )
         rows = s.swap_adjacent_at_depth(s.reshape(x, (batch, channels, positions)), 0)
         y = s.batchnorm_channel_first(rows, s.use(self.weight), s.use(self.bias), self.eps)
         self._observe(rows.value.buffer, channels, batch * positions)

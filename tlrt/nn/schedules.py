@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from tlrt.errors import ArgumentError
+from tlrt.errors import ArgumentError, refusal
 
 __all__ = ["constant", "cosine", "one_cycle", "step_decay"]
 
@@ -23,7 +23,7 @@ def constant(step: int, *, peak: float) -> float:
 def step_decay(step: int, *, peak: float, every: int, factor: float = 0.1) -> float:
     """peak·factor^⌊step/every⌋. Raises ArgumentError unless every >= 1. Source: torch.optim.lr_scheduler.StepLR."""
     if every < 1:
-        raise ArgumentError(f"step_decay: every: got {every}, expected 1 or more")
+        raise refusal(ArgumentError, "step_decay", "every", every, "1 or more")
     return peak * factor ** (step // every)
 
 
@@ -35,12 +35,12 @@ def cosine(step: int, *, peak: float, total: int, warmup: int = 0, final: float 
     Raises ArgumentError unless 0 <= warmup <= total. Source: Loshchilov and Hutter, arXiv:1608.03983.
     """
     if not 0 <= warmup <= total:
-        raise ArgumentError(f"cosine: warmup: got {warmup}, expected 0 <= warmup <= total = {total}")
+        raise refusal(ArgumentError, "cosine", "warmup", warmup, f"0 <= warmup <= total = {total}")
     if step < warmup:
         return peak * (step + 1) / warmup
     if step >= total:
         return final
-    return _between(peak, final, (step - warmup) / (total - warmup))
+    return _interpolate(peak, final, (step - warmup) / (total - warmup))
 
 
 def one_cycle(
@@ -52,14 +52,14 @@ def one_cycle(
     arXiv:1708.07120, in the form of torch.optim.lr_scheduler.OneCycleLR.
     """
     if total < 1 or not 0 <= rise <= 1:
-        raise ArgumentError(f"one_cycle: total, rise: got {total}, {rise}, expected 1 or more, 0 <= rise <= 1")
+        raise refusal(ArgumentError, "one_cycle", "total, rise", f"{total}, {rise}", "1 or more, 0 <= rise <= 1")
     start = peak / start_factor
     top, last = rise * total - 1, total - 1
     if step <= top:
-        return _between(start, peak, step / top) if top > 0 else peak
-    return _between(peak, start / final_factor, min((step - top) / (last - top), 1.0)) if last > top else peak
+        return _interpolate(start, peak, step / top) if top > 0 else peak
+    return _interpolate(peak, start / final_factor, min((step - top) / (last - top), 1.0)) if last > top else peak
 
 
-def _between(first: float, last: float, share: float) -> float:
+def _interpolate(first: float, last: float, share: float) -> float:
     """Half a cosine from first to last."""
     return last + (first - last) * (1.0 + math.cos(math.pi * share)) / 2.0

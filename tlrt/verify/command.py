@@ -122,7 +122,7 @@ def _try_writing(path: Path) -> None:
 
 def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runtime]) -> Report:
     """A report of nothing yet: where and with what the run happens."""
-    from tlrt._library import load
+    from tlrt._binding.library import load
 
     devices = {name: str(r.device.describe()) for name, r in runtimes.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

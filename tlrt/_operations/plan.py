@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError
+from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec import registry
 from tlspec.cases import evaluate, refused_by, shape_of
 from tlspec.entries import arguments_of, composition_arguments
 
-__all__ = ["Plan", "Shape", "make"]
+__all__ = ["Plan", "Shape", "make_plan"]
 
 Shape = tuple[int, ...]
 
@@ -26,8 +26,8 @@ def _rows() -> dict[str, registry.Op]:
     return {r.name: r for r in registry.ops()}
 
 
-class _Read:
-    """Stands for an array that a VJP reads, while its composition is traced; `place` is its place in the pool."""
+class _ArrayRead:
+    """A placeholder for an array that a VJP reads, while its composition is traced; `place` is its place in the pool."""
 
     __slots__ = ("place",)
 
@@ -35,7 +35,7 @@ class _Read:
         self.place = place
 
 
-class _Call:
+class _DelayedCall:
     """One call of a composed VJP, to be made when its result is needed."""
 
     __slots__ = ("arguments", "function", "keywords")
@@ -46,20 +46,23 @@ class _Call:
         self.keywords = keywords
 
     def run(self, pool: Sequence[Any]) -> Any:
-        """The result, with the arrays in place of what stands for them."""
-        given = [pool[a.place] if type(a) is _Read else a.run(pool) if type(a) is _Call else a for a in self.arguments]
+        """The result, with the arrays in place of their placeholders."""
+        given = [
+            pool[a.place] if type(a) is _ArrayRead else a.run(pool) if type(a) is _DelayedCall else a
+            for a in self.arguments
+        ]
         return self.function(*given, **self.keywords)
 
 
 class _Trace:
-    """``tlrt.kernels`` for tracing: a call gives a :class:`_Call`."""
+    """``tlrt.kernels`` for tracing: a call gives a :class:`_DelayedCall`."""
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._kernels, name)
-        return lambda *arguments, **keywords: _Call(function, arguments, keywords)
+        return lambda *arguments, **keywords: _DelayedCall(function, arguments, keywords)
 
 
 class Plan:
@@ -93,7 +96,7 @@ class Plan:
         #: whether there are parents it has none for
         self.partial = len(self.gives) < len(place)
         #: one call per gradient, of a VJP composed of other operations
-        self._calls: list[_Call] | None = None
+        self._calls: list[_DelayedCall] | None = None
         #: whether a gradient may share the storage of the cotangent
         self.shares = False
         if rule is None:
@@ -102,7 +105,7 @@ class Plan:
         pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
             made = rule.via(
-                _Trace(kernels), *(_Read(pool[r]) for r in rule.reads), **composition_arguments(row, values)
+                _Trace(kernels), *(_ArrayRead(pool[r]) for r in rule.reads), **composition_arguments(row, values)
             )
             self._calls = list(made) if isinstance(made, tuple) else [made]
             self.shares = any(call.function is kernels.share for call in self._calls)
@@ -121,7 +124,7 @@ class Plan:
         extra = {name: buffers[i] for name, i in self._optional if buffers[i] is not None}
         return self._function(*arguments, *self._tail, **self._keywords, **extra)
 
-    def pull(self, pool: Sequence[Any], needs: Sequence[bool]) -> list[tuple[int, Any]]:
+    def vjp(self, pool: Sequence[Any], needs: Sequence[bool]) -> list[tuple[int, Any]]:
         """The VJP: (place of the parent, its gradient, a new buffer) for each parent that `needs` one; no other is computed."""
         gives = self.gives
         if self._calls is not None:
@@ -155,7 +158,7 @@ def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], 
     return tuple(values[a.of] for a in after if not a.keyword), {a.name: values[a.of] for a in after if a.keyword}
 
 
-def make(
+def make_plan(
     kernels: Any, name: str, shapes: Sequence[Shape | None], extra: Sequence[Any], lengths: Mapping[str, int]
 ) -> Plan:
     """The plan of operation `name` on parents of these shapes.
@@ -170,7 +173,7 @@ def make(
     free = [d for d in sig.dims if d not in read]
     names = [p.name for p in sig.params] + [d.lstrip("*") for d in free]
     if len(extra) > len(names):
-        raise ArgumentError(f"{name}: got {len(extra)} parameters, expected {', '.join(names) or 'none'}", op=name)
+        raise refusal(ArgumentError, name, "", f"{len(extra)} parameters", ", ".join(names) or "none")
     values.update(zip(names, extra, strict=False))
     for p in sig.params:
         if p.name not in values:
@@ -178,11 +181,9 @@ def make(
                 raise ArgumentError(f"{name}: {p.name}: missing", op=name)
             values[p.name] = float(p.default) if p.kind == "float" else int(p.default)
         elif p.kind == "float" and (isinstance(values[p.name], (str, bytes)) or hasattr(values[p.name], "session")):
-            raise ArgumentTypeError(
-                f"{name}: {p.name}: got {type(values[p.name]).__name__}, expected a number", op=name
-            )
+            raise refusal(ArgumentTypeError, name, p.name, type(values[p.name]).__name__, "a number")
     if len(shapes) != len(sig.buffers):
-        raise ArgumentError(f"{name}: got {len(shapes)} tensors, expected {len(sig.buffers)}", op=name)
+        raise refusal(ArgumentError, name, "", f"{len(shapes)} tensors", len(sig.buffers))
     shape: Shape | None = None
     for array, got in zip(sig.buffers, shapes, strict=True):
         if got is None:
@@ -190,25 +191,26 @@ def make(
                 raise ArgumentError(f"{name}: {array.name}: missing", op=name)
         elif array.elementwise:
             if shape is not None and got != shape:
-                raise ShapeError(f"{name}: {array.name}: got shape {got}, expected {shape}", op=name)
+                raise refusal(ShapeError, name, array.name, f"shape {got}", shape)
             shape = got
         else:
-            _match(name, array, got, values)
+            _read_dimensions(name, array, got, values)
     for array in sig.inputs:
         if array.host and len(array.dims) == 1 and array.dims[0].isidentifier():
             known = values.setdefault(array.dims[0], lengths[array.name])
             if known != lengths[array.name]:
-                text = f"{name}: {array.name}: got {lengths[array.name]} elements, expected {array.dims[0]} = {known}"
-                raise ShapeError(text, op=name)
+                raise refusal(
+                    ShapeError, name, array.name, f"{lengths[array.name]} elements", f"{array.dims[0]} = {known}"
+                )
     out = sig.outputs[0]
     if not out.elementwise:
         # one element is a scalar
-        shape = () if out.dims == ("1",) else _result(row, values)
+        shape = () if out.dims == ("1",) else _result_shape(row, values)
     assert shape is not None
     return Plan(kernels, row, values, shape)
 
 
-def _result(row: registry.Op, values: Mapping[str, Any]) -> Shape:
+def _result_shape(row: registry.Op, values: Mapping[str, Any]) -> Shape:
     """The shape of the result, where the row's checks allow one; the operation itself refuses what they do not."""
     try:
         return shape_of(row.signature.outputs[0], values)
@@ -219,14 +221,14 @@ def _result(row: registry.Op, values: Mapping[str, Any]) -> Shape:
         raise ShapeError(text, op=row.name) from None
 
 
-def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -> None:
+def _read_dimensions(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -> None:
     """Reads the array's dimensions off a shape, or compares them where they are known."""
     dims = array.dims
-    spelled = f"({', '.join(dims)})"
+    declared = f"({', '.join(dims)})"
     star = next((i for i, d in enumerate(dims) if d.startswith("*")), None)
     fixed = len(dims) - (star is not None)
     if len(got) < fixed or (star is None and len(got) > fixed):
-        raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled}", op=op)
+        raise refusal(ShapeError, op, array.name, f"shape {got}", declared)
     pairs: list[tuple[str, Any]] = []
     if star is None:
         pairs = list(zip(dims, got, strict=True))
@@ -247,4 +249,4 @@ def _match(op: str, array: registry.Array, got: Shape, values: dict[str, Any]) -
             values[name] = size
             continue
         if wanted != size:
-            raise ShapeError(f"{op}: {array.name}: got shape {got}, expected {spelled} with {name} = {wanted}", op=op)
+            raise refusal(ShapeError, op, array.name, f"shape {got}", f"{declared} with {name} = {wanted}")

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tlrt import _convert
-from tlrt._library import load
-from tlrt.buffer import Buffer, new, own
-from tlrt.context import Device
+from tlrt import errors
+from tlrt._binding import convert
+from tlrt._binding.handles import Buffer, Device, new, own
+from tlrt._binding.library import load
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -32,14 +32,13 @@ from tlrt.errors import (
 )
 
 _library = load()
-lib = _library.lib
 NULL = _library.ffi.NULL
 from_buffer = _library.ffi.from_buffer
 index = operator.index
 count = len
-uint32_list = _convert.uint32_list
+uint32_list = convert.uint32_list
 make = object.__new__
-release = lib.torchlean_cuda_buffer_release
+release = _library.lib.torchlean_cuda_buffer_release
 #: runs an iterator to its end
 exhaust = list
 
@@ -75,30 +74,30 @@ def slots(
     given: tuple[Buffer | None, ...] = (None,) * count
     if out is not None:
         if not isinstance(out, (tuple, list)):
-            raise ArgumentTypeError(f"{op}: out: got {_convert.type_name(out)}, expected {expected}", op=op)
+            raise errors.refusal(ArgumentTypeError, op, "out", convert.type_name(out), expected)
         given = tuple(out)
     wanted: tuple[bool, ...] = (True,) * count
     if want is not None:
-        if not _convert.is_list(want):
-            raise ArgumentTypeError(f"{op}: want: got {_convert.type_name(want)}, expected {expected}", op=op)
+        if not convert.is_list(want):
+            raise errors.refusal(ArgumentTypeError, op, "want", convert.type_name(want), expected)
         wanted = tuple(want)
         for i, item in enumerate(wanted):
             if not isinstance(item, (bool, np.bool_)):
-                got = _convert.type_name(item)
-                raise ArgumentTypeError(f"{op}: want[{i}]: got {got}, expected True or False", op=op)
+                got = convert.type_name(item)
+                raise errors.refusal(ArgumentTypeError, op, f"want[{i}]", got, "True or False")
     for name, length in (("want", len(wanted)), ("out", len(given))):
         if length != count:
-            raise ArgumentError(f"{op}: {name}: got {length} entries, expected {expected}", op=op)
+            raise errors.refusal(ArgumentError, op, name, f"{length} entries", expected)
     if not any(wanted):
-        raise ArgumentError(f"{op}: want: got no gradient, expected at least one of {', '.join(names)}", op=op)
+        raise errors.refusal(ArgumentError, op, "want", "no gradient", f"at least one of {', '.join(names)}")
     result: list[Any] = []
     fresh: list[Any] = []
     for name, buffer, needed in zip(names, given, wanted, strict=True):
         if buffer is not None and not isinstance(buffer, Buffer):
-            got = _convert.type_name(buffer)
-            raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected Buffer or None", op=op)
+            got = convert.type_name(buffer)
+            raise errors.refusal(ArgumentTypeError, op, "out", f"{got} for {name}", "Buffer or None")
         if buffer is not None and not needed:
-            raise ArgumentError(f"{op}: out: got a buffer for {name}, expected None, as want leaves it out", op=op)
+            raise errors.refusal(ArgumentError, op, "out", f"a buffer for {name}", "None, as want leaves it out")
         if not needed:
             result.append(NULL)
             continue
@@ -137,7 +136,7 @@ class Pack(tuple[Buffer, ...]):
 
 def pack(xs: Sequence[Buffer]) -> Pack:
     """`xs` as a :class:`Pack`; itself if it is one."""
-    if not _convert.is_list(xs):
+    if not convert.is_list(xs):
         raise TypeError("not a sequence")
     return xs if type(xs) is Pack else Pack(xs)
 
@@ -147,11 +146,11 @@ def lists(op: str, names: tuple[str, ...], values: tuple[Sequence[Buffer], ...])
     count = len(values[0])
     arrays = []
     for name, xs in zip(names, values, strict=True):
-        if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not _convert.is_list(xs):
+        if type(xs) is not Pack and not isinstance(xs, (list, tuple)) and not convert.is_list(xs):
             raise TypeError("not a sequence")
         if len(xs) != count:
             expected = f"{count}, as many as {names[0]}"
-            raise ShapeError(f"{op}: {name}: got {len(xs)} buffers, expected {expected}", op=op)
+            raise errors.refusal(ShapeError, op, name, f"{len(xs)} buffers", expected)
         arrays.append(xs._handles if type(xs) is Pack else _new(_LIST, [x._handle for x in xs]))
     return arrays, count
 
@@ -161,7 +160,7 @@ def owner(op: str, name: str, xs: Sequence[Buffer], device: Device | None) -> De
     if device is not None:
         return device
     if not len(xs):
-        raise ArgumentError(f"{op}: {name}: got an empty list, expected buffers, or `device` to tell where", op=op)
+        raise errors.refusal(ArgumentError, op, name, "an empty list", "buffers, or `device` to tell where")
     return xs[0]._device
 
 
@@ -173,10 +172,10 @@ def list_slots(
     if out is None:
         out = (None,) * len(names)
     elif not isinstance(out, (tuple, list)) or len(out) != len(names):
-        got = _convert.type_name(out) if not isinstance(out, (tuple, list)) else f"{len(out)} entries"
+        got = convert.type_name(out) if not isinstance(out, (tuple, list)) else f"{len(out)} entries"
         expected = f"{len(names)} lists of buffers, for {', '.join(names)}"
         error = ArgumentError if isinstance(out, (tuple, list)) else ArgumentTypeError
-        raise error(f"{op}: out: got {got}, expected {expected}", op=op)
+        raise errors.refusal(error, op, "out", got, expected)
     places: list[Any] = []
     empty: list[tuple[Any, int]] = []
     for name, xs in zip(names, out, strict=True):
@@ -185,18 +184,18 @@ def list_slots(
             empty += [(array, i) for i in range(count)]
         elif type(xs) is Pack:
             array = xs._handles
-        elif not _convert.is_list(xs) or not hasattr(xs, "__len__"):
-            got = _convert.type_name(xs)
-            raise ArgumentTypeError(f"{op}: out: got {got} for {name}, expected a sequence of buffers", op=op)
+        elif not convert.is_list(xs) or not hasattr(xs, "__len__"):
+            got = convert.type_name(xs)
+            raise errors.refusal(ArgumentTypeError, op, "out", f"{got} for {name}", "a sequence of buffers")
         else:
             for i, x in enumerate(xs):
                 if x is not None and not isinstance(x, Buffer):
-                    got = _convert.type_name(x)
-                    raise ArgumentTypeError(f"{op}: out: got {got} for {name}[{i}], expected Buffer or None", op=op)
+                    got = convert.type_name(x)
+                    raise errors.refusal(ArgumentTypeError, op, "out", f"{got} for {name}[{i}]", "Buffer or None")
             array = _new(_LIST, [NULL if x is None else x._handle for x in xs])
             empty += [(array, i) for i, x in enumerate(xs) if x is None]
         if xs is not None and len(xs) != count:
-            raise ShapeError(f"{op}: out: got {len(xs)} buffers for {name}, expected {count}", op=op)
+            raise errors.refusal(ShapeError, op, "out", f"{len(xs)} buffers for {name}", count)
         places.append(array)
     return places, list(out), map(release, itertools.starmap(operator.getitem, empty))
 
@@ -233,44 +232,44 @@ def refusal(
     op = function.__name__
     for name, kind in function.__annotations__.items():
         role = (roles or {}).get(name, "dimension")
-        if name in values and (found := _blame(op, name, kind, values[name], role)) is not None:
+        if name in values and (found := _check_argument(op, name, kind, values[name], role)) is not None:
             return found
     if isinstance(error, TorchleanError):
         return error
-    return InternalError(f"{op}: got {type(error).__name__}: {error}, expected every argument to convert", op=op)
+    return errors.refusal(InternalError, op, "", f"{type(error).__name__}: {error}", "every argument to convert")
 
 
-def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
-    got = _convert.type_name(value)
+def _check_argument(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
+    got = convert.type_name(value)
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
             if not isinstance(getattr(value, "_handle", None), _library.ffi.CData):
-                return ArgumentTypeError(
-                    f"{op}: {name}: got a Buffer that no device made, expected one of Buffer.from_numpy or zeros", op=op
+                return errors.refusal(
+                    ArgumentTypeError, op, name, "a Buffer that no device made", "one of Buffer.from_numpy or zeros"
                 )
             return None
         if value is None and kind != "Buffer":
             return None
         hint = " (Buffer.from_numpy(array, device) makes one)" if hasattr(value, "__array__") else ""
-        return ArgumentTypeError(f"{op}: {name}: got {got}, expected {kind.replace(' | ', ' or ')}{hint}", op=op)
+        return errors.refusal(ArgumentTypeError, op, name, got, f"{kind.replace(' | ', ' or ')}{hint}")
     if kind == "Sequence[Buffer]":
-        if not _convert.is_list(value) or not hasattr(value, "__len__"):
-            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of Buffers", op=op)
-        blamed = (_blame(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
+        if not convert.is_list(value) or not hasattr(value, "__len__"):
+            return errors.refusal(ArgumentTypeError, op, name, got, "a sequence of Buffers")
+        blamed = (_check_argument(op, f"{name}[{i}]", "Buffer", x, role) for i, x in enumerate(value))
         return next((found for found in blamed if found is not None), None)
     if kind.startswith("Device") and not isinstance(value, Device) and (value is not None or kind == "Device"):
-        return ArgumentTypeError(f"{op}: {name}: got {got}, expected Device (tlrt.device('cpu') gives one)", op=op)
+        return errors.refusal(ArgumentTypeError, op, name, got, "Device (tlrt.device('cpu') gives one)")
     if kind == "int":
-        return _blame_integer(op, name, value, role)
+        return _check_integer(op, name, value, role)
     if kind == "Sequence[int]":
         try:
-            items = list(value) if _convert.is_list(value) else None
+            items = list(value) if convert.is_list(value) else None
         except TypeError:
             items = None
         if items is None:
-            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a sequence of integers", op=op)
+            return errors.refusal(ArgumentTypeError, op, name, got, "a sequence of integers")
         for i, item in enumerate(items):
-            if (found := _blame_integer(op, f"{name}[{i}]", item, role)) is not None:
+            if (found := _check_integer(op, f"{name}[{i}]", item, role)) is not None:
                 return found
     if kind == "float":
         try:
@@ -278,19 +277,19 @@ def _blame(op: str, name: str, kind: str, value: Any, role: str) -> Exception | 
                 raise TypeError
             float(value)
         except (TypeError, ValueError, OverflowError):
-            return ArgumentTypeError(f"{op}: {name}: got {got}, expected a number", op=op)
+            return errors.refusal(ArgumentTypeError, op, name, got, "a number")
     return None
 
 
-def _blame_integer(op: str, name: str, value: Any, role: str) -> Exception | None:
+def _check_integer(op: str, name: str, value: Any, role: str) -> Exception | None:
     try:
         number = operator.index(value)
     except TypeError:
-        return ArgumentTypeError(f"{op}: {name}: got {_convert.type_name(value)}, expected an integer", op=op)
+        return errors.refusal(ArgumentTypeError, op, name, convert.type_name(value), "an integer")
     negative, large = _RANGE[role]
     bits = 64 if role == "wide" else 32
     if number < 0:
-        return negative(f"{op}: {name}: got {number}, expected 0 or more", op=op)
+        return errors.refusal(negative, op, name, number, "0 or more")
     if number >= 2**bits:
-        return large(f"{op}: {name}: got {number}, expected below 2**{bits}", op=op)
+        return errors.refusal(large, op, name, number, f"below 2**{bits}")
     return None

@@ -32,7 +32,7 @@ __all__ = [
 
 NAME = "libtorchlean_cuda.so"
 ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _TREE = _PACKAGE.parent
 _HEADERS = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
 

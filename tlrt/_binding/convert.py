@@ -19,9 +19,21 @@ from tlrt.errors import (
     ShapeError,
     SizeOverflowError,
     TorchleanError,
+    refusal,
 )
 
-__all__ = ["Live", "Naturals", "float32", "float64", "float64_out", "is_list", "type_name", "uint32", "uint32_list"]
+__all__ = [
+    "Live",
+    "Naturals",
+    "float32",
+    "float64",
+    "float64_out",
+    "host_array",
+    "is_list",
+    "type_name",
+    "uint32",
+    "uint32_list",
+]
 
 _LIMIT = 2**32
 
@@ -50,35 +62,31 @@ class Naturals(np.ndarray[Any, np.dtype[np.uint32]]):
     """What a :class:`Live` array holds; a function that takes indices reads this memory, and makes no copy."""
 
 
-def _array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
+def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
     if isinstance(value, Live):
         return value.naturals(op, name, expected)
     if isinstance(value, np.ma.MaskedArray):
-        raise ArgumentTypeError(
-            f"{op}: {name}: got a masked array, expected {expected} (fill the masked elements first)", op=op
-        )
+        raise refusal(ArgumentTypeError, op, name, "a masked array", f"{expected} (fill the masked elements first)")
     if isinstance(value, (str, bytes, bytearray, set, frozenset, dict)) or value is None:
-        raise ArgumentTypeError(f"{op}: {name}: got {type_name(value)}, expected {expected}", op=op)
+        raise refusal(ArgumentTypeError, op, name, type_name(value), expected)
     try:
         return np.asarray(value)
     except TorchleanError:
         raise
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            f"{op}: {name}: got {type_name(value)} that is no array ({error}), expected {expected}", op=op
-        ) from None
+        raise refusal(ArgumentTypeError, op, name, f"{type_name(value)} that is no array ({error})", expected) from None
 
 
 def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
     """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
     once (beyond float32's range to an infinity), anything else is refused."""
     expected = "float32, float64, integers or bool"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
-        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     if array.size >= _LIMIT:
-        raise SizeOverflowError(f"{op}: {name}: got {array.size} elements, expected fewer than 2**32", op=op)
+        raise refusal(SizeOverflowError, op, name, f"{array.size} elements", "fewer than 2**32")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
 
@@ -87,13 +95,13 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
     """A C-contiguous uint32 array from any integers. `dims` is the shape it must hold; None wants one axis, of any
     length."""
     expected = "integers"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     if array.size == 0 and not isinstance(value, np.ndarray):
         array = array.astype(np.uint32)
     if array.dtype.kind == "O" or (array.dtype.kind == "f" and not isinstance(value, np.ndarray)):
         array = _integers(op, name, np.asarray(value, dtype=object))  # NumPy makes floats of [2**63, -1]
     if array.dtype.kind not in "iu" and array.dtype.kind != "O":
-        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     _fits(op, name, array, dims)
     if array.dtype != np.uint32 and array.size:
         bad = (array < 0) | (array >= _LIMIT) if array.dtype.kind in "iO" else array > np.uint64(_LIMIT - 1)
@@ -113,8 +121,8 @@ def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         try:
             out[i] = operator.index(item)
         except TypeError:
-            raise ArgumentTypeError(
-                f"{op}: {name}: got {type(item).__name__} {item!r} at position {i}, expected integers", op=op
+            raise refusal(
+                ArgumentTypeError, op, name, f"{type(item).__name__} {item!r} at position {i}", "integers"
             ) from None
     return out.reshape(array.shape)
 
@@ -122,25 +130,25 @@ def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | None) -> None:
     if dims is None:
         if array.ndim != 1:
-            raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected one axis", op=op)
+            raise refusal(ShapeError, op, name, f"shape {array.shape}", "one axis")
         wanted = array.size
     else:
         wanted = 1
         for d in dims:
             wanted *= d
     if wanted >= _LIMIT:
-        raise SizeOverflowError(f"{op}: {name}: got {wanted} elements, expected fewer than 2**32", op=op)
+        raise refusal(SizeOverflowError, op, name, f"{wanted} elements", "fewer than 2**32")
     if array.size != wanted or (dims is not None and array.ndim > 1 and array.shape != tuple(dims)):
-        raise ShapeError(f"{op}: {name}: got shape {array.shape}, expected {tuple(dims or ())}", op=op)
+        raise refusal(ShapeError, op, name, f"shape {array.shape}", tuple(dims or ()))
 
 
 def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
     """A C-contiguous float64 array; float32, integers and bool widen, anything else is refused."""
     expected = "float64, float32, integers or bool"
-    array = _array(op, name, value, expected)
+    array = host_array(op, name, value, expected)
     kind, size = array.dtype.kind, array.dtype.itemsize
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
-        raise ArgumentTypeError(f"{op}: {name}: got dtype {array.dtype}, expected {expected}", op=op)
+        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     _fits(op, name, array, dims)
     return np.ascontiguousarray(array, dtype=np.float64).reshape(-1)
 
@@ -153,19 +161,17 @@ def float64_out(
     for d in dims:
         size *= d
     if size >= _LIMIT:
-        raise SizeOverflowError(f"{op}: {name}: got {size} elements, expected fewer than 2**32", op=op)
+        raise refusal(SizeOverflowError, op, name, f"{size} elements", "fewer than 2**32")
     if out is None:
         return np.empty(tuple(dims), dtype=np.float64)
     if not isinstance(out, np.ndarray) or out.dtype != np.float64 or not out.dtype.isnative:
-        raise ArgumentTypeError(f"{op}: out: got {type_name(out)}, expected ndarray of float64", op=op)
+        raise refusal(ArgumentTypeError, op, "out", type_name(out), "ndarray of float64")
     if out.shape != tuple(dims):
-        raise ShapeError(f"{op}: out: got shape {out.shape}, expected {tuple(dims)}", op=op)
+        raise refusal(ShapeError, op, "out", f"shape {out.shape}", tuple(dims))
     if not (out.flags.c_contiguous and out.flags.writeable):
-        raise ArgumentTypeError(
-            f"{op}: out: got a strided or read-only array, expected a C-contiguous and writeable one", op=op
-        )
+        raise refusal(ArgumentTypeError, op, "out", "a strided or read-only array", "a C-contiguous and writeable one")
     if any(np.may_share_memory(out, a) for a in inputs):
-        raise AliasError(f"{op}: out: got memory of an input, expected memory of its own", op=op)
+        raise refusal(AliasError, op, "out", "memory of an input", "memory of its own")
     return out
 
 

@@ -1,0 +1,1 @@
+"""Calls the C library: finds and loads it, converts arguments, wraps handles, and reports to observers."""

@@ -1,0 +1,611 @@
+"""Devices and buffers: the handles of the C library as objects.
+
+A device makes buffers, and a buffer knows its device, so both are here; :mod:`tlrt.context` and :mod:`tlrt.buffer` are their
+public places.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import _cffi_backend
+import numpy as np
+import numpy.typing as npt
+
+from tlrt._binding import convert
+from tlrt._binding.arguments import length, number
+from tlrt._binding.convert import type_name
+from tlrt._binding.library import Library, failure, load, remedy
+from tlrt._binding.observer import Calls, Observer
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ReleasedError,
+    ShapeError,
+    TorchleanError,
+    UnavailableError,
+    refusal,
+)
+
+__all__ = [
+    "Buffer",
+    "Device",
+    "Memory",
+    "Uncopied",
+    "count_references",
+    "describe",
+    "device",
+    "ignore_all",
+    "new",
+    "observe_all",
+    "own",
+]
+
+_CPU = -1
+_NAME = re.compile(r"(cpu)|cuda(?::(0|[1-9]\d{0,8}))?")
+
+#: own(handle, release) is the handle as an object that releases it when it goes. No bytecode runs then, so a signal
+#: handler that raises cannot come between. (This is what ``ffi.gc`` calls.)
+own = _cffi_backend.gcp
+#: new(type) is ``ffi.new`` of a type that ``ffi.typeof`` gave
+new = _cffi_backend.newp
+
+#: torchlean_cuda_buffer_release, _share and _copy, and the type of a slot for a handle, once a device exists (a buffer
+#: cannot exist before)
+_release: Any = None
+_share: Any = None
+_copy: Any = None
+_slot: Any = None
+#: the entry points as operations call them on a device without observers
+_calls: Calls
+
+
+def _bind(library: Library) -> None:
+    """Looks the functions up, before the first buffer is made."""
+    global _calls, _copy, _release, _share, _slot
+    if _slot is not None:
+        return
+    lib, prefix = library.lib, "torchlean_cuda_"
+    _release, _share, _copy = (
+        lib.torchlean_cuda_buffer_release,
+        lib.torchlean_cuda_buffer_share,
+        lib.torchlean_cuda_buffer_copy,
+    )
+    _calls = Calls({name.removeprefix(prefix): getattr(lib, name) for name in dir(lib) if name.startswith(prefix)})
+    _slot = library.ffi.typeof("torchlean_buffer **")
+
+
+class Uncopied:
+    """Cannot be copied or pickled: releasing one of two copies would take the memory from the other. Raises
+    ArgumentTypeError."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        raise refusal(
+            ArgumentTypeError,
+            type(self).__name__,
+            "",
+            "one to pickle or copy",
+            "the object itself, or a new one: it owns memory",
+        )
+
+
+class Buffer:
+    """A flat, contiguous float32 array on a device.
+
+    Make one with :meth:`from_numpy`, :meth:`zeros`, :meth:`full` or :meth:`empty` (or ``device.buffer(array)``), or get
+    one from an operation of ``tlrt.kernels``. A buffer has a length but no shape: operations take the dimensions as
+    arguments, row-major, outermost first.
+
+    The storage returns to the device's pool at :meth:`release`, at the end of a ``with`` block, or when the last
+    reference to the object goes. Using a released buffer raises :class:`~tlrt.errors.ReleasedError`.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_handle")
+
+    _device: Device
+    _handle: Any
+
+    def __init__(self, _handle: Any, _device: Device) -> None:  # for tlrt itself: wraps a handle from `own`
+        self._handle = _handle
+        self._device = _device
+
+    # ---- making one
+
+    @classmethod
+    def from_numpy(cls, array: npt.ArrayLike, device: Device | str = "cpu") -> Buffer:
+        """A copy of an array on a device, flattened row-major.
+
+        float32 keeps its bits (NaN payloads and signed zeros included); float64, integers and bool are rounded once to
+        float32, values beyond its range to infinities. Lists, strided arrays and either byte order are accepted.
+
+        Raises ArgumentTypeError for any other dtype (float16, complex, object, strings, …), SizeOverflowError for 2^32
+        elements or more, OutOfMemoryError.
+        """
+        device = _find_device(device, "from_numpy")
+        host = convert.float32("from_numpy", "array", array)
+        library = load()
+        data = library.ffi.from_buffer("float[]", host)
+        upload = library.lib.torchlean_cuda_buffer_upload
+        return cls._create("from_numpy", device, upload, device._handle, data, host.size)
+
+    @classmethod
+    def zeros(cls, n: int, device: Device | str = "cpu") -> Buffer:
+        """n elements of +0."""
+        return cls._new("zeros", n, device)
+
+    @classmethod
+    def empty(cls, n: int, device: Device | str = "cpu") -> Buffer:
+        """n elements of undefined content."""
+        return cls._new("empty", n, device)
+
+    @classmethod
+    def full(cls, n: int, value: float, device: Device | str = "cpu") -> Buffer:
+        """n elements of `value`, rounded once to float32."""
+        value = number("full", "value", value)
+        return cls._new("empty", n, device, "full").fill(value)
+
+    @classmethod
+    def _new(cls, function: str, n: int, device: Device | str, op: str = "") -> Buffer:
+        op = op or function
+        device = _find_device(device, op)
+        make = getattr(load().lib, f"torchlean_cuda_buffer_{function}")
+        return cls._create(op, device, make, device._handle, length(op, "n", n))
+
+    @classmethod
+    def _create(cls, op: str, device: Device, function: Any, *arguments: Any) -> Buffer:
+        """The buffer that a C function makes. Whatever a signal handler raises meanwhile, the handle is not lost:
+        releasing one twice does nothing."""
+        slot = new(_slot)
+        try:
+            if not (status := function(*arguments, slot)):
+                made = cls(own(slot[0], _release), device)
+                for observer in device._observers:
+                    observer.buffer_made(function, arguments, made)
+                return made
+        except BaseException:
+            _release(slot[0])
+            raise
+        raise failure(status, op)
+
+    # ---- content
+
+    def numpy(self, shape: int | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
+        """A new float32 array with the content, in `shape` if given (one entry may be -1), else with one axis.
+
+        Waits for the device. Raises ShapeError where the length does not fit the shape.
+        """
+        library = load()
+        for observer in self._device._observers:
+            observer.before_host_access(self._device, "numpy")
+        n = self.length
+        host = np.empty(n, dtype=np.float32)
+        result: npt.NDArray[np.float32] = host
+        if shape is not None:
+            try:
+                result = host.reshape(shape)
+            except ValueError:
+                raise refusal(ShapeError, "numpy", "shape", shape, f"a shape of {n} elements") from None
+            except TypeError:
+                got = convert.type_name(shape)
+                raise refusal(ArgumentTypeError, "numpy", "shape", got, "integers") from None
+        data = library.ffi.from_buffer("float[]", host, require_writable=True)
+        if status := library.lib.torchlean_cuda_buffer_download(self._handle, data, n):
+            raise failure(status, "numpy")
+        return result
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise refusal(ValueError, "Buffer", "copy", "False", "True or None (its memory is a device's)")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def fill(self, value: float) -> Buffer:
+        """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
+        if status := load().lib.torchlean_cuda_buffer_fill(self._handle, number("fill", "value", value)):
+            raise failure(status, "fill")
+        for observer in self._device._observers:
+            observer.buffer_filled(self, value)
+        return self
+
+    def copy(self) -> Buffer:
+        """A buffer of the same content with storage of its own."""
+        return self._create("copy", self._device, _copy, self._handle)
+
+    def share(self) -> Buffer:
+        """A second handle to the same storage. Each is released on its own; the storage goes with the last."""
+        return self._create("share", self._device, _share, self._handle)
+
+    # ---- life
+
+    def release(self) -> None:
+        """Gives the handle back now; the storage goes to the device's pool with its last handle. May be repeated."""
+        if status := _release(self._handle):
+            raise failure(status, "release")
+
+    @property
+    def released(self) -> bool:
+        """Whether the handle was given back (by :meth:`release`, or because its device was closed)."""
+        library = load()
+        status = library.lib.torchlean_cuda_buffer_length(self._handle, library.ffi.new("uint32_t *"))
+        return bool(status == ReleasedError.status)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    # ---- what it is
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        library = load()
+        n = library.ffi.new("uint32_t *")
+        if status := library.lib.torchlean_cuda_buffer_length(self._handle, n):
+            raise failure(status, "length")
+        return int(n[0])
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def device(self) -> Device:
+        """The device (and context) it lives on."""
+        return self._device
+
+    @property
+    def references(self) -> int:
+        """Number of live handles to its storage, this one included."""
+        held = sum(observer.count_own_handles(self._handle) for observer in self._device._observers)
+        return count_references(self._handle, "references") - held
+
+    def __repr__(self) -> str:
+        name = getattr(getattr(self, "_device", None), "name", "?")
+        try:
+            n = self.length
+            shown = ", ".join(f"{v:.7g}" for v in self._first(6, n)) + (", ..." if n > 6 else "")
+            return f"Buffer(length={n}, device={name!r}, [{shown}])"
+        except TorchleanError as error:
+            return f"Buffer({'released' if error.status == ReleasedError.status else f'unreadable: {error}'}, device={name!r})"
+        except Exception as error:
+            return f"Buffer(unreadable: {type(error).__name__}, device={name!r})"
+
+    def _first(self, count: int, n: int) -> list[float]:
+        """The first `count` of n elements; no more than these leave the device, unless it has few."""
+        if n <= 4096:
+            values: list[float] = self.numpy()[:count].tolist()
+            return values
+        for observer in self._device._observers:
+            observer.before_host_access(self._device, "numpy")
+        part = new(_slot)
+        try:
+            if status := load().lib.torchlean_cuda_buffer_slice1d(self._handle, n, 0, count, part):
+                raise failure(status, "repr")
+            values = Buffer(own(part[0], _release), self._device).numpy().tolist()
+            return values
+        except BaseException:
+            _release(part[0])
+            raise
+
+    # ---- a copied handle would be released twice
+
+    def __copy__(self) -> Buffer:
+        return self.share()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        raise refusal(ArgumentTypeError, "Buffer", "", "a buffer to pickle", "an array: pickle buffer.numpy()")
+
+
+def count_references(handle: Any, op: str) -> int:
+    """Number of live handles to the storage of a handle, this one included."""
+    library = load()
+    n = library.ffi.new("uint32_t *")
+    if status := library.lib.torchlean_cuda_buffer_references(handle, n):
+        raise failure(status, op)
+    return int(n[0])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one device object, in bytes and calls since it was made."""
+
+    #: requested by live buffers and scratch, rounded to size classes
+    live_bytes: int
+    #: highest live_bytes since the start or the last :meth:`Device.reset_peak`
+    peak_bytes: int
+    #: held by the pool for reuse
+    cached_bytes: int
+    #: limit on live_bytes + cached_bytes; 0 is no limit
+    cap_bytes: int
+    #: buffer handles not yet released
+    live_buffers: int
+    #: requests the pool served
+    allocations: int
+    #: requests that went to the driver or the operating system
+    driver_allocations: int
+
+
+class Device:
+    """A CPU or CUDA device with its own stream and memory pool; see :func:`device`.
+
+    Operations on a CUDA device are asynchronous: only downloads, :meth:`synchronize`, :meth:`elapsed` and pool growth
+    wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it.
+    """
+
+    __slots__ = ("__weakref__", "_calls", "_handle", "_library", "_name", "_observers", "_ordinal")
+
+    _handle: Any
+    _library: Library
+    #: the entry points that operations call, which report to the observers where there are any
+    _calls: Calls
+    _observers: tuple[Observer, ...]
+
+    def __init__(self, name: str = "cpu") -> None:
+        self._name, self._ordinal = _parse_name(name, "device")
+        library = self._library = load()
+        _bind(library)
+        _require_cuda(self._name, self._ordinal, library, "device")
+        slot = library.ffi.new("torchlean_context **")
+        try:
+            status = library.lib.torchlean_cuda_context_create(self._ordinal, slot)
+            self._handle = slot[0]
+        except BaseException:  # of a signal handler
+            library.lib.torchlean_cuda_context_destroy(slot[0])
+            raise
+        if status:
+            raise _explain_unavailable(failure(status, "device"), self._ordinal)
+        with _lock:
+            _open_devices.add(self)
+            self._set_observers(tuple(_observers_of_all))
+
+    @classmethod
+    def new(cls, name: str = "cpu") -> Device:
+        """A Device of its own on the named device, as ``device(name, new=True)``."""
+        return cls(name)
+
+    @property
+    def name(self) -> str:
+        """``"cpu"`` or ``"cuda:0"``."""
+        return self._name
+
+    @property
+    def is_cuda(self) -> bool:
+        return self._ordinal != _CPU
+
+    def describe(self) -> str:
+        """One line: processor or GPU, compute capability, memory."""
+        return describe(self._name)
+
+    def buffer(self, array: npt.ArrayLike) -> Buffer:
+        """A copy of an array on this device; see :meth:`Buffer.from_numpy`."""
+        return Buffer.from_numpy(array, self)
+
+    def zeros(self, n: int) -> Buffer:
+        """n elements of +0."""
+        return Buffer.zeros(n, self)
+
+    def full(self, n: int, value: float) -> Buffer:
+        """n elements of `value`, rounded once to float32."""
+        return Buffer.full(n, value, self)
+
+    def empty(self, n: int) -> Buffer:
+        """n elements of undefined content."""
+        return Buffer.empty(n, self)
+
+    # ---- time
+
+    def synchronize(self) -> None:
+        """Waits for all work. Raises the error of earlier asynchronous work."""
+        self._wait("synchronize", "context_synchronize")
+
+    def mark(self, slot: int = 0) -> None:
+        """Records time mark `slot` (0 to 7) in the device's stream."""
+        self._wait("mark", "context_mark", length("mark", "slot", slot))
+
+    def elapsed(self, start: int = 0, stop: int = 1) -> float:
+        """Milliseconds between two time marks; waits for the later one."""
+        result = self._library.ffi.new("double *")
+        start, stop = length("elapsed", "start", start), length("elapsed", "stop", stop)
+        self._wait("elapsed", "context_elapsed", start, stop, result)
+        return float(result[0])
+
+    # ---- memory
+
+    def memory(self) -> Memory:
+        """The pool's counters."""
+        raw = self._library.ffi.new("torchlean_memory *")
+        self._call("memory", "memory_stats", raw)
+        return Memory(*(int(getattr(raw, field)) for field in Memory.__dataclass_fields__))
+
+    def reset_peak(self) -> None:
+        """Sets ``peak_bytes`` to ``live_bytes``."""
+        self._call("reset_peak", "memory_reset_peak")
+
+    def cap(self, limit: int) -> None:
+        """Limits live and cached memory to `limit` bytes; 0 lifts the limit. A request beyond it collects once, then
+        raises OutOfMemoryError."""
+        if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+            raise refusal(ArgumentTypeError, "cap", "limit", type_name(limit), "an integer")
+        if not 0 <= limit < 2**64:
+            raise refusal(ArgumentError, "cap", "limit", limit, "0 <= limit < 2**64")
+        self._call("cap", "memory_cap", limit)
+
+    def collect(self) -> None:
+        """Returns all cached memory to the driver or the operating system."""
+        self._call("collect", "memory_collect")
+
+    # ---- observers
+
+    def observe(self, observer: Observer) -> None:
+        """Reports what happens on the device to the observer, after those it has, until :meth:`ignore`."""
+        with _lock:
+            self._set_observers((*self._observers, observer))
+
+    def ignore(self, observer: Observer) -> None:
+        """Stops the reports to an observer; does nothing if it is none of the device's."""
+        with _lock:
+            if observer in self._observers:
+                self._set_observers(tuple(o for o in self._observers if o is not observer))
+
+    def _set_observers(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+        self._calls = _calls.observed(self) if observers else _calls
+
+    # ---- life
+
+    def close(self) -> None:
+        """Destroys the context, its pool and every buffer in it. May be called again."""
+        with _lock:
+            if _shared.get(self._name) is self:
+                del _shared[self._name]
+        self._call("close", "context_destroy")
+
+    @property
+    def closed(self) -> bool:
+        number = self._library.ffi.new("int32_t *")
+        return bool(self._library.lib.torchlean_cuda_context_device(self._handle, number) == ReleasedError.status)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        # Buffers keep their Device, so none is left here. At interpreter shutdown the process gives everything back,
+        # and the CUDA runtime may be gone already.
+        try:
+            if not _finalizing():
+                self._library.lib.torchlean_cuda_context_destroy(self._handle)
+        except (AttributeError, TypeError):
+            pass
+
+    def __reduce__(self) -> Any:
+        raise refusal(ArgumentTypeError, "Device", "", "a device to pickle", "its name")
+
+    def __repr__(self) -> str:
+        try:
+            return f"Device({self._name!r}{', closed' if self.closed else ''})"
+        except Exception:
+            return "Device(?)"
+
+    def _wait(self, op: str, function: str, *arguments: Any) -> None:
+        """A call that waits, or that orders work by time."""
+        for observer in self._observers:
+            observer.before_host_access(self, op)
+        self._call(op, function, *arguments)
+
+    def _call(self, op: str, function: str, *arguments: Any) -> None:
+        if status := getattr(self._library.lib, f"torchlean_cuda_{function}")(self._handle, *arguments):
+            raise failure(status, op)
+
+
+_lock = threading.RLock()
+_shared: dict[str, Device] = {}
+_open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+_observers_of_all: list[Observer] = []
+
+
+def _parse_name(name: object, op: str) -> tuple[str, int]:
+    """The canonical name and the number of a device."""
+    if not isinstance(name, str):
+        raise refusal(ArgumentTypeError, op, "name", type_name(name), "'cpu', 'cuda' or 'cuda:N'")
+    match = _NAME.fullmatch(name)
+    if not match:
+        raise refusal(ArgumentError, op, "name", f"{name!r}", "'cpu', 'cuda' or 'cuda:N'")
+    if match[1]:
+        return "cpu", _CPU
+    ordinal = int(match[2] or 0)
+    return f"cuda:{ordinal}", ordinal
+
+
+def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
+    """Refuses a CUDA device if the library was built without CUDA."""
+    if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
+        raise refusal(
+            UnavailableError,
+            op,
+            "name",
+            f"{name!r}",
+            f"'cpu', as the library is a CPU-only build ({remedy(cuda=True)})",
+        )
+
+
+def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
+    """Says where to look if a CUDA device is not available; a message about an environment variable says it itself."""
+    if not isinstance(error, UnavailableError) or ordinal == _CPU or "TORCHLEAN_" in str(error):
+        return error
+    return UnavailableError(f"{error} (see `python -m tlrt doctor`)", op=error.op, status=error.status)
+
+
+def device(name: str = "cpu", *, new: bool = False) -> Device:
+    """The device of that name: ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``.
+
+    The same object each time, until it is closed; `new` makes a separate one with its own stream and pool. Raises
+    UnavailableError where there is no such device, ArgumentError for any other name.
+    """
+    canonical, _ = _parse_name(name, "device")
+    if new:
+        return Device(canonical)
+    with _lock:
+        found = _shared.get(canonical)
+        if found is None:
+            found = _shared[canonical] = Device(canonical)
+        return found
+
+
+def describe(name: str = "cpu") -> str:
+    """One line about a device, without opening it. Raises UnavailableError, with the reason, where there is none."""
+    canonical, ordinal = _parse_name(name, "describe")
+    library = load()
+    _require_cuda(canonical, ordinal, library, "describe")
+    text = library.ffi.new("char[]", 512)
+    if status := library.lib.torchlean_cuda_device_describe(ordinal, text, 512):
+        raise _explain_unavailable(failure(status, "describe"), ordinal)
+    return library.text(text)
+
+
+_by_name = device
+
+
+def _find_device(device: Device | str, op: str) -> Device:
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str):
+        return _by_name(device)
+    got = convert.type_name(device)
+    raise refusal(ArgumentTypeError, op, "device", got, "a Device or its name, like 'cpu'")
+
+
+def observe_all(observer: Observer) -> None:
+    """Reports what happens on every device, those opened later included, until :func:`ignore_all`."""
+    with _lock:
+        _observers_of_all.append(observer)
+        for each in list(_open_devices):
+            each.observe(observer)
+
+
+def ignore_all(observer: Observer) -> None:
+    """Undoes :func:`observe_all`, and what there is of one that an interrupt cut short."""
+    with _lock:
+        if observer in _observers_of_all:
+            _observers_of_all.remove(observer)
+        for each in list(_open_devices):
+            each.ignore(observer)

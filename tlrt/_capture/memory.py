@@ -1,0 +1,44 @@
+"""Plans the memory of a recording: what keeps its content, and what takes over memory that is no longer used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tlrt._capture.calls import Call, HostWork, Storage, ffi, lib
+
+__all__ = ["drop_constants", "plan_memory"]
+
+
+def drop_constants(items: Sequence[Call | HostWork]) -> list[Call | HostWork]:
+    """The items without those that write at every replay what is there already; their storage is kept as it is."""
+    return [item for item in items if not _keeps_content(item)]
+
+
+def _keeps_content(item: Call | HostWork) -> bool:
+    """Whether a call is the only one that writes its storage, and always writes the same; pins the storage then."""
+    if not isinstance(item, Call) or not item.is_constant:
+        return False
+    storage = item.storages[-1]
+    if storage.is_outside or storage.writers > 1:
+        return False
+    storage.is_pinned = True
+    return True
+
+
+def plan_memory(items: Sequence[Call | HostWork]) -> None:
+    """Lets storages share memory, first come, first served: one that a call creates takes over the memory of one of the same
+    length whose last use is behind it. What somebody else still has a handle to keeps its own."""
+    count = ffi.new("uint32_t *")
+    for place, item in enumerate(items):
+        for storage in item.storages:
+            storage.last = place
+    idle: dict[int, list[Storage]] = {}
+    for place, item in enumerate(items):
+        for storage in item.creates if isinstance(item, Call) else ():
+            if not storage.is_pinned and lib.torchlean_cuda_buffer_references(storage.handle, count) == 0:
+                storage.is_pinned = count[0] > 1
+            if not storage.is_pinned and (free := idle.get(storage.size)):
+                storage.reused = free.pop()
+        for storage in {id(s): s for s in item.storages}.values():
+            if not storage.is_pinned and storage.last == place:
+                idle.setdefault(storage.size, []).append(storage.root)

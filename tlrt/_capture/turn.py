@@ -1,0 +1,52 @@
+"""One thread at a time at the captured steps of a session."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tlrt.errors import CaptureError, refusal
+
+__all__ = ["Turn"]
+
+
+class Turn:
+    """A lock for captures and replays that a thread may take again while it has it, and that refuses other threads."""
+
+    def __init__(self) -> None:
+        self._reset()
+        _turns.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        #: the thread that has the lock
+        self._thread: int | None = None
+
+    def run(self, op: str, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of the work. Raises CaptureError if another thread is at a step, called `name` in the message."""
+        thread = threading.get_ident()
+        if self._lock.locked():
+            if self._thread == thread:
+                return work(*arguments)
+            raise refusal(CaptureError, op, name, "a call of another thread meanwhile", "one thread at a time")
+        with self._lock:  # waits only for a thread that came here at the same moment
+            try:
+                self._thread = thread
+                return work(*arguments)
+            finally:
+                self._thread = None
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _reset_after_fork() -> None:
+    """In a child process, a lock that another thread had would stay taken."""
+    for turn in _turns:
+        turn._reset()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

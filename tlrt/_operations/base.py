@@ -1,0 +1,142 @@
+"""What operations are made of: how a class applies a row of the registry to its values, and what their arguments are.
+
+A method reads the shapes of its operands, so it takes no dimensions: ``matmul(a, b)`` is the registry's ``matmul`` with m, n, p
+read off the shapes. :class:`tlrt.tape.Tape` has the operations on node ids, :class:`tlrt.session.Session` on tensor references.
+Formulas, special values and errors are those of the operation of the same name in ``tlrt.kernels`` unless said here.
+Every method raises ShapeError where shapes do not fit, and records nothing then.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tlrt._binding import convert
+from tlrt._binding.arguments import integer, integers
+from tlrt._operations.plan import Shape
+from tlrt.errors import ShapeError, refusal
+
+__all__ = ["BaseOperations", "Ref", "atomic", "indices", "per_axis"]
+
+Ref = TypeVar("Ref")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def atomic(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """Makes a method that records several values record none of them when it raises."""
+
+    @functools.wraps(method)
+    def run(self: Any, /, *arguments: _P.args, **keywords: _P.kwargs) -> _R:
+        mark = self._mark()
+        try:
+            return method(self, *arguments, **keywords)
+        except BaseException:
+            self._undo(mark)
+            raise
+
+    return run
+
+
+class BaseOperations(Generic[Ref]):
+    """Operations on references to values; a class that inherits them says how one is applied and what a shape is."""
+
+    def _apply(
+        self,
+        name: str,
+        parents: tuple[Ref | None, ...],
+        extra: tuple[Any, ...] = (),
+        hosts: Mapping[str, Any] | None = None,
+    ) -> Ref:
+        """Records the registry's operation `name`; `extra` and `hosts` are those of :func:`tlrt._operations.plan.make_plan`."""
+        raise NotImplementedError
+
+    def _view(self, x: Ref, shape: Shape, name: str) -> Ref:
+        """Records x in another shape of as many elements, sharing its storage."""
+        raise NotImplementedError
+
+    def shape(self, x: Ref) -> Shape:
+        """The shape of a value."""
+        raise NotImplementedError
+
+    def _shape(self, op: str, x: Ref) -> Shape:
+        """The shape of an operand of `op`, which a refusal names."""
+        return self.shape(x)
+
+    def _named(self, name: str, x: Ref) -> str:
+        """An operand in a message: the parameter's name, and what is known of the value."""
+        return name
+
+    def _constant(self, array: npt.ArrayLike) -> Ref:
+        """Records an array as a value without a gradient."""
+        raise NotImplementedError
+
+    def _host(self, x: Ref) -> npt.NDArray[Any]:
+        """A copy of a value on the host."""
+        raise NotImplementedError
+
+    def _mark(self) -> Any:
+        """What :meth:`_undo` takes to forget all values recorded from here on."""
+        return None
+
+    def _undo(self, mark: Any) -> None:
+        """Forgets the values recorded since the mark, as the operation they belong to was refused."""
+
+    # ---- what operations share
+
+    def _pair(self, name: str, a: Ref, b: Ref) -> Ref:
+        """A binary elementwise operation; operands of different shapes are broadcast to their common one."""
+        raise NotImplementedError
+
+    def _reduce_all(self, name: str, x: Ref, extra: tuple[Any, ...] = ()) -> Ref:
+        """A reduction over all elements, to a scalar."""
+        mark = self._mark()
+        try:
+            return self._apply(name, (self._flatten(name, x),), extra)
+        except BaseException:
+            self._undo(mark)
+            raise
+
+    def _flatten(self, op: str, x: Ref) -> Ref:
+        shape = self._shape(op, x)
+        return x if len(shape) == 1 else self._view(x, (math.prod(shape),), "flatten")
+
+    def _require_rank(self, op: str, x: Ref, rank: int, name: str = "x") -> Shape:
+        shape = self._shape(op, x)
+        if len(shape) != rank:
+            raise refusal(ShapeError, op, self._named(name, x), f"shape {shape}", f"{rank} axes")
+        return shape
+
+    def _rows(self, x: Ref) -> Ref:
+        """x with its leading axes folded into rows."""
+        shape = self.shape(x)
+        if len(shape) == 2:
+            return x
+        cols = shape[-1] if shape else 1
+        return self._view(x, (math.prod(shape[:-1]), cols), "reshape")
+
+
+def indices(op: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """Host integers in an array of their own that nobody can change, as backward reads it again."""
+    if isinstance(values, convert.Live) and not np.shape(values):  # one number
+        values = values.naturals(op, name, "integers").reshape(-1)
+    made = convert.uint32(op, name, values)
+    if isinstance(values, (convert.Live, convert.Naturals)):
+        return made
+    made = made.copy()
+    made.flags.writeable = False
+    return made
+
+
+def per_axis(op: str, name: str, value: Sequence[int] | int, rank: int) -> tuple[int, ...]:
+    """One entry per spatial axis; a single number is the entry of all."""
+    single = hasattr(value, "__index__")
+    entries = (integer(op, name, value),) * rank if single else integers(op, name, value)
+    if len(entries) != rank:
+        raise refusal(ShapeError, op, name, f"{len(entries)} entries", rank)
+    return entries

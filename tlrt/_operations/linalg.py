@@ -1,0 +1,42 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+
+from tlrt._operations.base import Ref, atomic
+from tlrt._operations.forwarding import ForwardingOperations
+from tlrt.errors import ShapeError, refusal
+
+__all__ = ["LinalgOperations"]
+
+
+class LinalgOperations(ForwardingOperations[Ref]):
+    """Products whose leading axes are folded into rows."""
+
+    def matmul(self, a: Ref, b: Ref) -> Ref:
+        """(m, n) x (n, p) to (m, p). A batch (batch, m, n) is multiplied by (batch, n, p), or by one (n, p)."""
+        if len(self._shape("matmul", a)) == 3:
+            return self._apply("bmm", (a, b)) if len(self._shape("matmul", b)) == 3 else self._batched_matmul(a, b)
+        return self._apply("matmul", (a, b))
+
+    @atomic
+    def _batched_matmul(self, a: Ref, b: Ref) -> Ref:
+        batch, m, n = self._shape("matmul", a)
+        rows = self._apply("matmul", (self._view(a, (batch * m, n), "reshape"), b))
+        return self._view(rows, (batch, m, self.shape(rows)[1]), "matmul")
+
+    def linear(self, w: Ref, b: Ref, x: Ref) -> Ref:
+        """W·x + b: W (outputs, inputs), b (outputs), x (…, inputs) to (…, outputs)."""
+        if len(self._shape("linear", x)) == 2:
+            return self._apply("linear", (w, x, b))
+        return self._folded_linear(w, b, x)
+
+    @atomic
+    def _folded_linear(self, w: Ref, b: Ref, x: Ref) -> Ref:
+        shape = self.shape(x)
+        if not shape:
+            raise refusal(ShapeError, "linear", "x", "a scalar", "(…, inputs)")
+        rows = self._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape")
+        y = self._apply("linear", (w, rows, b))
+        return self._view(y, (*shape[:-1], self.shape(y)[1]), "linear")

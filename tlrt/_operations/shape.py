@@ -1,0 +1,125 @@
+"""Views, and operations that move elements to other places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tlrt._binding.arguments import integer, integers
+from tlrt._operations.base import Ref, atomic
+from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.plan import Shape
+from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
+
+__all__ = ["ShapeOperations"]
+
+
+class ShapeOperations(ForwardingOperations[Ref]):
+    """Operations on shapes."""
+
+    def reshape(self, x: Ref, shape: Sequence[int] | int) -> Ref:
+        """The same elements in another shape (one entry may be -1), sharing the storage."""
+        entries = (shape,) if hasattr(shape, "__index__") else shape
+        wanted = integers("reshape", "shape", entries)
+        return self._view(x, complete_shape(wanted, self._shape("reshape", x)), "reshape")
+
+    def flatten(self, x: Ref) -> Ref:
+        """The same elements in one axis, sharing the storage."""
+        return self._flatten("flatten", x)
+
+    def swap_adjacent_at_depth(self, x: Ref, depth: int) -> Ref:
+        """Exchanges axes `depth` and `depth` + 1; the identity where there are no such axes."""
+        op = "swap_adjacent_at_depth"
+        shape, place = self._shape(op, x), integer(op, "depth", depth)
+        if not 0 <= place < len(shape) - 1:
+            return self._view(x, shape, op)
+        return self._apply(op, (x,), (place,))
+
+    @atomic
+    def permute(self, x: Ref, axes: Sequence[int]) -> Ref:
+        """Axis i of the result is axis axes[i] of x: a sequence of exchanges of neighbouring axes."""
+        order = list(integers("permute", "axes", axes))
+        rank = len(self._shape("permute", x))
+        if sorted(order) != list(range(rank)):
+            raise refusal(ArgumentError, "permute", "axes", tuple(order), f"a permutation of 0..{rank - 1}")
+        now = list(range(rank))
+        for place, axis in enumerate(order):
+            for at in range(now.index(axis), place, -1):
+                x = self._apply("swap_adjacent_at_depth", (x,), (at - 1,))
+                now[at - 1], now[at] = now[at], now[at - 1]
+        return x
+
+    def broadcast_to(self, x: Ref, shape: Sequence[int], axis_map: Sequence[int] | None = None) -> Ref:
+        """x spread over a larger shape.
+
+        `axis_map` has one entry per axis of the result: 0 inserts it, k reads axis k - 1 of x, whose size is 1 or the
+        result's. Left out, the axes are aligned at the right, as NumPy does. The gradient is the sum over what was spread.
+        """
+        op = "broadcast_to"
+        have, target = self._shape(op, x), integers(op, "shape", shape)
+        if axis_map is None:
+            if have == target:
+                return x
+            if len(have) > len(target):
+                raise refusal(ShapeError, op, "shape", target, f"at least {len(have)} axes")
+            places = (0,) * (len(target) - len(have)) + tuple(range(1, len(have) + 1))
+        else:
+            places = integers(op, "axis_map", axis_map)
+        return self._apply(op, (x,), (places, target))
+
+    def broadcast_vec_to_rows(self, vec: Ref, rows: int) -> Ref:
+        """(cols) to (rows, cols), the vector in every row."""
+        return self._apply("broadcast_vec_to_rows", (vec,), (integer("broadcast_vec_to_rows", "rows", rows),))
+
+    def broadcast_vec_to_cols(self, vec: Ref, cols: int) -> Ref:
+        """(rows) to (rows, cols), the vector in every column."""
+        return self._apply("broadcast_vec_to_cols", (vec,), (integer("broadcast_vec_to_cols", "cols", cols),))
+
+    def concat_vectors(self, a: Ref, b: Ref) -> Ref:
+        """concat1d by its other name."""
+        return self._apply("concat1d", (a, b))
+
+    def slice1d(self, x: Ref, start: int, len: int) -> Ref:
+        """x[start : start + len] of a vector."""
+        return self._apply("slice1d", (x,), (integer("slice1d", "start", start), integer("slice1d", "len", len)))
+
+    @atomic
+    def concat_dim0(self, a: Ref, b: Ref) -> Ref:
+        """(n, …) and (m, …) to (n + m, …)."""
+        op = "concat_dim0"
+        first, second = self._shape(op, a), self._shape(op, b)
+        if not first or not second or first[1:] != second[1:]:
+            wanted = ", ".join(["m", *map(str, first[1:])])
+            raise refusal(ShapeError, op, self._named("b", b), f"shape {second}", f"({wanted}) to follow {first}")
+        joined = self._apply("concat1d", (self._flatten(op, a), self._flatten(op, b)))
+        return self._view(joined, (first[0] + second[0], *first[1:]), op) if len(first) > 1 else joined
+
+    @atomic
+    def slice_range0(self, x: Ref, start: int, len: int) -> Ref:
+        """x[start : start + len] along axis 0."""
+        op = "slice_range0"
+        shape = self._shape(op, x)
+        if not shape:
+            raise refusal(ShapeError, op, "x", "a scalar", "at least one axis")
+        first, count = integer(op, "start", start), integer(op, "len", len)
+        if first < 0 or count < 0 or first + count > shape[0]:
+            raise refusal(
+                IndexOutOfRangeError,
+                op,
+                "start + len",
+                f"{first} + {count}",
+                f"at most {shape[0]}, neither of them negative",
+            )
+        inner = math.prod(shape[1:])
+        part = self._apply("slice1d", (self._flatten(op, x),), (first * inner, count * inner))
+        return self._view(part, (count, *shape[1:]), op) if shape[1:] else part
+
+
+def complete_shape(shape: Shape, have: Shape) -> Shape:
+    """The shape with the size that -1 leaves open."""
+    if -1 not in shape:
+        return shape
+    known = math.prod(d for d in shape if d != -1)
+    if shape.count(-1) > 1 or known <= 0 or math.prod(have) % known:
+        raise refusal(ShapeError, "reshape", "shape", shape, f"one that holds {math.prod(have)} elements")
+    return tuple(math.prod(have) // known if d == -1 else d for d in shape)
