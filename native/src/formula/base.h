@@ -1,4 +1,4 @@
-/* What every scalar formula builds on: one spelling for "a function both compilers inline", bit casts,
+/* What every scalar formula builds on: TL_HD, which makes a function that both compilers inline, bit casts,
  * and the constants of float32.
  *
  * Formulas are compiled by gcc (once per SIMD variant) and by nvcc. They must give the same bits everywhere, so they use
