@@ -116,10 +116,9 @@ def cases(e: Entry, count: int) -> list[list[int]]:
 
 
 def table(count: int) -> str:
-    entries = entries.all_entries()
     out = ["/* Written by tools/fuzz_table.py from the registry. */"]
     rows = []
-    for e in entries:
+    for e in entries.all_entries():
         arguments = kinds(e)
         calls = ", ".join(READ[k].format(i=i) for i, (k, _) in enumerate(arguments))
         out.append(f"static int32_t run_{e.name}(fuzz_value *v)\n{{\n    return {e.symbol}({calls});\n}}\n")
