@@ -109,7 +109,7 @@ def test_an_interrupted_run_ends_its_step_and_resumes(tmp_path, monkeypatch):
     assert start("char_gpt", tmp_path / "parts", "--resume")["losses"] == wanted
 
 
-def test_checkpoints_in_between_are_whole(tmp_path, monkeypatch):
+def test_checkpoints_in_between_are_complete(tmp_path, monkeypatch):
     """A run that dies after a checkpoint continues from it."""
     wanted = start("char_gpt", tmp_path / "whole")["losses"]
     step = common._step
@@ -136,7 +136,7 @@ def test_checkpoints_in_between_are_whole(tmp_path, monkeypatch):
         (["--set=data_grid=100"], "data_grid: got 100, expected a multiple of twice the grid, 32"),
     ],
 )
-def test_bad_arguments_are_told(arguments, message, tmp_path):
+def test_bad_arguments_are_refused(arguments, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
         start("fno_burgers", tmp_path, *arguments)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.repo.tree import circles, files, imports, name, python_modules
+from tests.repo.tree import PACKAGES, circles, files, imports, name, python_modules
 
 pytestmark = pytest.mark.every_choice
 
@@ -66,17 +66,20 @@ def test_a_planted_circle_is_found(tmp_path: Path, how: str) -> None:
 
 
 def replacements(path: Path, root: Path = ROOT) -> list[str]:
-    """Assignments to what another module or class owns: to attributes of imported names, and of classes outside the module that
-    defines them or within a function; through setattr, vars and __dict__ too. An object may set its own attributes by name
-    (``setattr(self, ...)``), and a module may complete its own class while it is imported."""
+    """Assignments to what another module or class owns: to attributes of what is imported from the repository's packages, and
+    of classes within a function; through setattr, vars and __dict__ too. An object may set its own attributes by name
+    (``setattr(self, ...)``), a program those of its command line (args), and a module may complete its own class while it is
+    imported."""
     text = path.read_text()
     tree = ast.parse(text)
-    imported = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {
+                a.asname or a.name.partition(".")[0] for a in node.names if a.name.partition(".")[0] in PACKAGES
+            }
+        elif isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] in PACKAGES):
+            imported |= {a.asname or a.name for a in node.names}
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -92,7 +95,7 @@ def replacements(path: Path, root: Path = ROOT) -> list[str]:
             targets = [node.target]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
             owner = node.args[0]
-            own = {"self", "cls"} | (classes if id(node) not in in_functions else set())
+            own = {"self", "cls", "args"} | (classes if id(node) not in in_functions else set())
             if not (isinstance(owner, ast.Name) and owner.id in own):
                 found[node.lineno] = f"{node.func.id}({ast.unparse(owner)}, ...)"
         for target in targets:

@@ -170,7 +170,7 @@ def test_settings_that_no_step_would_take(tmp_path, optimizer, was, now, said):
 
 
 @given(st.data())
-def test_damaged_files_are_refused_or_load_something_whole(data):
+def test_damaged_files_are_refused_or_load_completely(data):
     """Any byte of a checkpoint may flip, and any tail be lost: an error, or a load that only changed numbers."""
     import tempfile
     from pathlib import Path

@@ -92,9 +92,9 @@ def test_a_session_that_is_dropped_goes_with_all_it_held():
     device.close()
 
 
-def test_two_threads_on_one_session_are_told():
-    """No result may be mixed up: either an operation is right or somebody is told."""
-    wrong, told = [], []
+def test_two_threads_on_one_session_compute_right_or_raise():
+    """No result may be mixed up: either an operation is right or it raises."""
+    wrong, messages = [], []
     interval = sys.getswitchinterval()
     with Session("cpu") as s:
         x = s.input(np.arange(4.0))
@@ -106,7 +106,7 @@ def test_two_threads_on_one_session_are_told():
                     if s.tape.nodes[y.id]._plan.values["c"] != k:
                         wrong.append(k)
             except ValueError as error:
-                told.append(str(error))
+                messages.append(str(error))
 
         sys.setswitchinterval(1e-6)
         try:
@@ -118,7 +118,7 @@ def test_two_threads_on_one_session_are_told():
         finally:
             sys.setswitchinterval(interval)
     assert not wrong
-    assert all("expected one thread at a time" in text for text in told)
+    assert all("expected one thread at a time" in text for text in messages)
 
 
 def test_an_append_by_another_thread_is_noticed(s):

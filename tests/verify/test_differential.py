@@ -72,7 +72,7 @@ def test_a_planted_defect_is_found_where_it_is(monkeypatch, tmp_path, name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_programs_that_part_are_told(monkeypatch):
+def test_programs_that_diverge_are_reported(monkeypatch):
     def parted(s):
         x = s.input([1.0])
         return s.relu(x) if s.device.name == "spec" else s.exp(x)
