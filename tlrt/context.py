@@ -11,11 +11,12 @@ from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
 from tlrt._binding.handles import Device, Memory, describe, device
 from tlrt._binding.library import failure, load
+from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentTypeError, refusal
 
 __all__ = [
-    "Device", "Memory", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant", "set_threads",
-    "threads",
+    "Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant",
+    "set_threads", "threads",
 ]  # fmt: skip
 
 

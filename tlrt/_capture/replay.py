@@ -30,12 +30,9 @@ class Replay:
     graphs: list[Any] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Does everything again. Raises the error of the first call that fails."""
-        calls = self.calls
-        for call in calls:
-            if status := call():
-                raise failure(status, self.names[calls.index(call)])
+    def failure(self, status: int, call: Runnable) -> TorchleanError:
+        """The error of a call that failed."""
+        return failure(status, self.names[self.calls.index(call)])
 
     def release(self) -> None:
         """Gives graphs and memory back."""

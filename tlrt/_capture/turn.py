@@ -25,17 +25,17 @@ class Turn:
         #: the thread that has the lock
         self._thread: int | None = None
 
-    def run(self, op: str, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    def run(self, op: str, name: str, work: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
         """The result of the work. Raises CaptureError if another thread is at a step, called `name` in the message."""
         thread = threading.get_ident()
         if self._lock.locked():
             if self._thread == thread:
-                return work(*arguments)
+                return work(arguments)
             raise refusal(CaptureError, op, name, "a call of another thread meanwhile", "one thread at a time")
         with self._lock:  # waits only for a thread that came here at the same moment
             try:
                 self._thread = thread
-                return work(*arguments)
+                return work(arguments)
             finally:
                 self._thread = None
 

@@ -1,0 +1,113 @@
+"""Observers of a device: which events they get, in which order, and that they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tlrt
+from tlrt import Session, kernels, optim
+from tlrt.context import Observer
+from tlrt.errors import ArgumentError
+
+
+class Log(Observer):
+    """Keeps the names of the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def before_call(self, device: Any, symbol: str, arguments: tuple[Any, ...]) -> Any:
+        self.events.append(f"call {symbol}")
+        return symbol
+
+    def after_call(self, device: Any, symbol: str, arguments: tuple[Any, ...], status: int, note: Any) -> None:
+        assert note == symbol
+        self.events.append(f"status {status}")
+
+    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
+        self.events.append("buffer")
+
+    def before_host_access(self, device: Any, op: str) -> None:
+        self.events.append(f"host {op}")
+
+    def before_backward_step(self, tape: Any, place: int, node: Any, cotangent: Any) -> None:
+        self.events.append(f"backward {node.name}")
+
+    def after_backward(self, session: Any) -> None:
+        self.events.append("backward complete")
+
+    def before_reset(self, session: Any) -> None:
+        self.events.append("reset")
+
+    def before_setting(self, session: Any, name: str) -> None:
+        self.events.append(f"set {name}")
+
+
+@pytest.fixture
+def device() -> Any:
+    with tlrt.Device.new("cpu") as made:
+        yield made
+
+
+def test_calls_and_buffers(device: tlrt.Device) -> None:
+    log, other = Log(), Log()
+    device.observe(log)
+    device.observe(other)
+    a = device.buffer([1.0, 2.0])
+    assert kernels.add(a, a).numpy().tolist() == [2.0, 4.0]
+    with pytest.raises(ValueError):
+        kernels.add(a, device.buffer([1.0]))
+    shape = tlrt.errors.ShapeError.status
+    expected = ["buffer", "call buffer_add", "status 0", "host numpy", "buffer", "call buffer_add", f"status {shape}"]
+    assert log.events == other.events == expected
+    device.ignore(log)
+    kernels.add(a, a)
+    assert log.events == expected and len(other.events) == len(expected) + 2
+    device.ignore(other)
+    kernels.add(a, a)
+    assert len(other.events) == len(expected) + 2
+
+
+def test_a_step_of_training(device: tlrt.Device) -> None:
+    def train(log: Log | None) -> tuple[list[float], list[str]]:
+        with Session(device) as s:
+            w = s.param([1.0, 2.0], "w")
+            optimizer = optim.SGD([w], lr=0.5)
+            if log is not None:
+                device.observe(log)
+            s.backward(s.reduce_sum(s.tanh(w)))
+            optimizer.step()
+            optimizer.lr = 0.25
+            s.reset()
+            if log is not None:
+                device.ignore(log)
+            optimizer.close()
+            return w.numpy().tolist(), [] if log is None else log.events
+
+    plain, _ = train(None)
+    observed, events = train(Log())
+    assert observed == plain
+    chosen = [e for e in events if e.startswith(("backward", "reset", "set"))]
+    assert chosen == ["backward reduce_sum", "backward tanh", "backward complete", "set SGD.lr", "reset"]
+    assert events.index("call buffer_sgd_step") > events.index("backward complete")
+
+
+def test_an_observer_may_refuse(device: tlrt.Device) -> None:
+    class Refusing(Observer):
+        def before_call(self, device: Any, symbol: str, arguments: tuple[Any, ...]) -> Any:
+            raise ArgumentError(f"{symbol}: refused")
+
+    a, out = device.buffer([1.0]), device.buffer([5.0])
+    refusing = Refusing()
+    device.observe(refusing)
+    before = device.memory().live_buffers
+    with pytest.raises(ArgumentError, match="refused"):
+        kernels.add(a, a)
+    with pytest.raises(ArgumentError, match="refused"):
+        kernels.add(a, a, out=out)
+    device.ignore(refusing)
+    assert device.memory().live_buffers == before
+    assert np.array_equal(out.numpy(), [5.0])
