@@ -19,7 +19,7 @@ _library = load()
 ffi, lib = _library.ffi, _library.lib
 _references = partial(count_references, op="capture")
 
-#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral_plan.cu
+#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral/plan.cu
 PLANS = 24
 
 

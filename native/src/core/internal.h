@@ -72,11 +72,11 @@ void tl_standard_float_mode(void);
 
 /* TORCHLEAN_CPU or the CUDA ordinal. */
 int32_t tl_context_ordinal(const tl_context *ctx);
-/* Backend state of a CUDA context (streams, handles, rings): defined in cuda/device.cu, NULL on the CPU. */
+/* Backend state of a CUDA context (streams, handles, rings): defined in cuda/runtime/device.cu, NULL on the CPU. */
 struct tl_cuda_state;
 struct tl_cuda_state *tl_context_cuda(const tl_context *ctx);
 
-/* What a CUDA build supplies to abi/ (cuda/device.cu); a CPU-only build links abi/no_cuda.c instead, where the count is 0
+/* What a CUDA build supplies to abi/ (cuda/runtime/device.cu); a CPU-only build links abi/no_cuda.c instead, where the count is 0
  * and the rest returns UNAVAILABLE. All return a status and leave a message; the caller has made no device current. */
 uint32_t tl_cuda_device_count(void);
 const char *tl_cuda_build(void); /* "13.0; archs=sm_80,sm_90a,compute_90" or "" */

@@ -1,4 +1,4 @@
-/* What a CPU-only build links instead of cuda/device.cu: no devices, and UNAVAILABLE for anything asked of one. */
+/* What a CPU-only build links instead of cuda/runtime/device.cu: no devices, and UNAVAILABLE for anything asked of one. */
 #include "internal.h"
 
 static int32_t unavailable(void)
