@@ -52,10 +52,12 @@ def test_family_stands_in_every_layer(family: str) -> None:
     stems = [
         f"tlspec/ops/{family}.py",
         f"native/src/cpu/{family}.c",
-        f"native/src/cuda/{family}.cu",
         f"native/generated/ops_{family}.c",
     ]
     assert [s for s in stems if not (ROOT / s).exists()] == []
+    # A family with many variants is a folder instead of a file.
+    cuda = ROOT / "native/src/cuda"
+    assert (cuda / f"{family}.cu").exists() != bool(list((cuda / family).glob("*.cu")))
 
 
 def test_families_are_listed() -> None:
@@ -93,6 +95,7 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
 
 
 def test_c_layers_include_downwards() -> None:
+    native = ROOT / "native"
     may = {
         "src/formula": {"formula"},
         "src/cpu": {"cpu", "formula", "core", "generated"},
@@ -101,12 +104,28 @@ def test_c_layers_include_downwards() -> None:
         "generated": {"core", "include", "generated"},
     }
     for layer, allowed in may.items():
-        for path in sorted((ROOT / "native" / layer).iterdir()):
+        for path in sorted(p for p in (native / layer).rglob("*") if p.is_file()):
             for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
-                own, core = path.parent / quoted, ROOT / "native/include" / quoted
-                target = own if own.exists() else core
-                assert target.exists(), f"{name(path)} includes {quoted}, which is nowhere"
-                assert target.resolve().parent.name in allowed, f"{name(path)} includes {quoted}"
+                # The Makefile's order: beside the file, then the directories given to the compiler.
+                places = [folder / quoted for folder in (path.parent, native / "include", native / "src", native)]
+                target = next((place.resolve() for place in places if place.exists()), None)
+                assert target, f"{name(path)} includes {quoted}, which is nowhere"
+                parts = target.relative_to(native).parts
+                assert parts[parts[0] == "src"] in allowed, f"{name(path)} includes {quoted}"
+
+
+def test_cuda_families_share_through_device_and_runtime() -> None:
+    """A family's file includes its own folder's, the shared ones and nothing of another family. What is shared includes
+    no family. Inside the layer a header has one name: its path from native/src."""
+    cuda = ROOT / "native/src/cuda"
+    for path in sorted(cuda.rglob("*.cu*")):
+        family = path.relative_to(cuda).parts[0].partition(".")[0]
+        for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
+            layer, _, rest = quoted.partition("/")
+            assert layer in {"cuda", "formula", "core", "generated"}, f"{name(path)} includes {quoted}"
+            if layer == "cuda":
+                allowed = {"device", "runtime", family}
+                assert rest.partition("/")[0] in allowed, f"{name(path)} includes {quoted}"
 
 
 def test_files_stay_readable() -> None:

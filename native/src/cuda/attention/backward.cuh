@@ -1,6 +1,6 @@
 /* What the two halves of attention's backward pass share: attention/backward.cu and attention/backward_mma.cu. */
-#ifndef TL_ATTENTION_BWD_CUH
-#define TL_ATTENTION_BWD_CUH
+#ifndef TL_CUDA_ATTENTION_BACKWARD_CUH
+#define TL_CUDA_ATTENTION_BACKWARD_CUH
 
 #include "cuda/attention/simt_tiles.cuh"
 

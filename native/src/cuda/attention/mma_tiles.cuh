@@ -19,8 +19,8 @@
  * Weights are kept 2^32 times too large. e^x underflows below 2^-149, so a weight that is not 0 is at least 2^-117: its
  * upper part is normal, and what its lower part may lose below 2^-126 is less than 2^-158 of the largest weight, which
  * is less than the 2^-149 that e^x itself loses. The same goes for a weight times (g·v - D). */
-#ifndef TL_ATTENTION_TENSOR_CUH
-#define TL_ATTENTION_TENSOR_CUH
+#ifndef TL_CUDA_ATTENTION_MMA_TILES_CUH
+#define TL_CUDA_ATTENTION_MMA_TILES_CUH
 
 #include "cuda/attention/simt_tiles.cuh"
 #include "cuda/device/tf32_split.cuh"

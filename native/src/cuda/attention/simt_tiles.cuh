@@ -11,8 +11,8 @@
  *
  * Each result is one chain of fused multiply-adds over d, or over the keys (queries) in order: fixed by the shape
  * alone. */
-#ifndef TL_ATTENTION_TILES_CUH
-#define TL_ATTENTION_TILES_CUH
+#ifndef TL_CUDA_ATTENTION_SIMT_TILES_CUH
+#define TL_CUDA_ATTENTION_SIMT_TILES_CUH
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"

@@ -1,6 +1,6 @@
 /* Attention by wgmma: the warp groups that multiply. See attention/wgmma_tiles.cuh. */
-#ifndef TL_ATTENTION_WGMMA_CONSUMER_CUH
-#define TL_ATTENTION_WGMMA_CONSUMER_CUH
+#ifndef TL_CUDA_ATTENTION_WGMMA_CONSUMER_CUH
+#define TL_CUDA_ATTENTION_WGMMA_CONSUMER_CUH
 
 #include "cuda/attention/wgmma_tiles.cuh"
 #include "cuda/device/vector.cuh"

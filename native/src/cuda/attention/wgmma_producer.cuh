@@ -1,6 +1,6 @@
 /* Attention by wgmma: the warp group that makes panels. See attention/wgmma_tiles.cuh. */
-#ifndef TL_ATTENTION_WGMMA_PRODUCER_CUH
-#define TL_ATTENTION_WGMMA_PRODUCER_CUH
+#ifndef TL_CUDA_ATTENTION_WGMMA_PRODUCER_CUH
+#define TL_CUDA_ATTENTION_WGMMA_PRODUCER_CUH
 
 #include "cuda/attention/wgmma_tiles.cuh"
 #include "cuda/device/vector.cuh"

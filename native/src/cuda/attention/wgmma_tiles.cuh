@@ -1,5 +1,6 @@
-/* Attention by Hopper's warp group products (wgmma) on TF32 tensor cores: the machinery of attention/wgmma.cu. Machine
- * code for sm_90a only.
+/* Attention by Hopper's warp group products (wgmma) on TF32 tensor cores: the passes, the layout of shared memory and the
+ * ring of panels of attention/wgmma.cu. Rings, chains and barriers are those of device/wgmma.cuh. Machine code for sm_90a
+ * only.
  *
  * A block owns ROWS rows of a member of the batch (queries; keys when the gradients of K and V are made), 64 to each of
  * two warp groups, and goes through the other side in tiles of COLS. A third warp group produces right operands: panels
@@ -21,8 +22,8 @@
  *
  * A sum over d or over the tiles is one of parts of 32 terms, in order, each made by 12 wgmma, the small products
  * first; fixed by the shape alone. Weights are kept 2^32 times too large, for the reason in attention/mma_tiles.cuh. */
-#ifndef TL_ATTENTION_WGMMA_CUH
-#define TL_ATTENTION_WGMMA_CUH
+#ifndef TL_CUDA_ATTENTION_WGMMA_TILES_CUH
+#define TL_CUDA_ATTENTION_WGMMA_TILES_CUH
 
 #include "cuda/attention/mma_tiles.cuh"
 #include "cuda/device/wgmma.cuh"

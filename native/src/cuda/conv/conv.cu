@@ -1,5 +1,6 @@
 /* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: few rows by themselves
- * (conv/few_rows.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and conv/mma_weights.cu.
+ * (conv/few_rows.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
+ * conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)

@@ -5,8 +5,8 @@
  * addition, a bit test and a copy that fills in zeros. Taps are taken CHUNK at a time so that the bits fit one word.
  * Within a chunk the order is channel by channel, tap by tap, so with
  * at most CHUNK taps it is the order of formula/conv_geometry.h. */
-#ifndef TL_CONV_CUH
-#define TL_CONV_CUH
+#ifndef TL_CUDA_CONV_CONV_CUH
+#define TL_CUDA_CONV_CONV_CUH
 
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"

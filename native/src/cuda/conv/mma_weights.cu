@@ -99,7 +99,8 @@ template <class T_> struct WeightsLoader {
 #pragma unroll
                 for (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
                     if (BM % (THREADS / 4) == 0 || row < BM)
-                        tl_copy_async<16, false>(to_four + 4 * i * SLICE, job.small + from, four.w && row + i < rows_left);
+                        tl_copy_async<16, false>(to_four + 4 * i * SLICE, job.small + from,
+                                                 four.w && row + i < rows_left);
             } else {
                 uint32_t from = at.y + (row0 + group) * size;
 #pragma unroll

@@ -2,8 +2,8 @@
  * gradient (conv/wgmma_product.cu) and that of the weight gradient (conv/wgmma_weights.cu) share.
  *
  * Where the pipeline finds that a tile's sums do not count, it is computed again as chains of fused multiply-adds. */
-#ifndef TL_CONV_WGMMA_CUH
-#define TL_CONV_WGMMA_CUH
+#ifndef TL_CUDA_CONV_WGMMA_CUH
+#define TL_CUDA_CONV_WGMMA_CUH
 
 #include "cuda/conv/conv.cuh"
 #include "cuda/device/wgmma_pipeline.cuh"

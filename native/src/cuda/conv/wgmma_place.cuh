@@ -1,6 +1,6 @@
 /* The problem of conv/wgmma_product.cu on the device, and where its pieces, sums, positions and taps lie. */
-#ifndef TL_CONV_WGMMA_PLACE_CUH
-#define TL_CONV_WGMMA_PLACE_CUH
+#ifndef TL_CUDA_CONV_WGMMA_PLACE_CUH
+#define TL_CUDA_CONV_WGMMA_PLACE_CUH
 
 #include "cuda/conv/wgmma.cuh"
 

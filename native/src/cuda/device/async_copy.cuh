@@ -1,7 +1,7 @@
 /* Asynchronous copies from global to shared memory, past the registers (PTX cp.async). A thread collects its copies in
  * groups and waits for its own groups only; what other threads copied is there after a barrier. */
-#ifndef TL_ASYNC_COPY_CUH
-#define TL_ASYNC_COPY_CUH
+#ifndef TL_CUDA_DEVICE_ASYNC_COPY_CUH
+#define TL_CUDA_DEVICE_ASYNC_COPY_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

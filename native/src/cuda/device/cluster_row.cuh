@@ -13,8 +13,8 @@
  * (tl_cluster_quads).
  *
  * Machine code of older chips has no clusters: these kernels are empty there and tl_cluster_runs says so. */
-#ifndef TL_CLUSTER_ROW_CUH
-#define TL_CLUSTER_ROW_CUH
+#ifndef TL_CUDA_DEVICE_CLUSTER_ROW_CUH
+#define TL_CUDA_DEVICE_CLUSTER_ROW_CUH
 
 #include "cuda/device/row_tile.cuh"
 

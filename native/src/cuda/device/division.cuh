@@ -1,6 +1,6 @@
 /* Integer division: rounded up, and by a divisor that is the same for a whole launch. */
-#ifndef TL_DIVISION_CUH
-#define TL_DIVISION_CUH
+#ifndef TL_CUDA_DEVICE_DIVISION_CUH
+#define TL_CUDA_DEVICE_DIVISION_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* What softmax and cross-entropy share: a row's exponentials and their sum. */
-#ifndef TL_SOFTMAX_CUH
-#define TL_SOFTMAX_CUH
+/* A row's exponentials and their sum, for softmax and cross-entropy. */
+#ifndef TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
+#define TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
 
 #include "cuda/device/cluster_row.cuh"
 #include "generated/kernels.h"

@@ -4,8 +4,8 @@
  * An operation is a struct with identity() and join(a, b). Sum follows the trees to the letter; Maximum has no order
  * and takes the same path. join is commutative, so the butterflies below, where both partners of an exchange compute
  * the same join with its sides swapped, give every thread the bits of the tree. */
-#ifndef TL_CUDA_SUM_TREE_CUH
-#define TL_CUDA_SUM_TREE_CUH
+#ifndef TL_CUDA_DEVICE_SUM_TREE_CUH
+#define TL_CUDA_DEVICE_SUM_TREE_CUH
 
 #include "cuda/runtime/launch.cuh"
 #include "formula/exact.h"

@@ -8,8 +8,8 @@
  * TF32 keeps float32's exponent range but not its subnormals' precision. An operand that is infinite, NaN, so large that
  * hi would overflow or so small that lo would be cut needs ordinary arithmetic: a thread block that met one computes its
  * tile again without tensor cores, so no value is ever hidden. */
-#ifndef TL_TF32_SPLIT_CUH
-#define TL_TF32_SPLIT_CUH
+#ifndef TL_CUDA_DEVICE_TF32_SPLIT_CUH
+#define TL_CUDA_DEVICE_TF32_SPLIT_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* Accesses of 16 bytes: four neighbouring floats. */
-#ifndef TL_VECTOR_CUH
-#define TL_VECTOR_CUH
+#ifndef TL_CUDA_DEVICE_VECTOR_CUH
+#define TL_CUDA_DEVICE_VECTOR_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
  * Operands in shared memory are K-major: a row of STEP floats = 128 bytes per row of A (column of B). The 16 bytes of
  * chunk c = k / 4 of row i lie at 128·i + 16·(c ^ i % 8), the K-major layout with 128-byte swizzle (PTX ISA, "Shared
  * Memory Matrix Layout"), whose pattern repeats every 8 rows = 1024 bytes. */
-#ifndef TL_WGMMA_CUH
-#define TL_WGMMA_CUH
+#ifndef TL_CUDA_DEVICE_WGMMA_CUH
+#define TL_CUDA_DEVICE_WGMMA_CUH
 
 #include <stdint.h>
 

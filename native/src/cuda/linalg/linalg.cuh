@@ -1,6 +1,6 @@
 /* Matrix products on CUDA: what linalg/linalg.cu, linalg/mma.cu and linalg/wgmma.cu share. */
-#ifndef TL_LINALG_CUH
-#define TL_LINALG_CUH
+#ifndef TL_CUDA_LINALG_LINALG_CUH
+#define TL_CUDA_LINALG_LINALG_CUH
 
 #include "cuda/runtime/launch.cuh"
 

@@ -8,8 +8,8 @@
  *
  * Each result is a sum of parts in order of k, fixed by n alone. Where the pipeline finds that a group's sums do not
  * count, its rows are computed again as chains of fused multiply-adds in increasing k. */
-#ifndef TL_LINALG_WGMMA_CUH
-#define TL_LINALG_WGMMA_CUH
+#ifndef TL_CUDA_LINALG_WGMMA_CUH
+#define TL_CUDA_LINALG_WGMMA_CUH
 
 #include "cuda/device/wgmma_pipeline.cuh"
 
@@ -165,11 +165,11 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
     {
         a.read();
         b.read();
+        a.advance();
+        b.advance();
         ring.wait_empty();
         a.write(to, guard);
         b.write_split(to + T::B_HI, to + T::B_LO, guard);
-        a.advance();
-        b.advance();
     }
 };
 

@@ -1,6 +1,6 @@
 /* What norm/norm.cu and norm/columns.cu share: the statistics of a row. */
-#ifndef TL_NORM_CUH
-#define TL_NORM_CUH
+#ifndef TL_CUDA_NORM_NORM_CUH
+#define TL_CUDA_NORM_NORM_CUH
 
 #include "cuda/device/cluster_row.cuh"
 #include "generated/kernels.h"

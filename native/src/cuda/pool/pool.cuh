@@ -1,6 +1,6 @@
 /* The geometry of pooling on CUDA, shared by the forward kernels (pool/pool.cu) and the gradients (pool/vjp.cu). */
-#ifndef TL_CUDA_POOL_CUH
-#define TL_CUDA_POOL_CUH
+#ifndef TL_CUDA_POOL_POOL_CUH
+#define TL_CUDA_POOL_POOL_CUH
 
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"

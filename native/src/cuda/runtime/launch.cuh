@@ -3,8 +3,8 @@
  *
  * A launcher gets a healthy context whose device is current on the calling thread. It launches on
  * tl_cuda_stream(ctx) and ends with `return tl_cuda_launched(ctx, "name");`. It never synchronises. */
-#ifndef TL_LAUNCH_CUH
-#define TL_LAUNCH_CUH
+#ifndef TL_CUDA_RUNTIME_LAUNCH_CUH
+#define TL_CUDA_RUNTIME_LAUNCH_CUH
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>

@@ -1,6 +1,7 @@
-/* The CUDA state of a context, shared by runtime/device.cu (which owns it) and runtime/transfer.cu. Kernels use runtime/launch.cuh instead. */
-#ifndef TL_STATE_CUH
-#define TL_STATE_CUH
+/* The CUDA state of a context, which runtime/device.cu owns and runtime/transfer.cu and graph.cu use. Launchers see
+ * runtime/launch.cuh only. */
+#ifndef TL_CUDA_RUNTIME_STATE_CUH
+#define TL_CUDA_RUNTIME_STATE_CUH
 
 #include "cuda/runtime/launch.cuh"
 

@@ -1,6 +1,6 @@
 /* What the spectral kernels share: cuFFT plans of a context (spectral/plan.cu). */
-#ifndef TL_SPECTRAL_PLAN_CUH
-#define TL_SPECTRAL_PLAN_CUH
+#ifndef TL_CUDA_SPECTRAL_PLAN_CUH
+#define TL_CUDA_SPECTRAL_PLAN_CUH
 
 #include <cufft.h>
 
