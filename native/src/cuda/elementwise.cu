@@ -1,9 +1,9 @@
 /* Elementwise operations on CUDA.
  *
- * The operations stand in formula/elementwise.def, one line each, compiled by both back ends to the same bits. The kernel
- * is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all of
- * them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An output may be one of the inputs: a thread reads its elements
- * before it writes them, and no other thread touches them. */
+ * The operations are listed in formula/elementwise.def, one line each, compiled by both back ends to the same bits. The
+ * kernel is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all
+ * of them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An
+ * output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
 #include "cuda/runtime/launch.cuh"
 #include "generated/kernels.h"
 
