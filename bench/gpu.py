@@ -27,7 +27,7 @@ from tlrt.verify.documents import format_command, read_document, write_document
 from tlspec import registry
 
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
-#: where every lane arrives at barriers, since racecheck does not see that one does so for its warp (native/src/cuda/wgmma.cuh)
+#: every lane arrives at barriers there, since racecheck does not see that one lane arrives for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "verify", "bench", "steps", "growth", "sanitizer", "tests")
 

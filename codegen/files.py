@@ -8,7 +8,6 @@ from codegen.kernel_headers import (
     cpu_kernels_source,
     family_header,
     family_table,
-    umbrella_header,
 )
 from codegen.operations import operations_module
 from codegen.ops_header import abi_hash_header, ops_header
@@ -26,7 +25,6 @@ def generated_files() -> dict[str, str]:
     out = {
         "native/include/torchlean_cuda_ops.h": ops_header(),
         f"{GENERATED}/abi_hash.h": abi_hash_header(),
-        f"{GENERATED}/kernels.h": umbrella_header(),
         f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(),
         f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
         "tlrt/kernels.py": python_module(),

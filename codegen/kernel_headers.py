@@ -9,23 +9,13 @@ from codegen.prototypes import kernel_entries, kernel_parameters
 from codegen.text import BANNER, call_text
 from tlspec import registry
 
-__all__ = ["cpu_kernels_header", "cpu_kernels_source", "family_header", "family_table", "umbrella_header"]
-
-_CONTRACT = f"""\
-/* Kernels of all families. {BANNER}
- *
- * A kernel returns a status (TORCHLEAN_OK or what tl_fail returned). Its arguments are checked: lengths fit, lists are
- * valid, outputs do not alias inputs except in elementwise operations (where an output may be an input). A NULL output is
- * one the caller does not want. A kernel is not called when every wanted output is empty. A list is an array of `count`
- * data pointers; element i has lengths[i] elements (both may be 0), and an output's element may be an input's of the
- * same index. */"""
-
+__all__ = ["cpu_kernels_header", "cpu_kernels_source", "family_header", "family_table"]
 
 def family_header(family: str) -> str:
     """``FAMILY.h``: a function type per kernel, which its CPU and its CUDA function have in common."""
     guard, names = f"TL_{family.upper()}_KERNELS_H", [e.kernel for e in kernel_entries(family)]
     out = [
-        f"/* Kernels of the {family} family on both devices; kernels.h says what holds for each kernel.\n * {BANNER} */",
+        f"/* Kernels of the {family} family on both devices; core/kernel.h says what holds for each kernel.\n * {BANNER} */",
         f"#ifndef {guard}",
         f"#define {guard}",
         "",
@@ -93,19 +83,5 @@ def cpu_kernels_source() -> str:
         "const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {",
         *(f"    .{f} = &TL_V(tl_cpu_{f}_kernels)," for f in families),
         "};",
-        "",
-    ])  # fmt: skip
-
-
-def umbrella_header() -> str:
-    """``kernels.h``: the prototypes of all families."""
-    return "\n".join([
-        _CONTRACT,
-        "#ifndef TL_KERNELS_H",
-        "#define TL_KERNELS_H",
-        "",
-        *(f'#include "{f}.h"' for f in registry.families()),
-        "",
-        "#endif",
         "",
     ])  # fmt: skip

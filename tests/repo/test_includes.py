@@ -29,7 +29,7 @@ def included(path: Path, native: Path = NATIVE) -> dict[str, Path | None]:
     """Quoted name -> the file that an include is of, found as the compiler finds it."""
     found: dict[str, Path | None] = {}
     for quoted in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.M):
-        places = [folder / quoted for folder in (path.parent, native / "include", native / "src")]
+        places = [folder / quoted for folder in (path.parent, native / "include", native / "src", native)]
         found[quoted] = next((p.resolve() for p in places if p.exists()), None)
     return found
 
@@ -91,3 +91,17 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     (folder / "b.h").write_text("")
     (folder / "b.c").write_text('#include "../core/a.h"\n')
     assert circles(modules(graph(tmp_path.resolve()))) == [["src/core/a", "src/core/b", "src/core/a"]]
+
+
+def test_cuda_families_share_through_device_and_runtime() -> None:
+    """A family's file includes its own folder's, the shared ones and nothing of another family. What is shared includes
+    no family. Inside the layer a header has one name: its path from native/src."""
+    cuda = NATIVE / "src/cuda"
+    for path in sorted(cuda.rglob("*.cu*")):
+        family = path.relative_to(cuda).parts[0].partition(".")[0]
+        for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
+            layer, _, rest = quoted.partition("/")
+            assert layer in {"cuda", "formula", "core", "generated"}, f"{name(path)} includes {quoted}"
+            if layer == "cuda":
+                allowed = {"device", "runtime", family}
+                assert rest.partition("/")[0] in allowed, f"{name(path)} includes {quoted}"

@@ -94,64 +94,6 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
         assert not foreign, name(path)
 
 
-#: the layers of native/, each with those that its files may include
-LAYERS = {
-    "src/formula": {"src/formula"},
-    "src/cpu": {"src/cpu", "src/formula", "src/core", "generated"},
-    "src/cuda": {"src/cuda", "src/formula", "src/core", "generated"},
-    "src/core": {"src/core", "include", "generated"},
-    "generated": {"src/core", "include", "generated"},
-}
-
-
-def includes() -> dict[Path, set[Path]]:
-    """The quoted includes of every native source."""
-    native, found = ROOT / "native", {}
-    for layer in LAYERS:
-        for path in sorted(p for p in (native / layer).rglob("*") if p.is_file()):
-            found[path] = set()
-            for quoted in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M):
-                places = [folder / quoted for folder in (path.parent, native / "src", native, native / "include")]
-                targets = [place.resolve() for place in places if place.exists()]
-                assert targets, f"{name(path)} includes {quoted}, which is nowhere"
-                found[path].add(targets[0])
-    return found
-
-
-def test_c_layers_include_downwards() -> None:
-    def layer(path: Path) -> str:
-        folder = path.relative_to(ROOT / "native").as_posix()
-        return next(known for known in (*LAYERS, "include") if folder.startswith(known + "/"))
-
-    for path, targets in includes().items():
-        for target in targets:
-            assert layer(target) in LAYERS[layer(path)], f"{name(path)} includes {name(target)}"
-
-
-def test_no_circle_of_includes() -> None:
-    """Between modules: a C header and the source of its stem are one; in CUDA every file is its own."""
-
-    def module_of(path: Path) -> Path:
-        return path.with_suffix("") if path.suffix in {".c", ".h"} else path
-
-    graph: dict[Path, set[Path]] = {}
-    for path, targets in includes().items():
-        own = module_of(path)
-        graph.setdefault(own, set()).update(module_of(t) for t in targets)
-        graph[own].discard(own)
-    done: set[Path] = set()
-
-    def visit(module: Path, above: tuple[Path, ...]) -> None:
-        assert module not in above, " -> ".join(name(m) for m in (*above[above.index(module) :], module))
-        if module not in done:
-            for target in sorted(graph.get(module, ())):
-                visit(target, (*above, module))
-            done.add(module)
-
-    for module in sorted(graph):
-        visit(module, ())
-
-
 def test_files_stay_readable() -> None:
     long = {
         name(p): n

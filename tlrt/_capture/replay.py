@@ -17,7 +17,7 @@ __all__ = ["PLANS", "Replay", "build_replay"]
 
 _GRAPH = ffi.typeof("torchlean_graph **")
 
-#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral_plan.cu
+#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral/plan.cu
 PLANS = 24
 
 

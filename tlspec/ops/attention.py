@@ -56,7 +56,7 @@ def _softmax(Q, K, mask, mask_mode, scale):
 
 
 def _split(k):
-    """Worst case, in u, of a sum of k products on CUDA's tensor cores (native/src/cuda/split_mma.cuh).
+    """Worst case, in u, of a sum of k products on CUDA's tensor cores (native/src/cuda/device/tf32_split.cuh).
 
     With x = hi + lo and 11 bits in each part, the product of the two lo, left out, is 2^-22 = 4u of a product, and the last bit
     of either lo, cut off, 2^-23 = 2u. A part of 32 products is a chain of 3 instructions for every 8, of which the first two

@@ -239,7 +239,7 @@ ROOTS = 0.25
 def _tile_height(n, width, modes):
     """Roundings from an element to a bin of the truncated transform: a pair's sum, its cosine, a chain over the pairs of a tile
     that are not padding, root, product and difference of the tile's turn, then the sum over tiles in either device's order
-    (that of native/src/cuda/spectral_conv.cu: four interleaved chains over a block's tiles and four over the blocks)."""
+    (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks)."""
     tiles = -(-n // TILE)
     blocks = max(1, SHARES // max(1, -(-width // 64) * -(-modes // 16)))
     per_block = 4 * -(-tiles // (4 * blocks))

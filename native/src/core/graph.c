@@ -1,5 +1,5 @@
 /* The exported functions of captures and graphs: what calls use while they are captured becomes a graph's, which keeps it
- * until it is released. The capturing itself is the device's, cuda/graph.cu. */
+ * until it is released. The capturing itself is the device's, cuda/runtime/graph.cu. */
 #include <stdlib.h>
 
 #include "call.h"

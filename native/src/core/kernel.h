@@ -1,5 +1,10 @@
-/* What a kernel of either back end may use of the core. A kernel gets a locked, healthy context and arguments that are
- * already checked; it may take scratch, fail with a message, and, on the CPU, spread over threads (threads.h). */
+/* What a kernel of either back end may use of the core. A kernel gets a locked, healthy context and may take scratch, fail
+ * with a message, and, on the CPU, spread over threads (threads.h). It returns a status: TORCHLEAN_OK or what tl_fail returned.
+ *
+ * Its arguments are checked: lengths fit, lists are valid, and outputs do not alias inputs except in elementwise operations,
+ * where an output may be an input. A NULL output is one that the caller does not want. A kernel is not called when every wanted
+ * output is empty. A list is an array of `count` data pointers; element i has lengths[i] elements (both may be 0), and an
+ * output's element may be an input's of the same index. */
 #ifndef TL_KERNEL_H
 #define TL_KERNEL_H
 

@@ -1,15 +1,15 @@
 /* Elementwise operations on CUDA.
  *
- * The operations stand in formula/elementwise.def, one line each, compiled by both back ends to the same bits. The kernel is bound by memory: each thread owns VECTORS groups
- * of four consecutive elements, 256 groups apart, and loads all of them (16 bytes each) before it computes, so enough bytes
- * are in flight to cover the latency of device memory. An output may be one of the inputs: a thread reads its elements
- * before it writes them, and no other thread touches them. */
-#include "../../generated/elementwise.h"
-#include "common.cuh"
+ * The operations are listed in formula/elementwise.def, one line each, compiled by both back ends to the same bits. The
+ * kernel is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all
+ * of them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An
+ * output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+#include "cuda/runtime/launch.cuh"
+#include "generated/elementwise.h"
 
-#include "../formula/activation.h"
-#include "../formula/exact.h"
-#include "../formula/explog.h"
+#include "formula/activation.h"
+#include "formula/exact.h"
+#include "formula/explog.h"
 
 namespace {
 
@@ -77,10 +77,10 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 {
     constexpr int LARGE = IN == 1 ? 4 : 2;
     if (m.n <= SMALL)
-        map_kernel<IN, OUT, 1, F><<<(unsigned)((m.n + THREADS * 4 - 1) / (THREADS * 4)), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
+        map_kernel<IN, OUT, 1, F><<<tl_grid(m.n, THREADS * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
     else
         map_kernel<IN, OUT, LARGE, F>
-            <<<(unsigned)((m.n + THREADS * LARGE * 4 - 1) / (THREADS * LARGE * 4)), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
+            <<<tl_grid(m.n, THREADS * LARGE * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
     return tl_cuda_launched(ctx, name);
 }
 
@@ -151,4 +151,4 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
         return run<3, 2, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, c}, {y, z}, 0, 0, n});           \
     }
 
-#include "../formula/elementwise.def"
+#include "formula/elementwise.def"

@@ -1,7 +1,9 @@
 /* Gathers and the addition of one row on CUDA, and the entry points of the index family. The scatter-adds themselves
  * are in index_scatter.cu. */
-#include "../../generated/index.h"
-#include "common.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "generated/index.h"
 
 /* index_scatter.cu: out = base (NULL: +0) plus values[j] at row indices[j], in the order of j; `name` is the
  * operation. */

@@ -14,8 +14,10 @@
  * A row with many hits is a serial sum of any length. Its owner leaves it to a second kernel, which spreads the row
  * over more warps and keeps more loads in flight. It runs on the list of such rows that the first kernel leaves in
  * memory. */
-#include "../../generated/index.h"
-#include "common.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "generated/index.h"
 
 #include <cub/device/device_radix_sort.cuh>
 

@@ -2,9 +2,10 @@
  *
  * The mean squared error is one row of squares, summed by leaves. Cross-entropy is a softmax whose result is one number
  * per row, and those are a row of their own; its gradient is a softmax with another last step. Both hold a row of
- * logits on chip as softmax does (row_tile.cuh, cluster_row.cuh) and read it once: 4 bytes per element forward, 8
+ * logits on chip as softmax does (device/row_tile.cuh, device/cluster_row.cuh) and read it once: 4 bytes per element forward, 8
  * backward. */
-#include "softmax.cuh"
+#include "cuda/device/row_exponentials.cuh"
+#include "cuda/device/vector.cuh"
 
 namespace {
 

@@ -6,11 +6,13 @@
  *
  * Blocks are dealt to chunks of tensors by a fixed mapping: tensor i owns the blocks first[i] .. first[i + 1] - 1, and a
  * block finds its tensor by bisection in the parameters, which are cached constants. All is bound by memory. */
-#include "../../generated/optim.h"
-#include "common.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "generated/optim.h"
 
-#include "../formula/optim.h"
-#include "../formula/sum_tree.h"
+#include "formula/optim.h"
+#include "formula/sum_tree.h"
 
 namespace {
 

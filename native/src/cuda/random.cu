@@ -1,10 +1,11 @@
 /* Random numbers on CUDA: each thread makes four consecutive elements and stores them in 16 bytes; element i depends on
  * the key and i alone. Bound by the two 64-bit multiplications per word as much as by memory, so words share what they
  * can. */
-#include "../../generated/random.h"
-#include "common.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "generated/random.h"
 
-#include "../formula/random.h"
+#include "formula/random.h"
 
 namespace {
 

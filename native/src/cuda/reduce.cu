@@ -1,13 +1,14 @@
 /* Reductions on CUDA: sums, means and maxima along one axis or over everything, and their gradients.
  *
- * The reductions themselves are in sum_tree.cu. A gradient writes as much as its reduction read, or twice that: sums'
+ * The reductions themselves are in device/sum_tree.cu. A gradient writes as much as its reduction read, or twice that: sums'
  * gradients are broadcasts (the shape family), a mean's is a broadcast of quotients, and a maximum's counts the winners
  * of each reduction, which is exact in any order, then writes their shares. Counting reads x once and writing reads it
  * again, from cache where one block does both. */
-#include "../../generated/reduce.h"
-#include "sum_tree.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+#include "generated/reduce.h"
 
-#include "../formula/count.h"
+#include "formula/count.h"
 
 namespace {
 

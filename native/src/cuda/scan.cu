@@ -11,9 +11,9 @@
  *                    which thousands of chunks at once make up for.
  *
  * Both do the same arithmetic in the same order. */
-#include "../../generated/scan.h"
-#include "../formula/scan_chunks.h"
-#include "sum_tree.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "formula/scan_chunks.h"
+#include "generated/scan.h"
 
 namespace {
 

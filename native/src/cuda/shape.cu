@@ -9,8 +9,10 @@
  *   runs      long runs: a thread copies its share of a run straight from where it lies
  *
  * An element's index fits 32 bits (a buffer has fewer than 2^32 elements); sums that may pass it are 64-bit. */
-#include "../../generated/shape.h"
-#include "common.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "generated/shape.h"
 
 namespace {
 

@@ -4,10 +4,12 @@
  * caches. Where long runs of the input are repeated even the caches would be read as fast as memory is written, so
  * rows_kernel keeps a run's piece in registers; everything else goes through broadcast_kernel, whose index arithmetic
  * is one fast division per merged axis. An index fits 32 bits (a buffer has fewer than 2^32 elements). */
-#include "../../generated/shape.h"
-#include "../formula/broadcast_axes.h"
-#include "common.cuh"
-#include "sum_tree.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/broadcast_axes.h"
+#include "generated/shape.h"
 
 namespace {
 

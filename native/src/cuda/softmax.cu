@@ -1,10 +1,10 @@
 /* Softmax and log-softmax on CUDA, and their gradients.
  *
- * A row of up to 49152 elements is read once and stays on chip (row_tile.cuh): in the registers of 4 to 32 threads, or
+ * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh): in the registers of 4 to 32 threads, or
  * in the registers or shared memory of a block; up to 262144 elements (half of that backward) in the shared memory of a
- * cluster of blocks where the chip has clusters (cluster_row.cuh). The traffic is the floor, 8 bytes per element
+ * cluster of blocks where the chip has clusters (device/cluster_row.cuh). The traffic is the floor, 8 bytes per element
  * forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
-#include "softmax.cuh"
+#include "cuda/device/row_exponentials.cuh"
 
 namespace {
 

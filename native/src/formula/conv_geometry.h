@@ -9,7 +9,7 @@
  * modulo stride on every axis, so each combination of residues (a phase) is a dense product of its own.
  *
  * The terms of an element are summed channel by channel and, within a channel, offset by offset, row-major; CUDA takes
- * the offsets of large kernels some at a time (cuda/conv.cuh). */
+ * the offsets of large kernels some at a time (cuda/conv/conv.cuh). */
 #ifndef TL_CONV_GEOMETRY_H
 #define TL_CONV_GEOMETRY_H
 

@@ -1,0 +1,367 @@
+/* Attention on CUDA, backward, in two passes that store nothing of size n x n and add nothing across blocks.
+ *
+ *   queries   a block owns queries and goes through the keys once: the softmax runs along as in the forward, the sum
+ *             Σ_j e^(s-m) (g·v_j - D) k_j is rescaled with it and divided by Σ e^(s-m) at the end. Leaves m, 1/Σ and D
+ *             of every query for the second pass
+ *   keys      a block owns keys and goes through the queries: P = e^(s-m)/Σ is made again, gV += Pᵀ g, gK += dSᵀ Q
+ *
+ * 7 products of 2·n²·d operations instead of the 5 of a single pass, whose sums into gQ would have to be ordered
+ * between blocks. See attention/simt_tiles.cuh for who owns what. */
+#include "cuda/attention/backward.cuh"
+#include "cuda/device/vector.cuh"
+
+namespace attention {
+
+/* ---- the pass over queries --------------------------------------------------------------------------------------- */
+
+template <class C> constexpr size_t query_shared()
+{
+    return sizeof(float) * (size_t)(2 * (C::ROWS + C::COLS) * C::LD + C::ROWS * C::LP + 2 * C::ROWS * C::COLS / 32);
+}
+
+/* Without GRADIENT only m, 1/Σ and D. */
+template <class C, bool GRADIENT>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const BackwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    float *Qs = shared, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
+    float *Ws = Vs + C::COLS * C::LD;
+    uint32_t *bits = (uint32_t *)(Ws + C::ROWS * C::LP);
+    constexpr int BITS = C::ROWS * C::COLS / 32;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    if (p.left_to_tensor_cores(b))
+        return;
+    const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
+    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
+    const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member, *out = a.out + member;
+    const int64_t chunk = p.d < C::DP ? p.d : C::DP;
+    const int steps = (int)(chunk + 3) / 4;
+
+    float sums[C::RM][C::RC] = {}, dot[C::RM];
+    Softmax<C> softmax;
+    auto next = [&](int64_t j, uint32_t *words) { return next_keys<C>(j, words, p, b, i0, a.finite_k, softmax); };
+
+    /* Groups of copies alternate: V, then K. */
+    int64_t j0 = next(0, bits);
+    if (!C::MANY) {
+        copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
+        if (GRADIENT) {
+            copy_rows<C, C::ROWS>(Gs, g, i0, p, 0);
+            if (j0 < p.n)
+                copy_rows<C, C::COLS>(Vs, V, j0, p, 0);
+        }
+        tl_copy_commit();
+        if (j0 < p.n)
+            copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
+        tl_copy_commit();
+    }
+#pragma unroll
+    for (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
+        const int64_t row = i0 + ty + C::TY * i;
+        float sum = 0.0f;
+        for (int64_t c = tx; c < p.d && row < p.n; c += C::TX)
+            sum = fmaf(g[row * p.d + c], out[row * p.d + c], sum);
+        dot[i] = lanes_sum<C::TX>(sum);
+    }
+    for (int turn = 0; j0 < p.n; turn ^= 1) {
+        float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
+        if (C::MANY) {
+            for (int64_t k = 0; k < p.d; k += C::DP) {
+                __syncthreads();
+                copy_rows<C, C::ROWS>(Qs, Q, i0, p, k);
+                copy_rows<C, C::COLS>(Ks, K, j0, p, k);
+                if (GRADIENT) {
+                    copy_rows<C, C::ROWS>(Gs, g, i0, p, k);
+                    copy_rows<C, C::COLS>(Vs, V, j0, p, k);
+                }
+                tl_copy_commit();
+                tl_copy_wait<0>();
+                __syncthreads();
+                product<C>(Qs, Ks, C::DP / 4, s);
+                if (GRADIENT)
+                    product<C>(Gs, Vs, C::DP / 4, t);
+            }
+        } else if (GRADIENT) {
+            tl_copy_wait<1>();
+            __syncthreads();
+            product<C>(Gs, Vs, steps, t);
+        }
+        __syncthreads();
+        const int64_t j1 = next(j0 + C::COLS, bits + (turn ^ 1) * BITS);
+        if (!C::MANY && GRADIENT && j1 < p.n)
+            copy_rows<C, C::COLS>(Vs, V, j1, p, 0);
+        if (C::MANY && GRADIENT)
+            copy_rows<C, C::COLS>(Ks, K, j0, p, from);
+        tl_copy_commit();
+        if (C::MANY)
+            tl_copy_wait<0>();
+        else
+            tl_copy_wait<1>();
+        __syncthreads();
+        if (!C::MANY)
+            product<C>(Qs, Ks, steps, s);
+        query_scores<C>(s, p, bits + turn * BITS, j0);
+#pragma unroll
+        for (int i = 0; i < C::RM; i++) {
+            const float factor = softmax.step(i, s[i]);
+            if constexpr (GRADIENT) {
+#pragma unroll
+                for (int c = 0; c < C::RC; c++)
+                    sums[i][c] *= factor;
+#pragma unroll
+                for (int j = 0; j < C::RK; j++) {
+                    const int key = tx + C::TX * j;
+                    bool open = j0 + key < p.n;
+                    if (p.mode != NO_MASK)
+                        open = bits[turn * BITS + (ty + C::TY * i) * (C::COLS / 32) + key / 32] >> key % 32 & 1;
+                    Ws[(ty + C::TY * i) * C::LP + key] = open ? s[i][j] * (t[i][j] - dot[i]) : 0.0f;
+                }
+            }
+        }
+        if (GRADIENT) {
+            __syncwarp();
+            accumulate<C>(Ws, Ks, sums);
+        }
+        __syncthreads();
+        if (!C::MANY && j1 < p.n)
+            copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
+        tl_copy_commit();
+        j0 = j1;
+    }
+    tl_copy_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::RM; i++) {
+        const float total = softmax.total(i);
+        const int64_t row = ty + C::TY * i, at = b * p.n + i0 + row;
+        if (row >= rows)
+            continue;
+        if (tx == 0 && from == 0) {
+            a.base[at] = softmax.top[i] == -TL_INF ? 0.0f : softmax.top[i];
+            a.inverse[at] = 1.0f / total;
+            a.dot[at] = dot[i];
+        }
+        if (GRADIENT) {
+#pragma unroll
+            for (int c = 0; c < C::RC; c++)
+                sums[i][c] = sums[i][c] / total * p.scale;
+            store_row<C>(a.gQ + at * p.d, sums[i], p, from);
+        }
+    }
+}
+
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
+
+template <class C> constexpr size_t key_shared()
+{
+    return sizeof(float) * (size_t)(2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP + 2 * C::COLS * C::ROWS / 32);
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const BackwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + C::COLS * C::LD;
+    float *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
+    uint32_t *bits = (uint32_t *)(Ws + C::ROWS * C::LP); /* by query, a word for 32 keys */
+    constexpr int BITS = C::ROWS * C::COLS / 32;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS, rows = p.n - j0;
+    if (p.left_to_tensor_cores(b))
+        return;
+    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
+    const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member;
+    const float *base = a.base + b * p.n, *inverse = a.inverse + b * p.n, *dot = a.dot + b * p.n;
+    const int64_t chunk = p.d < C::DP ? p.d : C::DP;
+    const int steps = (int)(chunk + 3) / 4;
+    const bool want_k = a.gK != nullptr, want_v = a.gV != nullptr;
+
+    float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
+    /* The first query of the next tile that counts. The weights of a row that is NaN are NaN, blocked or not. */
+    auto next = [&](int64_t i, uint32_t *words) {
+        for (; i < p.n && p.mode != NO_MASK; i += C::COLS) {
+            bool counts = read_mask<C, C::COLS, C::ROWS>(words, p, b, i, j0);
+            counts |= !all_finite<C::COLS>(a.finite_q, p, b, i) || !all_finite<C::COLS>(a.finite_g, p, b, i);
+            for (int64_t row = i + threadIdx.x; row < i + C::COLS && row < p.n; row += C::THREADS)
+                counts |= isnan(inverse[row]) || (p.mode == FILL && !(base[row] > TL_FILL_VANISHES));
+            if (__syncthreads_or(counts))
+                break;
+        }
+        return i;
+    };
+
+    /* Groups of copies alternate: g, then Q. */
+    int64_t i0 = next(0, bits);
+    if (!C::MANY) {
+        copy_rows<C, C::ROWS>(Ks, K, j0, p, 0);
+        copy_rows<C, C::ROWS>(Vs, V, j0, p, 0);
+        if (i0 < p.n)
+            copy_rows<C, C::COLS>(Gs, g, i0, p, 0);
+        tl_copy_commit();
+        if (i0 < p.n)
+            copy_rows<C, C::COLS>(Qs, Q, i0, p, 0);
+        tl_copy_commit();
+    }
+    for (int turn = 0; i0 < p.n; turn ^= 1) {
+        float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
+        if (C::MANY) {
+            for (int64_t k = 0; k < p.d; k += C::DP) {
+                __syncthreads();
+                copy_rows<C, C::ROWS>(Ks, K, j0, p, k);
+                copy_rows<C, C::ROWS>(Vs, V, j0, p, k);
+                copy_rows<C, C::COLS>(Qs, Q, i0, p, k);
+                copy_rows<C, C::COLS>(Gs, g, i0, p, k);
+                tl_copy_commit();
+                tl_copy_wait<0>();
+                __syncthreads();
+                product<C>(Vs, Gs, C::DP / 4, t);
+                product<C>(Ks, Qs, C::DP / 4, s);
+            }
+            __syncthreads();
+            copy_rows<C, C::COLS>(Qs, Q, i0, p, from);
+            copy_rows<C, C::COLS>(Gs, g, i0, p, from);
+            tl_copy_commit();
+            tl_copy_wait<0>();
+            __syncthreads();
+        } else {
+            tl_copy_wait<1>();
+            __syncthreads();
+            if (want_k)
+                product<C>(Vs, Gs, steps, t);
+            tl_copy_wait<0>();
+            __syncthreads();
+            product<C>(Ks, Qs, steps, s);
+        }
+        const uint32_t *words = bits + turn * BITS;
+#pragma unroll
+        for (int j = 0; j < C::RK; j++) {
+            const int query = tx + C::TX * j;
+            const bool exists = i0 + query < p.n;
+            const float m = exists ? base[i0 + query] : 0.0f, over = exists ? inverse[i0 + query] : 0.0f;
+            const float D = exists ? dot[i0 + query] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < C::RM; i++) {
+                const int key = ty + C::TY * i;
+                float x = tl_attention_score(s[i][j], p.scale);
+                bool open = true;
+                if (p.mode != NO_MASK) {
+                    open = words[query * (C::ROWS / 32) + key / 32] >> key % 32 & 1;
+                    x = open ? x : p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
+                }
+                const float weight = tl_attention_weight(x - m) * over;
+                Ps[key * C::LP + query] = exists ? weight : 0.0f;
+                Ws[key * C::LP + query] = exists && open ? weight * (t[i][j] - D) : 0.0f;
+            }
+        }
+        const int64_t i1 = next(i0 + C::COLS, bits + (turn ^ 1) * BITS);
+        __syncwarp();
+        if (want_v)
+            accumulate<C>(Ps, Gs, gV);
+        __syncthreads();
+        if (!C::MANY && i1 < p.n)
+            copy_rows<C, C::COLS>(Gs, g, i1, p, 0);
+        tl_copy_commit();
+        if (want_k)
+            accumulate<C>(Ws, Qs, gK);
+        __syncthreads();
+        if (!C::MANY && i1 < p.n)
+            copy_rows<C, C::COLS>(Qs, Q, i1, p, 0);
+        tl_copy_commit();
+        i0 = i1;
+    }
+    tl_copy_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::RM; i++) {
+        const int64_t row = ty + C::TY * i, at = (b * p.n + j0 + row) * p.d;
+        if (row >= rows)
+            continue;
+        if (want_k) {
+#pragma unroll
+            for (int c = 0; c < C::RC; c++)
+                gK[i][c] *= p.scale;
+            store_row<C>(a.gK + at, gK[i], p, from);
+        }
+        if (want_v)
+            store_row<C>(a.gV + at, gV[i], p, from);
+    }
+}
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
+{
+    dim3 grid = pass_grid<C>(a.p);
+    if (a.gQ)
+        return launch(ctx, query_kernel<C, true>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
+    grid.y = 1;
+    return launch(ctx, query_kernel<C, false>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
+}
+
+template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
+{
+    const dim3 grid = pass_grid<C>(a.p);
+    return launch(ctx, key_kernel<C>, a, grid, C::THREADS, key_shared<C>(), "flash_attention_bwd");
+}
+
+static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8_t *unsafe)
+{
+    const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
+    if (finite || unsafe) {
+        const Question questions[5] = {{a.p.K, finite, true},
+                                       {a.p.Q, finite ? finite + size : nullptr, true},
+                                       {a.g, finite ? finite + 2 * size : nullptr, true},
+                                       {a.p.V, nullptr, true},
+                                       {a.out, nullptr, false}};
+        TL_TRY(examine(ctx, a.p, questions, unsafe ? 5 : 3, unsafe));
+    }
+    if (finite) {
+        a.finite_k = finite;
+        a.finite_q = finite + size;
+        a.finite_g = finite + 2 * size;
+    }
+    a.p.unsafe = unsafe;
+    if (unsafe)
+        TL_TRY(backward_tensor(ctx, a));
+    /* Two blocks of 128 threads share a multiprocessor up to d = 64, one block beyond: bound by shared memory and by
+     * the registers of two products and the sums. */
+    const int32_t status = d <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
+                           : d <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
+                           : d <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+                           : d <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
+                                      : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
+    TL_TRY(status);
+    if (!a.gK && !a.gV)
+        return TORCHLEAN_OK;
+    return d <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
+           : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
+           : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+           : d <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
+                      : key_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
+}
+
+} /* namespace attention */
+
+extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                               const float *mask, const float *out, const float *g, int64_t batch,
+                                               int64_t n, int64_t d, int64_t mask_mode, float scale, float *gQ,
+                                               float *gK, float *gV)
+{
+    using namespace attention;
+    const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
+                      (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
+    const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
+    BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr},
+                   out, g, gQ, gK, gV, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    const size_t statistics = (size_t)(3 * queries) * sizeof(float);
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(3 * batch * granules + batch), &scratch));
+    a.base = (float *)scratch;
+    a.inverse = a.base + queries;
+    a.dot = a.inverse + queries;
+    uint8_t *finite = (uint8_t *)scratch + statistics;
+    const int32_t status = backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
+                                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
+    tl_pool_free(ctx, scratch);
+    return status;
+}

@@ -1,0 +1,346 @@
+/* Attention on CUDA, backward on tensor cores: the passes of attention/backward.cu. See attention/mma_tiles.cuh for who owns
+ * what. A score has the same bits in both passes: the transposed product is summed in the same order. */
+#include "cuda/attention/backward.cuh"
+#include "cuda/attention/mma_tiles.cuh"
+
+namespace attention {
+
+/* ---- the pass over queries --------------------------------------------------------------------------------------- */
+
+template <class C, bool GRADIENT> constexpr size_t query_tensor_shared()
+{
+    return sizeof(float) * (size_t)((C::ROWS + 2 * C::TILES) * C::LD * (GRADIENT ? 2 : 1) + 2 * C::ROWS * C::SPLIT);
+}
+
+/* D of the lane's queries: a chain in each of the row's four lanes, then the lanes. */
+template <class C>
+__device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g, const float *out, int64_t i0,
+                                             const Problem &p, const Lane &lane)
+{
+#pragma unroll
+    for (int r = 0; r < C::R; r++) {
+        const int64_t row = i0 + lane.row(r);
+        const float *x = g + row * p.d, *y = out + row * p.d;
+        float sum = 0.0f;
+        if (row < p.n)
+#pragma unroll 4
+            for (int c = lane.t; c < (int)p.d; c += 4)
+                sum = fmaf(x[c], y[c], sum);
+        dot[r] = lanes_sum<4>(sum);
+    }
+}
+
+/* Without GRADIENT only m, 1/Σ and D. */
+template <class C, bool GRADIENT>
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(const BackwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    if (p.unsafe[b])
+        return;
+    const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
+    const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
+    const float *K = p.K + member, *V = p.V + member;
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Gs = Ks + 2 * C::TILES * C::LD, *Vs = Gs + C::ROWS * C::LD;
+    uint32_t *bits = (uint32_t *)(GRADIENT ? Vs + 2 * C::TILES * C::LD : Gs);
+    const Lane lane((C()));
+    const int d = (int)p.d;
+
+    Sums<C> sums = {};
+    TensorSoftmax<C> softmax;
+    int64_t j0 = next_tile<C>(0, end, bits, p, b, i0, softmax, lane);
+    copy_rows<C, C::ROWS>(Qs, p.Q + member, i0, p, 0);
+    if (GRADIENT)
+        copy_rows<C, C::ROWS>(Gs, a.g + member, i0, p, 0);
+    auto copy_tile = [&](int64_t j, int turn) {
+        copy_rows<C, C::TILES>(Ks + turn * C::TILES * C::LD, K, j, p, 0);
+        if (GRADIENT)
+            copy_rows<C, C::TILES>(Vs + turn * C::TILES * C::LD, V, j, p, 0);
+    };
+    if (j0 < end)
+        copy_tile(j0, 0);
+    tl_copy_commit();
+    float dot[C::R];
+    dot_products<C>(dot, a.g + member, a.out + member, i0, p, lane);
+    for (int turn = 0; j0 < end; turn ^= 1) {
+        tl_copy_wait<0>();
+        __syncthreads();
+        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
+                                        lane);
+        if (j1 < end)
+            copy_tile(j1, turn ^ 1);
+        tl_copy_commit();
+        const uint32_t *words = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
+        const int64_t j = j0 + lane.team * TILE;
+        const float *tile_k = Ks + (turn * C::SPLIT + lane.team) * TILE * C::LD;
+        const Cover cover = query_cover<C>(words, p, i0, j, lane);
+        if ((C::SPLIT == 1 || j < end) && (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane)))) {
+            float s[C::M][4][4];
+            tile_product<C, false>(s, Qs, tile_k, d, lane);
+            tensor_scores<C>(s, p, cover, words, i0, j, lane);
+            softmax.step(s);
+            if constexpr (GRADIENT) {
+                float t[C::M][4][4];
+                tile_product<C, false>(t, Gs, Vs + (turn * C::SPLIT + lane.team) * TILE * C::LD, d, lane);
+#pragma unroll
+                for (int m = 0; m < C::M; m++)
+#pragma unroll
+                    for (int n = 0; n < 4; n++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            s[m][n][e] *= t[m][n][e] - dot[2 * m + e / 2];
+                if (p.mode == FILL && cover != ALL)
+                    clear_blocked<C>(s, words, lane);
+                const Weights<C> weights(s);
+                tile_accumulate<C, true>(sums, weights, tile_k, d, softmax.factor, lane);
+            }
+        }
+        j0 = j1;
+    }
+    tl_copy_wait<0>();
+    if (!join_queries<C, GRADIENT>(shared, softmax, sums, lane))
+        return;
+#pragma unroll
+    for (int r = 0; r < C::R; r++) {
+        const float total = softmax.total(r);
+        const int64_t row = i0 + lane.row(r), at = b * p.n + row;
+        if (row >= p.n)
+            continue;
+        if (lane.t == 0) {
+            a.base[at] = softmax.top[r] == -TL_INF ? 0.0f : softmax.top[r];
+            a.inverse[at] = 1.0f / (total * (1.0f / WEIGHT_UNIT));
+            a.dot[at] = dot[r];
+        }
+        if constexpr (GRADIENT) {
+#pragma unroll
+            for (int group = 0; group < C::GROUPS; group++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        float &x = sums[r / 2][group][j][r % 2 * 2 + e];
+                        x = x / total * p.scale;
+                    }
+            store_sums<C>(a.gQ + member + row * p.d, sums, r, p, lane);
+        }
+    }
+}
+
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
+
+template <class C> constexpr size_t key_tensor_shared()
+{
+    return sizeof(float) * (size_t)(2 * (C::ROWS + 2 * C::TILES) * C::LD + 2 * 3 * C::TILES + 2 * C::ROWS * C::SPLIT);
+}
+
+/* Reads the mask of queries i0 .. i0+TILE-1 and the warp's 16 keys, j0 the block's first, to a word of queries for each
+ * key of the block: two queries at a time, each 16 lanes that share a line. Returns whether any is allowed. */
+template <class C>
+__device__ __forceinline__ bool read_key_words(uint32_t *bits, const Problem &p, int64_t b, int64_t i0, int64_t j0,
+                                               const Lane &lane)
+{
+    static_assert(C::M == 1, "16 keys to a warp");
+    const int upper = threadIdx.x / 16 % 2, key = threadIdx.x % 16;
+    const int64_t i = i0 + upper, j = j0 + lane.first + key;
+    const float *from = p.mask + (b * p.n + i) * p.n + j;
+    uint32_t word = 0, any = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x[8];
+#pragma unroll
+        for (int q = 0; q < 8; q++) {
+            const int k = 16 * half + 2 * q;
+            x[q] = j < p.n && i + k < p.n ? from[k * p.n] : 0.0f;
+        }
+#pragma unroll
+        for (int q = 0; q < 8; q++) {
+            const uint32_t two = __ballot_sync(0xffffffffu, !(x[q] == 0.0f));
+            word |= ((two >> key & 1) | (two >> (16 + key) & 1) << 1) << (16 * half + 2 * q);
+            any |= two;
+        }
+    }
+    if (upper == 0)
+        bits[lane.first + key] = word;
+    return any != 0;
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_tensor_kernel(const BackwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS;
+    if (p.unsafe[b])
+        return;
+    const int64_t member = b * p.n * p.d;
+    const float *Q = p.Q + member, *g = a.g + member;
+    float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + 2 * C::TILES * C::LD;
+    float *statistics = Gs + 2 * C::TILES * C::LD; /* base, inverse, dot of a turn's queries */
+    uint32_t *bits = (uint32_t *)(statistics + 2 * 3 * C::TILES);
+    const Lane lane((C()));
+    const int d = (int)p.d;
+    const bool want_k = a.gK != nullptr, want_v = a.gV != nullptr, stored = p.mode == FILL || p.mode == HARD;
+
+    Sums<C> gK = {}, gV = {};
+    const float no_factor[C::R] = {};
+    /* The first query from i on with a tile that counts; the mask of the team's tile is then in its part of words[]. */
+    auto next = [&](int64_t i, uint32_t *words) {
+        for (; i < p.n && stored; i += C::TILES) {
+            const int64_t of_team = i + lane.team * TILE, row = of_team + threadIdx.x % 32;
+            const bool filled = p.mode == FILL && row < p.n && !(a.base[b * p.n + row] > TL_FILL_VANISHES);
+            if (__syncthreads_or(read_key_words<C>(words + lane.team * C::ROWS, p, b, of_team, j0, lane) || filled))
+                break;
+        }
+        return i;
+    };
+    auto copy_tile = [&](int64_t i, int turn) {
+        copy_rows<C, C::TILES>(Qs + turn * C::TILES * C::LD, Q, i, p, 0);
+        copy_rows<C, C::TILES>(Gs + turn * C::TILES * C::LD, g, i, p, 0);
+        for (int t = threadIdx.x; t < 3 * C::TILES; t += C::THREADS) {
+            const float *of = t < C::TILES ? a.base : t < 2 * C::TILES ? a.inverse : a.dot;
+            const int64_t row = i + t % C::TILES;
+            const bool present = row < p.n;
+            tl_copy_async<4>(statistics + turn * 3 * C::TILES + t, present ? of + b * p.n + row : of, present);
+        }
+    };
+
+    int64_t i0 = next(p.mode == CAUSAL ? j0 : 0, bits);
+    copy_rows<C, C::ROWS>(Ks, p.K + member, j0, p, 0);
+    copy_rows<C, C::ROWS>(Vs, p.V + member, j0, p, 0);
+    if (i0 < p.n)
+        copy_tile(i0, 0);
+    tl_copy_commit();
+    for (int turn = 0; i0 < p.n; turn ^= 1) {
+        tl_copy_wait<0>();
+        __syncthreads();
+        const int64_t i1 = next(i0 + C::TILES, bits + (turn ^ 1) * C::ROWS * C::SPLIT);
+        if (i1 < p.n)
+            copy_tile(i1, turn ^ 1);
+        tl_copy_commit();
+        /* A warp whose keys come after all queries of the tile has nothing to do under a causal mask. */
+        const int64_t i = i0 + lane.team * TILE;
+        const int ahead = p.mode == CAUSAL ? (int)(j0 - i) + lane.first : 0;
+        if ((C::SPLIT == 1 || i < p.n) && ahead < TILE) {
+            const int at = (turn * C::SPLIT + lane.team) * TILE * C::LD;
+            const float *tile_q = Qs + at, *tile_g = Gs + at;
+            const float *base = statistics + turn * 3 * C::TILES + lane.team * TILE + 2 * lane.t;
+            const uint32_t *team_bits = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
+            Words<C> words;
+#pragma unroll
+            for (int r = 0; r < C::R; r++)
+                words[r] = stored ? team_bits[lane.row(r)]
+                           : p.mode == CAUSAL ? ~low_bits(ahead + lane.row(r) - lane.first)
+                                              : 0xffffffffu;
+            float s[C::M][4][4], t[C::M][4][4];
+            tile_product<C, true>(s, Ks, tile_q, d, lane);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float most = base[8 * n + e], over = base[C::TILES + 8 * n + e];
+#pragma unroll
+                    for (int r = 0; r < C::R; r++) {
+                        float &x = s[r / 2][n][r % 2 * 2 + e];
+                        const float blocked = p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
+                        x = allows(words[r] >> 2 * lane.t, n, e) ? x * p.scale : blocked;
+                        /* no query's maximum is below its scores, but rows that do not exist have none */
+                        x = scaled_weight(fminf(x - most, 0.0f)) * over;
+                    }
+                }
+            if (want_v) {
+                const Weights<C> weights(s);
+                tile_accumulate<C, false>(gV, weights, tile_g, d, no_factor, lane);
+            }
+            if (want_k) {
+                tile_product<C, true>(t, Vs, tile_g, d, lane);
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const float dot = base[2 * C::TILES + 8 * n + e];
+#pragma unroll
+                        for (int r = 0; r < C::R; r++)
+                            s[r / 2][n][r % 2 * 2 + e] *= t[r / 2][n][r % 2 * 2 + e] - dot;
+                    }
+                if (p.mode == FILL)
+                    clear_blocked<C>(s, team_bits, lane);
+                const Weights<C> weights(s);
+                tile_accumulate<C, false>(gK, weights, tile_q, d, no_factor, lane);
+            }
+        }
+        i0 = i1;
+    }
+    tl_copy_wait<0>();
+    const auto leave = [&](float *to) {
+        each_sum<C>(gK, [&](int i, float &sum) { to[i * C::TEAM] = sum; });
+        each_sum<C>(gV, [&](int i, float &sum) { to[(SUMS_OF<C> + i) * C::TEAM] = sum; });
+    };
+    const auto join = [&](const float *from) {
+        each_sum<C>(gK, [&](int i, float &sum) { sum += from[i * C::TEAM]; });
+        each_sum<C>(gV, [&](int i, float &sum) { sum += from[(SUMS_OF<C> + i) * C::TEAM]; });
+    };
+    if (!join_teams<C, 2 * SUMS_OF<C>>(shared, lane, leave, join))
+        return;
+#pragma unroll
+    for (int r = 0; r < C::R; r++) {
+        const int64_t row = j0 + lane.row(r), at = member + row * p.d;
+        if (row >= p.n)
+            continue;
+#pragma unroll
+        for (int group = 0; group < C::GROUPS; group++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    gK[r / 2][group][j][r % 2 * 2 + e] *= 1.0f / WEIGHT_UNIT;
+                    gK[r / 2][group][j][r % 2 * 2 + e] *= p.scale;
+                    gV[r / 2][group][j][r % 2 * 2 + e] *= 1.0f / WEIGHT_UNIT;
+                }
+        if (want_k)
+            store_sums<C>(a.gK + at, gK, r, p, lane);
+        if (want_v)
+            store_sums<C>(a.gV + at, gV, r, p, lane);
+    }
+}
+
+/* ---- host side --------------------------------------------------------------------------------------------------- */
+
+template <class C> static int32_t query_tensor(tl_context *ctx, BackwardArgs a)
+{
+    const dim3 grid = pass_grid<C>(a.p);
+    return a.gQ ? launch(ctx, query_tensor_kernel<C, true>, a, grid, C::THREADS, query_tensor_shared<C, true>(),
+                         "flash_attention_bwd")
+                : launch(ctx, query_tensor_kernel<C, false>, a, grid, C::THREADS, query_tensor_shared<C, false>(),
+                         "flash_attention_bwd");
+}
+
+template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
+{
+    const dim3 grid = pass_grid<C>(a.p);
+    return launch(ctx, key_tensor_kernel<C>, a, grid, C::THREADS, key_tensor_shared<C>(), "flash_attention_bwd");
+}
+
+int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
+{
+    const int64_t d = a.p.d;
+    if (wgmma_serves(ctx, a.p))
+        return backward_wgmma(ctx, a);
+    /* Elsewhere 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results
+     * for the 16 keys of a warp. */
+    const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
+    const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
+    const int32_t status = teams && few     ? query_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                           : teams          ? query_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                           : few && d <= 64 ? query_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+                           : d <= 32        ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
+                           : d <= 64        ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
+                                            : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+    if (status || (!a.gK && !a.gV))
+        return status;
+    return teams       ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+           : d <= 32   ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
+           : d <= 64   ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)
+                       : key_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+}
+
+} /* namespace attention */

@@ -1,0 +1,304 @@
+/* Attention on CUDA, forward. See attention/simt_tiles.cuh and attention/mma_tiles.cuh for who owns what.
+ *
+ * A tile of keys: S = Q·Kᵀ in registers, the softmax brought up to date, sums += P·V. Without tensor cores the weights
+ * pass through shared memory to the lanes that need them (a row's weights are read by the warp that wrote them), V is
+ * copied while S is computed, the next K while P·V is. On tensor cores they stay in registers. A tile that the mask
+ * blocks whole is skipped, unless its values hold an infinity or NaN, which a weight of 0 does not silence, or the fill
+ * still has weight. */
+#include "cuda/attention/mma_tiles.cuh"
+#include "cuda/device/vector.cuh"
+
+namespace attention {
+
+/* ---- without tensor cores ---------------------------------------------------------------------------------------- */
+
+struct ForwardArgs {
+    Problem p;
+    const uint8_t *finite; /* of V */
+    float *out;
+};
+
+template <class C> constexpr size_t forward_shared()
+{
+    return sizeof(float) * (size_t)((C::ROWS + 2 * C::COLS) * C::LD + C::ROWS * C::LP + 2 * C::ROWS * C::COLS / 32);
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_kernel(const ForwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD, *Ps = Vs + C::COLS * C::LD;
+    uint32_t *bits = (uint32_t *)(Ps + C::ROWS * C::LP);
+    constexpr int BITS = C::ROWS * C::COLS / 32;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    if (p.left_to_tensor_cores(b))
+        return;
+    /* under a causal mask the last rows have the most to do and start first */
+    const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
+    const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
+    const float *Q = p.Q + b * p.n * p.d, *K = p.K + b * p.n * p.d, *V = p.V + b * p.n * p.d;
+    const int64_t chunk = p.d < C::DP ? p.d : C::DP;
+    const int steps = (int)(chunk + 3) / 4;
+
+    float sums[C::RM][C::RC] = {};
+    Softmax<C> softmax;
+    auto next = [&](int64_t j, uint32_t *words) { return next_keys<C>(j, words, p, b, i0, a.finite, softmax); };
+
+    int64_t j0 = next(0, bits);
+    if (!C::MANY) {
+        copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
+        if (j0 < p.n)
+            copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
+        tl_copy_commit();
+    }
+    for (int turn = 0; j0 < p.n; turn ^= 1) {
+        copy_rows<C, C::COLS>(Vs, V, j0, p, from);
+        tl_copy_commit();
+        float s[C::RM][C::RK] = {};
+        if (C::MANY) {
+            for (int64_t k = 0; k < p.d; k += C::DP) {
+                copy_rows<C, C::ROWS>(Qs, Q, i0, p, k);
+                copy_rows<C, C::COLS>(Ks, K, j0, p, k);
+                tl_copy_commit();
+                tl_copy_wait<0>();
+                __syncthreads();
+                product<C>(Qs, Ks, C::DP / 4, s);
+                __syncthreads();
+            }
+        } else {
+            tl_copy_wait<1>();
+            __syncthreads();
+            product<C>(Qs, Ks, steps, s);
+            __syncthreads();
+        }
+        const int64_t j1 = next(j0 + C::COLS, bits + (turn ^ 1) * BITS);
+        if (!C::MANY && j1 < p.n)
+            copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
+        tl_copy_commit();
+        query_scores<C>(s, p, bits + turn * BITS, j0);
+#pragma unroll
+        for (int i = 0; i < C::RM; i++) {
+            const float factor = softmax.step(i, s[i]);
+#pragma unroll
+            for (int c = 0; c < C::RC; c++)
+                sums[i][c] *= factor;
+#pragma unroll
+            for (int j = 0; j < C::RK; j++)
+                Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
+        }
+        tl_copy_wait<1>();
+        __syncthreads();
+        accumulate<C>(Ps, Vs, sums);
+        __syncthreads();
+        j0 = j1;
+    }
+    tl_copy_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::RM; i++) {
+        const float total = softmax.total(i);
+        const int64_t row = ty + C::TY * i;
+#pragma unroll
+        for (int c = 0; c < C::RC; c++)
+            sums[i][c] = sums[i][c] / total;
+        if (row < rows)
+            store_row<C>(a.out + (b * p.n + i0 + row) * p.d, sums[i], p, from);
+    }
+}
+
+template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
+{
+    const dim3 grid = pass_grid<C>(a.p);
+    return launch(ctx, forward_kernel<C>, a, grid, C::THREADS, forward_shared<C>(), "flash_attention");
+}
+
+/* ---- on tensor cores --------------------------------------------------------------------------------------------- */
+
+template <class C> constexpr size_t forward_tensor_shared()
+{
+    return sizeof(float) * (size_t)((C::ROWS + 4 * C::TILES) * C::LD + 2 * C::ROWS * C::SPLIT);
+}
+
+/* One tile of keys and values is copied while the one before is multiplied; a barrier per tile. A warp passes over a
+ * tile that its mask blocks, the block over one that all its masks block. */
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_tensor_kernel(const ForwardArgs a)
+{
+    extern __shared__ __align__(16) float shared[];
+    const Problem &p = a.p;
+    const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
+    if (p.unsafe[b])
+        return;
+    const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
+    const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
+    const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member;
+    float *Qs = shared, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + 2 * C::TILES * C::LD;
+    uint32_t *bits = (uint32_t *)(Vs + 2 * C::TILES * C::LD);
+    const Lane lane((C()));
+    const int d = (int)p.d;
+
+    Sums<C> sums = {};
+    TensorSoftmax<C> softmax;
+    int64_t j0 = next_tile<C>(0, end, bits, p, b, i0, softmax, lane);
+    copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
+    if (j0 < end) {
+        copy_rows<C, C::TILES>(Ks, K, j0, p, 0);
+        copy_rows<C, C::TILES>(Vs, V, j0, p, 0);
+    }
+    tl_copy_commit();
+    for (int turn = 0; j0 < end; turn ^= 1) {
+        tl_copy_wait<0>();
+        __syncthreads();
+        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
+                                        lane);
+        if (j1 < end) {
+            copy_rows<C, C::TILES>(Ks + (turn ^ 1) * C::TILES * C::LD, K, j1, p, 0);
+            copy_rows<C, C::TILES>(Vs + (turn ^ 1) * C::TILES * C::LD, V, j1, p, 0);
+        }
+        tl_copy_commit();
+        const uint32_t *words = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
+        const int64_t j = j0 + lane.team * TILE;
+        const int at = (turn * C::SPLIT + lane.team) * TILE * C::LD;
+        const Cover cover = query_cover<C>(words, p, i0, j, lane);
+        if ((C::SPLIT == 1 || j < end) && (cover != NOTHING || (p.mode == FILL && softmax.fill_counts(rows, lane)))) {
+            float s[C::M][4][4];
+            tile_product<C, false>(s, Qs, Ks + at, d, lane);
+            tensor_scores<C>(s, p, cover, words, i0, j, lane);
+            softmax.step(s);
+            const Weights<C> weights(s);
+            tile_accumulate<C, true>(sums, weights, Vs + at, d, softmax.factor, lane);
+        }
+        j0 = j1;
+    }
+    tl_copy_wait<0>();
+    if (!join_queries<C, true>(shared, softmax, sums, lane))
+        return;
+#pragma unroll
+    for (int r = 0; r < C::R; r++) {
+        const float total = softmax.total(r);
+        if (lane.row(r) >= rows)
+            continue;
+#pragma unroll
+        for (int group = 0; group < C::GROUPS; group++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    sums[r / 2][group][j][r % 2 * 2 + e] = sums[r / 2][group][j][r % 2 * 2 + e] / total;
+        store_sums<C>(a.out + member + (i0 + lane.row(r)) * p.d, sums, r, p, lane);
+    }
+}
+
+template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
+{
+    const dim3 grid = pass_grid<C>(a.p);
+    return launch(ctx, forward_tensor_kernel<C>, a, grid, C::THREADS, forward_tensor_shared<C>(), "flash_attention");
+}
+
+/* ---- what the values are like ------------------------------------------------------------------------------------ */
+
+struct Examination {
+    Question questions[5];
+    int64_t batch, n, d, granules;
+    uint8_t *unsafe;
+};
+
+/* A warp owns a granule of rows of one array: contiguous memory. Whoever finds an unsafe member writes the same 1. */
+__global__ void __launch_bounds__(256) examine_kernel(const Examination a)
+{
+    const int64_t granule = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    if (granule >= a.batch * a.granules)
+        return;
+    const Question &question = a.questions[blockIdx.y];
+    const int64_t b = granule / a.granules, first = granule % a.granules * GRANULE;
+    const int64_t count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
+    const float *from = question.x + (b * a.n + first) * a.d;
+    bool odd = false, bad = false;
+    auto look = [&](float x) {
+        odd |= !(fabsf(x) <= FLT_MAX);
+        bad |= !(fabsf(x) < TENSOR_MOST) || (question.split && tl_split_unsafe(x));
+    };
+    if (count % 4 == 0 && tl_aligned4(from)) {
+#pragma unroll 4
+        for (int64_t i = threadIdx.x % 32 * 4; i < count; i += 128) {
+            const float4 x = tl_load4(from + i);
+            look(x.x);
+            look(x.y);
+            look(x.z);
+            look(x.w);
+        }
+    } else {
+#pragma unroll 8
+        for (int64_t i = threadIdx.x % 32; i < count; i += 32)
+            look(from[i]);
+    }
+    odd = __any_sync(0xffffffffu, odd);
+    bad = __any_sync(0xffffffffu, bad);
+    if (threadIdx.x % 32 == 0) {
+        if (question.finite)
+            question.finite[granule] = !odd;
+        if (a.unsafe && bad)
+            a.unsafe[b] = 1;
+    }
+}
+
+int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe)
+{
+    Examination a{{}, p.batch, p.n, p.d, p.granules, unsafe};
+    for (int i = 0; i < count; i++)
+        a.questions[i] = questions[i];
+    if (unsafe)
+        TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
+    examine_kernel<<<dim3(tl_grid(p.batch * p.granules, 8), (unsigned)count), 256, 0, tl_cuda_stream(ctx)>>>(a);
+    return tl_cuda_launched(ctx, "examine");
+}
+
+static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uint8_t *unsafe)
+{
+    const int64_t d = a.p.d;
+    const Question questions[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
+    if (finite || unsafe)
+        TL_TRY(examine(ctx, a.p, questions, unsafe ? 3 : 1, unsafe));
+    a.finite = finite;
+    a.p.unsafe = unsafe;
+    /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,
+     * unless that leaves multiprocessors idle; 8 warps to a multiprocessor, bound by registers. */
+    if (unsafe) {
+        const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
+        const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
+        const int32_t status = wgmma_serves(ctx, a.p) ? forward_wgmma(ctx, a.p, a.out)
+                               : teams && few ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                               : teams ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                               : few && d <= 64 ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+                               : d <= 32 ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
+                               : d <= 64 ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
+                                         : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+        TL_TRY(status);
+    }
+    /* Two blocks of 128 threads share a multiprocessor up to d = 64, one of 256 beyond: bound by shared memory. */
+    return d <= 32    ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
+           : d <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
+           : d <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
+           : d <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>>(ctx, a)
+                      : forward<Config<128, 128, 64, 16, 16, 1, true>>(ctx, a);
+}
+
+} /* namespace attention */
+
+extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                           const float *mask, int64_t batch, int64_t n, int64_t d, int64_t mask_mode,
+                                           float scale, float *out)
+{
+    using namespace attention;
+    const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
+    const int64_t granules = tl_ceil_div(n, GRANULE);
+    ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
+    const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
+    if (!tensor && !masked)
+        return forward_all(ctx, a, nullptr, nullptr);
+    void *scratch = nullptr;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(batch * granules + batch), &scratch));
+    uint8_t *finite = (uint8_t *)scratch;
+    const int32_t status = forward_all(ctx, a, masked ? finite : nullptr, tensor ? finite + batch * granules : nullptr);
+    tl_pool_free(ctx, scratch);
+    return status;
+}

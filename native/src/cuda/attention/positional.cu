@@ -1,0 +1,187 @@
+/* Position encodings on CUDA: the CPU path's formulas, element by element, so the bits are the same.
+ *
+ * A thread owns PAIRS pairs of one position and makes their cosines and sines once, then goes through a run of the
+ * batch, reading and writing 16 bytes at a time where the width allows. The loads of UNROLL members are issued
+ * together. */
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/rotary.h"
+#include "generated/attention.h"
+
+#include <stdlib.h>
+
+namespace {
+
+constexpr int THREADS = 256, UNROLL = 4;
+enum Kind { INTERLEAVED, HALVES, ADD };
+
+struct Positions {
+    const float *x;
+    float *out;
+    const uint64_t *rate;
+    int64_t batch, n, d, start;
+    int64_t members; /* of the batch, per thread */
+    tl_fastdiv groups;
+    uint32_t total; /* threads along x: n * groups */
+    bool back;
+};
+
+/* The elements of a group: 4 consecutive ones, once (two pairs side by side) or twice (four pairs across the halves);
+ * otherwise one pair. */
+template <Kind KIND, bool WIDE> struct Group {
+    static constexpr int PAIRS = WIDE ? (KIND == HALVES ? 4 : 2) : 1;
+    static constexpr int COUNT = 2 * PAIRS;
+
+    __device__ static void load(const float *row, int64_t d, int64_t first, float *v)
+    {
+        if constexpr (WIDE) {
+            const float4 a = tl_load4(row + first);
+            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+            if constexpr (KIND == HALVES) {
+                const float4 b = tl_load4(row + d / 2 + first);
+                v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+            }
+        } else {
+            v[0] = row[first];
+            const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
+            v[1] = second < d ? row[second] : 0.0f; /* an odd d of the sinusoidal encoding */
+        }
+    }
+
+    __device__ static void store(float *row, int64_t d, int64_t first, const float *v)
+    {
+        if constexpr (WIDE) {
+            tl_store4(row + first, make_float4(v[0], v[1], v[2], v[3]));
+            if constexpr (KIND == HALVES)
+                tl_store4(row + d / 2 + first, make_float4(v[4], v[5], v[6], v[7]));
+        } else {
+            row[first] = v[0];
+            const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
+            if (second < d)
+                row[second] = v[1];
+        }
+    }
+
+    /* Index of the first and of the second element of pair i among the group's. */
+    __device__ static constexpr int first(int i) { return KIND == HALVES ? i : 2 * i; }
+    __device__ static constexpr int second(int i) { return KIND == HALVES ? PAIRS + i : 2 * i + 1; }
+};
+
+template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) position_kernel(Positions a)
+{
+    using G = Group<KIND, WIDE>;
+    const uint32_t t = blockIdx.x * THREADS + threadIdx.x;
+    if (t >= a.total)
+        return;
+    uint32_t group;
+    const int64_t p = a.groups.divmod(t, &group);
+    const int64_t pair = (int64_t)group * G::PAIRS;
+    const int64_t column = KIND == HALVES ? pair : 2 * pair;
+    float c[G::PAIRS], s[G::PAIRS];
+#pragma unroll
+    for (int i = 0; i < G::PAIRS; i++) {
+        tl_turn((uint64_t)(a.start + p) * a.rate[pair + i], &c[i], &s[i]);
+        if (a.back)
+            s[i] = -s[i];
+    }
+    const int64_t b0 = (int64_t)blockIdx.y * a.members;
+    const int64_t b1 = b0 + a.members < a.batch ? b0 + a.members : a.batch;
+    for (int64_t b = b0; b < b1; b += UNROLL) {
+        float v[UNROLL][G::COUNT];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (b + u < b1)
+                G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            if (b + u >= b1)
+                break;
+#pragma unroll
+            for (int i = 0; i < G::PAIRS; i++) {
+                float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
+                if constexpr (KIND == ADD) {
+                    x += s[i];
+                    y += c[i];
+                } else {
+                    float turned_x, turned_y;
+                    tl_rotate(x, y, c[i], s[i], &turned_x, &turned_y);
+                    x = turned_x, y = turned_y;
+                }
+            }
+            G::store(a.out + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
+        }
+    }
+}
+
+template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
+{
+    const int64_t pairs = (a.d + 1) / 2;
+    const bool wide = a.d % (KIND == HALVES ? 8 : 4) == 0 && tl_aligned4(a.x) && tl_aligned4(a.out);
+    const int64_t groups = wide ? pairs / (KIND == HALVES ? 4 : 2) : pairs;
+    /* about a million threads where there is so much to do, and at most 65535 blocks along the batch */
+    int64_t members = a.batch * a.n * groups / (1 << 20) + 1;
+    members = tl_ceil_div(members < UNROLL ? UNROLL : members, UNROLL) * UNROLL;
+    if (members < tl_ceil_div(a.batch, 65535))
+        members = tl_ceil_div(a.batch, 65535);
+    a.members = members;
+    a.groups = tl_fastdiv((uint64_t)groups);
+    a.total = (uint32_t)(a.n * groups);
+
+    uint64_t few[512], *rate = few;
+    void *more = nullptr;
+    if (pairs > 512) {
+        more = malloc((size_t)pairs * sizeof *rate);
+        if (!more)
+            return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
+        rate = (uint64_t *)more;
+    }
+    for (int64_t i = 0; i < pairs; i++)
+        rate[i] = tl_turn_rate(base, i, a.d);
+    void *device;
+    const int32_t status = tl_cuda_stage(ctx, rate, (size_t)pairs * sizeof *rate, &device);
+    free(more);
+    TL_TRY(status);
+    a.rate = (const uint64_t *)device;
+    const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
+    if (wide)
+        position_kernel<KIND, true><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
+    else
+        position_kernel<KIND, false><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
+    tl_pool_free(ctx, device);
+    return tl_cuda_launched(ctx, KIND == ADD ? "sinusoidal" : "rotary");
+}
+
+int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
+               int64_t halves, bool back, float *out)
+{
+    Positions a{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, back};
+    return halves ? encode<HALVES>(ctx, a, base) : encode<INTERLEAVED>(ctx, a, base);
+}
+
+} /* namespace */
+
+extern "C" int32_t tl_cuda_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
+                                  int64_t start, int64_t halves, float *out)
+{
+    return rotate(ctx, x, batch, n, d, base, start, halves, false, out);
+}
+
+extern "C" int32_t tl_cuda_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
+                                      int64_t start, int64_t halves, float *gx)
+{
+    return rotate(ctx, g, batch, n, d, base, start, halves, true, gx);
+}
+
+extern "C" int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
+                                      int64_t start, float *out)
+{
+    return encode<ADD>(ctx, Positions{x, out, nullptr, batch, n, d, start, 0, tl_fastdiv(), 0, false}, base);
+}
+
+extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,
+                                          float base, int64_t start, float *gx)
+{
+    (void)base, (void)start;
+    return tl_cuda_copy(tl_context_cuda(ctx), gx, g, (size_t)(batch * n * d) * sizeof *g);
+}

@@ -1,0 +1,356 @@
+/* Tiles of attention on CUDA without tensor cores, forward and backward: for rows of more than 128 elements and for
+ * members of the batch with values that do not split (attention/mma_tiles.cuh, attention/wgmma_tiles.cuh).
+ *
+ * A block owns ROWS rows of one member of the batch (queries; keys when the gradients of K and V are made) and goes
+ * through the other side in tiles of COLS. TY x TX threads; thread (ty, tx) owns rows ty + TY·i of the block and
+ *   of a product over d, the columns tx + TX·j of the tile: both operands are read along d, 4 coordinates in a 16-byte
+ *   access of a result, the coordinates 4·tx .. 4·tx+3 and every 4·TX further
+ * so that a step of 4 costs 16 shared reads for 256 fused multiply-adds with 8 x 8 results to a thread, and a row
+ * belongs to TX neighbouring lanes. Rows are DP + 4 floats apart in shared memory: the quarter of a warp that reads 16
+ * bytes each from 8 rows touches every bank once.
+ *
+ * Each result is one chain of fused multiply-adds over d, or over the keys (queries) in order: fixed by the shape
+ * alone. */
+#ifndef TL_CUDA_ATTENTION_SIMT_TILES_CUH
+#define TL_CUDA_ATTENTION_SIMT_TILES_CUH
+
+#include "cuda/device/async_copy.cuh"
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/attention.h"
+#include "generated/attention.h"
+
+namespace attention {
+
+enum Mode { NO_MASK = 0, FILL = 1, HARD = 2, CAUSAL = 3 };
+/* Rows to a flag that says that they hold no infinity and no NaN. */
+constexpr int GRANULE = 32;
+
+/* BLOCKS: how many shall run on one multiprocessor. With MANY, d is longer than DP and is gone through in chunks of DP;
+ * a block then makes chunk blockIdx.y of the result. */
+template <int DP_, int ROWS_, int COLS_, int TY_, int TX_, int BLOCKS_, bool MANY_ = false> struct Config {
+    static constexpr int DP = DP_, ROWS = ROWS_, COLS = COLS_, TY = TY_, TX = TX_, BLOCKS = BLOCKS_;
+    static constexpr bool MANY = MANY_;
+    static constexpr int THREADS = TY * TX, LD = DP + 4, LP = COLS + 4;
+    static constexpr int RM = ROWS / TY, RK = COLS / TX, RC = DP / TX;
+    static_assert(RC % 4 == 0 && COLS % 32 == 0 && ROWS % 32 == 0 && TX <= 32, "ownership");
+};
+
+struct Problem {
+    const float *Q, *K, *V, *mask;
+    int64_t batch, n, d;
+    int mode;
+    float scale;
+    bool wide; /* rows may be read 16 bytes at a time */
+    int64_t granules;
+    uint32_t blocks; /* per member of the batch */
+    /* Members of the batch that the tensor cores would not serve; NULL: all of them. The kernels below take these,
+     * attention/mma_tiles.cuh the others. */
+    const uint8_t *unsafe;
+
+    __device__ __forceinline__ bool left_to_tensor_cores(int64_t b) const { return unsafe && !unsafe[b]; }
+};
+
+/* ---- copies to shared memory ------------------------------------------------------------------------------------- */
+
+/* Starts copying rows first .. first+COUNT-1 of x (n, d), coordinates from .. from+DP-1; what does not exist is 0. */
+template <class C, int COUNT>
+__device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t first, const Problem &p, int64_t from)
+{
+    const float *source = x + first * p.d + from;
+    const int64_t rows = p.n - first, width = p.d - from;
+    if (p.wide) {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
+            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
+            const bool present = r < rows && c < width;
+            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * p.d + c : x, present);
+        }
+    } else {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
+            const int r = t / C::DP, c = t % C::DP;
+            const bool present = r < rows && c < width;
+            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * p.d + c : x, present);
+        }
+    }
+}
+
+/* ---- products of registers --------------------------------------------------------------------------------------- */
+
+/* s[i][j] += row ty + TY·i of A times row tx + TX·j of B, over the first 4·steps coordinates. */
+template <class C>
+__device__ __forceinline__ void product(const float *A, const float *B, int steps, float (&s)[C::RM][C::RK])
+{
+    const float *a = A + threadIdx.x / C::TX * C::LD, *b = B + threadIdx.x % C::TX * C::LD;
+#pragma unroll 1
+    for (int k = 0; k < steps; k++, a += 4, b += 4) {
+        float4 x[C::RM];
+#pragma unroll
+        for (int i = 0; i < C::RM; i++)
+            x[i] = tl_load4(a + i * C::TY * C::LD);
+#pragma unroll
+        for (int j = 0; j < C::RK; j++) {
+            const float4 y = tl_load4(b + j * C::TX * C::LD);
+#pragma unroll
+            for (int i = 0; i < C::RM; i++)
+                s[i][j] = fmaf(x[i].x, y.x, s[i][j]);
+#pragma unroll
+            for (int i = 0; i < C::RM; i++)
+                s[i][j] = fmaf(x[i].y, y.y, s[i][j]);
+#pragma unroll
+            for (int i = 0; i < C::RM; i++)
+                s[i][j] = fmaf(x[i].z, y.z, s[i][j]);
+#pragma unroll
+            for (int i = 0; i < C::RM; i++)
+                s[i][j] = fmaf(x[i].w, y.w, s[i][j]);
+        }
+    }
+}
+
+/* sum[i][..] += Σ over the tile's columns of W[row ty + TY·i][column] times row `column` of X. */
+template <class C>
+__device__ __forceinline__ void accumulate(const float *W, const float *X, float (&sum)[C::RM][C::RC])
+{
+    const float *w = W + threadIdx.x / C::TX * C::LP, *x = X + threadIdx.x % C::TX * 4;
+#pragma unroll 1
+    for (int k = 0; k < C::COLS; k += 4, w += 4, x += 4 * C::LD) {
+        float4 a[C::RM];
+#pragma unroll
+        for (int i = 0; i < C::RM; i++)
+            a[i] = tl_load4(w + i * C::TY * C::LP);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+#pragma unroll
+            for (int g = 0; g < C::RC / 4; g++) {
+                const float4 y = tl_load4(x + e * C::LD + g * 4 * C::TX);
+#pragma unroll
+                for (int i = 0; i < C::RM; i++) {
+                    const float f = e == 0 ? a[i].x : e == 1 ? a[i].y : e == 2 ? a[i].z : a[i].w;
+                    sum[i][4 * g] = fmaf(f, y.x, sum[i][4 * g]);
+                    sum[i][4 * g + 1] = fmaf(f, y.y, sum[i][4 * g + 1]);
+                    sum[i][4 * g + 2] = fmaf(f, y.z, sum[i][4 * g + 2]);
+                    sum[i][4 * g + 3] = fmaf(f, y.w, sum[i][4 * g + 3]);
+                }
+            }
+    }
+}
+
+/* Writes the thread's part of a row of the result, coordinates `from` on. */
+template <class C>
+__device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], const Problem &p, int64_t from)
+{
+#pragma unroll
+    for (int g = 0; g < C::RC / 4; g++) {
+        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
+        if (p.wide) {
+            if (c < p.d)
+                tl_store4(row + c, make_float4(v[4 * g], v[4 * g + 1], v[4 * g + 2], v[4 * g + 3]));
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (c + e < p.d)
+                    row[c + e] = v[4 * g + e];
+        }
+    }
+}
+
+template <int TX> __device__ __forceinline__ float lanes_max(float x)
+{
+#pragma unroll
+    for (int m = TX / 2; m > 0; m /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
+    return x;
+}
+
+template <int TX> __device__ __forceinline__ float lanes_sum(float x)
+{
+#pragma unroll
+    for (int m = TX / 2; m > 0; m /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, m);
+    return x;
+}
+
+/* ---- scores and their mask --------------------------------------------------------------------------------------- */
+
+/* The mask of queries i0 .. i0+QUERIES-1 and keys j0 .. j0+KEYS-1 as bits, a word for 32 keys of a query: 1 where both
+ * exist and the mask allows. Returns whether the thread saw a 1. The next barrier publishes the words. */
+template <class C, int QUERIES, int KEYS>
+__device__ __forceinline__ bool read_mask(uint32_t *bits, const Problem &p, int64_t b, int64_t i0, int64_t j0)
+{
+    constexpr int WORDS = KEYS / 32;
+    bool any = false;
+    if (p.mode == CAUSAL) {
+        for (int t = threadIdx.x; t < QUERIES * WORDS; t += C::THREADS) {
+            const int64_t i = i0 + t / WORDS, j = j0 + t % WORDS * 32;
+            const int64_t last = i < p.n - 1 ? i : p.n - 1, count = i < p.n ? last + 1 - j : 0;
+            const uint32_t word = count >= 32 ? 0xffffffffu : count > 0 ? (1u << count) - 1 : 0;
+            bits[t] = word;
+            any |= word != 0;
+        }
+        return any;
+    }
+    const int lane = threadIdx.x % 32;
+#pragma unroll 8
+    for (int t = threadIdx.x / 32; t < QUERIES * WORDS; t += C::THREADS / 32) {
+        const int64_t i = i0 + t / WORDS, j = j0 + t % WORDS * 32 + lane;
+        const bool allowed = i < p.n && j < p.n && !(p.mask[(b * p.n + i) * p.n + j] == 0.0f);
+        const uint32_t word = __ballot_sync(0xffffffffu, allowed);
+        if (lane == 0)
+            bits[t] = word;
+        any |= word != 0;
+    }
+    return any;
+}
+
+/* Whether the COUNT rows from `first` on of member b are all finite. */
+template <int COUNT>
+__device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem &p, int64_t b, int64_t first)
+{
+    bool yes = true;
+#pragma unroll
+    for (int g = 0; g < COUNT / GRANULE; g++)
+        yes &= first / GRANULE + g >= p.granules || finite[b * p.granules + first / GRANULE + g] != 0;
+    return yes;
+}
+
+/* ---- the softmax of the thread's rows, kept up to date ----------------------------------------------------------- */
+
+template <class C> struct Softmax {
+    float top[C::RM], chain[C::RM]; /* chain: this lane's share of the sum */
+
+    __device__ __forceinline__ Softmax()
+    {
+#pragma unroll
+        for (int i = 0; i < C::RM; i++) {
+            top[i] = -TL_INF;
+            chain[i] = 0.0f;
+        }
+    }
+
+    /* Takes the scores of row i in, turns them into weights and returns the factor for what was accumulated before. NaN
+     * is passed over by the maximum and gives NaN weights. */
+    __device__ __forceinline__ float step(int i, float (&s)[C::RK])
+    {
+        float most = s[0];
+#pragma unroll
+        for (int j = 1; j < C::RK; j++)
+            most = fmaxf(most, s[j]);
+        most = fmaxf(top[i], lanes_max<C::TX>(most));
+        const float factor = most > top[i] ? tl_attention_weight(top[i] - most) : 1.0f;
+        const float base = most == -TL_INF ? 0.0f : most;
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < C::RK; j++) {
+            s[j] = tl_attention_weight(s[j] - base);
+            sum += s[j];
+        }
+        chain[i] = fmaf(chain[i], factor, sum);
+        top[i] = most;
+        return factor;
+    }
+
+    /* What row i is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
+    __device__ __forceinline__ float total(int i)
+    {
+        const float sum = lanes_sum<C::TX>(chain[i]);
+        return top[i] == -TL_INF ? 1.0f + sum : top[i] == -FLT_MAX ? TL_NAN : sum;
+    }
+
+    /* Whether a row that exists (of `rows`) still gives weight to filled scores. */
+    __device__ __forceinline__ bool fill_counts(int64_t rows)
+    {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < C::RM; i++)
+            any |= (int)threadIdx.x / C::TX + C::TY * i < rows && !(top[i] > TL_FILL_VANISHES);
+        return any;
+    }
+};
+
+/* Raw products of the thread's rows (queries) and columns (keys) as scores. */
+template <class C>
+__device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Problem &p, const uint32_t *bits,
+                                             int64_t j0)
+{
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+#pragma unroll
+    for (int i = 0; i < C::RM; i++)
+#pragma unroll
+        for (int j = 0; j < C::RK; j++) {
+            const int key = tx + C::TX * j;
+            float x = tl_attention_score(s[i][j], p.scale);
+            if (p.mode != NO_MASK) {
+                const uint32_t word = bits[(ty + C::TY * i) * (C::COLS / 32) + key / 32];
+                x = word >> key % 32 & 1 ? x : p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
+            }
+            s[i][j] = j0 + key < p.n ? x : -TL_INF;
+        }
+}
+
+/* The first key from j on whose tile counts for queries i0 .. i0+ROWS-1: its mask, then in words[], allows something,
+ * or its values are not all `finite`, which a weight of 0 does not silence, or the fill still has weight. */
+template <class C>
+__device__ __forceinline__ int64_t next_keys(int64_t j, uint32_t *words, const Problem &p, int64_t b, int64_t i0,
+                                             const uint8_t *finite, Softmax<C> &softmax)
+{
+    for (; j < p.n && p.mode != NO_MASK; j += C::COLS) {
+        bool counts = read_mask<C, C::ROWS, C::COLS>(words, p, b, i0, j);
+        counts |= !all_finite<C::COLS>(finite, p, b, j) || (p.mode == FILL && softmax.fill_counts(p.n - i0));
+        if (__syncthreads_or(counts))
+            break;
+    }
+    return j;
+}
+
+/* ---- host side --------------------------------------------------------------------------------------------------- */
+
+/* What the kernels of attention/mma_tiles.cuh take: rows and sequences long enough for the error of split sums
+ * (tlspec/ops/attention.py), up to TENSOR_WIDTH elements to a row, in members of the batch whose values are below
+ * TENSOR_MOST. Scores are then finite, below 2^51·2^60, and so is the product of four factors, one of them the unit of
+ * weights, 2^(32 + 52 + 22). */
+constexpr int64_t TENSOR_LEAST_WIDTH = 16, TENSOR_WIDTH = 128, TENSOR_LEAST_ROWS = 32;
+constexpr float TENSOR_MOST = 0x1p22f;
+
+inline bool tensor_takes(const Problem &p)
+{
+    return p.d >= TENSOR_LEAST_WIDTH && p.d <= TENSOR_WIDTH && p.n >= TENSOR_LEAST_ROWS && p.n < (int64_t)1 << 30 &&
+           fabsf(p.scale) <= 0x1p60f;
+}
+
+/* What is asked about arrays (batch, n, d) before the products. */
+struct Question {
+    const float *x;
+    uint8_t *finite; /* [b][granule]: no infinity and no NaN; NULL: not asked */
+    bool split;      /* is to be split for tensor cores, so that values may not be too small either */
+};
+
+/* Answers up to 5 questions and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
+ * take. Defined in attention/forward.cu. */
+int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe);
+
+/* Whether the context's device has Hopper's warp group products and they take the problem, which tensor cores take; the
+ * forward by them, into `out`. Defined in attention/wgmma.cu. */
+bool wgmma_serves(tl_context *ctx, const Problem &p);
+int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
+
+template <class Kernel, class Args>
+int32_t launch(tl_context *ctx, Kernel kernel, const Args &args, dim3 grid, int threads, size_t shared,
+               const char *name)
+{
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    kernel<<<grid, threads, shared, tl_cuda_stream(ctx)>>>(args);
+    return tl_cuda_launched(ctx, name);
+}
+
+/* The grid of a pass: blocks of ROWS rows for each member, times the chunks of the result. */
+template <class C> dim3 pass_grid(Problem &p)
+{
+    p.blocks = (uint32_t)tl_ceil_div(p.n, C::ROWS);
+    return dim3((unsigned)(p.batch * p.blocks), C::MANY ? (unsigned)tl_ceil_div(p.d, C::DP) : 1u);
+}
+
+} /* namespace attention */
+
+#endif

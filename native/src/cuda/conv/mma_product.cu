@@ -1,0 +1,466 @@
+/* Convolution as an implicit matrix product: target (rows, positions) = w (rows, K)·gathered source (K, positions), K =
+ * channels·taps, positions numbered through the whole batch; a spread has one such product per phase (conv_geometry.h).
+ *
+ *   plan_kernel     a phase's gather; the weights split into their TF32 parts, in the order of mma's fragments and
+ *                   padded to whole tiles; and for every k the offset it adds to a source index and its tap's bit
+ *   product_kernel  a block owns a tile of BM rows by BN positions, its warps fragments of the sums in registers.
+ *                   Slices arrive asynchronously: weights in 16-byte pieces, the source element by element with zeros
+ *                   outside. Neighbouring threads copy neighbouring positions; a thread keeps its one position's
+ *                   index and bits, the offsets lie in shared memory
+ *   add_kernel      adds the blocks of K in order where different thread blocks have computed them
+ *
+ * Order of additions: chains of CHAIN columns added in order (conv/mma_tile.cuh) within a block of K, the blocks' sums
+ * added in order, the bias last. Blocks follow from the shape of one image; who adds them (the block of threads itself,
+ * or add_kernel where the target alone gives too few of them to fill the device) changes nothing in it, nor does the
+ * tile. The batch has no part in the order; but where the guard finds a value in a tile, all images that share the tile
+ * get the bits of fused multiply-adds. */
+#include "cuda/conv/conv.cuh"
+#include "cuda/conv/mma_tile.cuh"
+#include "cuda/device/vector.cuh"
+
+using namespace tl_conv;
+
+namespace {
+
+constexpr int64_t PHASES_AT_ONCE = 256;
+constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept blocks: 256 MiB */
+/* Tiles of one image below which K is divided into blocks, a constant because blocks are part of the result (the
+ * multiprocessors of an H100), and columns that a block has at least. */
+constexpr int64_t TILES_WANTED = 132, BLOCK_LEAST = 192;
+/* Slices in flight, and slices whose offsets shared memory holds: those being fetched, and as many of the next. */
+constexpr int IN_FLIGHT = 3, TABLE = 8;
+static_assert(TABLE >= 2 * IN_FLIGHT && (TABLE & (TABLE - 1)) == 0, "a slot is free before it is filled");
+/* Floats of one slice's packed weights for 16 rows: 2 steps of mma, 2 parts, 32 lanes, 4 registers. */
+constexpr int PACK = 512;
+
+/* One phase on the device. K runs chunk by chunk; every chunk is padded to whole chains. */
+struct Phase {
+    tl_conv_gather gather;
+    int64_t chunk_steps, steps; /* of a full chunk, of all */
+};
+
+struct Job {
+    tl_conv_shape shape;
+    bool spread;
+    int64_t batch, channels, rows;
+    const float *source, *w, *bias;
+    float *target;
+    Phase *phases;
+    float *packed;   /* (phase, slice, 16 rows, step of mma, part, lane, register) */
+    uint2 *offsets;  /* (phase, steps): source offset, tap bit */
+    float *partial;  /* (block of K, the target's elements), or NULL */
+    int64_t first_phase, most_steps, padded_rows, row_tiles, target_elements;
+    int32_t phase_count, block; /* slices of a block of K */
+    bool alone; /* there is one phase, which the host has worked out */
+    Phase phase;
+};
+
+TL_HD int64_t padded(int64_t n) { return (n + CHAIN - 1) / CHAIN * CHAIN; }
+
+TL_HD int64_t chunk_steps(const tl_conv_gather &g, int64_t channels)
+{
+    return padded(channels * (g.taps_size < CHUNK ? g.taps_size : CHUNK));
+}
+
+TL_HD int64_t all_steps(const tl_conv_gather &g, int64_t channels)
+{
+    const int64_t full = (g.taps_size - 1) / CHUNK;
+    return full * chunk_steps(g, channels) + padded(channels * (g.taps_size - full * CHUNK));
+}
+
+TL_HD void make_phase(const tl_conv_shape *shape, bool spread, int64_t index, int64_t channels, Phase *phase)
+{
+    phase->gather = spread ? tl_conv_spread(shape, index) : tl_conv_correlate(shape);
+    phase->chunk_steps = chunk_steps(phase->gather, channels);
+    phase->steps = all_steps(phase->gather, channels);
+}
+
+/* A call by one thread, whose registers the others need not have. */
+static __device__ __noinline__ void make_phase_here(const Job &job, Phase *phase)
+{
+    make_phase(&job.shape, job.spread, job.first_phase + blockIdx.y, job.channels, phase);
+}
+
+/* A weight's two parts; (NaN, x) where the tensor core would not keep its precision. */
+__device__ __forceinline__ void pack(float x, float &hi, float &lo)
+{
+    const uint32_t magnitude = __float_as_uint(x) & 0x7fffffffu;
+    uint32_t h, l;
+    tl_split_dekker(x, h, l);
+    const bool kept = magnitude == 0 || magnitude - TL_SPLIT_LEAST < TL_SPLIT_DEKKER_MOST - TL_SPLIT_LEAST;
+    hi = kept ? __uint_as_float(h) : TL_NAN;
+    lo = kept ? __uint_as_float(l) : x;
+}
+
+/* blockIdx.y: phase. A block takes 8 columns of K, one step of mma; a warp 16 rows of them at a time, its lane the
+ * fragment's elements (row lane / 4, column lane % 4) and 8 rows and 4 columns further. */
+__global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Job job)
+{
+    constexpr int WORDS = sizeof(Phase) / sizeof(uint32_t);
+    __shared__ Phase phase;
+    uint32_t *words = reinterpret_cast<uint32_t *>(&phase);
+    uint32_t *to_all = reinterpret_cast<uint32_t *>(job.phases + blockIdx.y);
+    const int lane = (int)threadIdx.x, warp = (int)threadIdx.y, thread = warp * 32 + lane;
+    if (job.alone)
+        for (int i = thread; i < WORDS; i += 256)
+            words[i] = reinterpret_cast<const uint32_t *>(&job.phase)[i];
+    else if (thread == 0)
+        make_phase_here(job, &phase);
+    __syncthreads();
+    if (blockIdx.x == 0)
+        for (int i = thread; i < WORDS; i += 256)
+            to_all[i] = words[i];
+    const tl_conv_gather &g = phase.gather;
+    const int64_t kernel = job.shape.taps, row_stride = job.spread ? kernel : job.channels * kernel;
+    const int64_t channel_stride = job.spread ? job.rows * kernel : kernel, row_groups = job.padded_rows / 16;
+    for (uint32_t step = blockIdx.x; step < (uint32_t)phase.steps / 8; step += gridDim.x) {
+        const uint32_t k = step * 8 + (uint32_t)lane % 8, steps = (uint32_t)phase.chunk_steps, chunk = k / steps;
+        const int64_t left = g.taps_size - (int64_t)chunk * CHUNK;
+        const uint32_t taps = (uint32_t)(left < CHUNK ? left : CHUNK), channel = k % steps / taps;
+        const uint32_t bit = k % steps % taps;
+        const int64_t t = (int64_t)chunk * CHUNK + bit;
+        const bool real = channel < job.channels;
+        const int64_t at = real ? channel * channel_stride + tl_conv_kernel_index(&g, t) : -1;
+        if (warp == 0 && lane < 8)
+            job.offsets[(int64_t)blockIdx.y * job.most_steps + k] =
+                column_entry(real, (uint32_t)(channel * g.source_size) + tap_offset(g, t), bit);
+        const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
+        for (int64_t group = warp; group < row_groups; group += blockDim.y) {
+            float part[2][4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int64_t row = group * 16 + lane / 4 + e % 2 * 8, column = columns[e / 2];
+                const float x = column >= 0 && row < job.rows ? job.w[row * row_stride + column] : 0.0f;
+                pack(x, part[0][e], part[1][e]);
+            }
+            const int64_t slice = (int64_t)blockIdx.y * (job.most_steps / SLICE) + step / 2;
+            float *to = job.packed + (slice * row_groups + group) * PACK + step % 2 * (PACK / 2) + lane * 4;
+            tl_store4(to, make_float4(part[0][0], part[0][1], part[0][2], part[0][3]));
+            tl_store4(to + PACK / 4, make_float4(part[1][0], part[1][1], part[1][2], part[1][3]));
+        }
+    }
+}
+
+/* Feeds product_kernel's tile (run_slices). A stage: the packed weights of BM rows, then SLICE rows of BN gathered
+ * elements, 8 floats longer than the tile so that a warp's reads of 4 rows fall into 32 different banks. */
+template <class T_> struct ProductLoader {
+    using T = T_;
+    static constexpr int STAGES = IN_FLIGHT + 1, BM = T::BM, BN = T::BN, THREADS = T::THREADS;
+    static constexpr int A = BM / 16 * PACK, LB = BN + 8, STAGE = A + SLICE * LB;
+    static constexpr int GROUPS = THREADS / BN, EACH = SLICE / GROUPS, PIECES = A / 4 / THREADS;
+    static_assert(BN % 32 == 0 && GROUPS >= 1 && EACH % 2 == 0 && PIECES >= 1, "a warp copies 32 positions of one k");
+
+    const Job &job;
+    const tl_conv_gather &g;
+    const uint2 *offsets;
+    const float *weights, *from; /* of this phase and row tile: all of them; the next slice's */
+    uint2 *table; /* slice % TABLE, step */
+    const uint32_t q;
+    const bool used;
+    const int last, slices_per_chunk;
+    int next, chunk_end; /* slice to fetch; the first of the next chunk */
+    uint32_t source, inside;
+
+    /* The position's target index. */
+    __device__ __forceinline__ uint32_t enter_chunk(int chunk)
+    {
+        const uint32_t image = q / (uint32_t)g.positions;
+        const int64_t tap = (int64_t)chunk * CHUNK, left = g.taps_size - tap;
+        const Position p = position_of(g, q - image * (uint32_t)g.positions, tap, (int)(left < CHUNK ? left : CHUNK));
+        chunk_end = (chunk + 1) * slices_per_chunk;
+        source = p.source + image * (uint32_t)(job.channels * g.source_size);
+        inside = used ? p.inside : 0;
+        return p.target + image * (uint32_t)(job.rows * g.target_size);
+    }
+
+    /* Ends with a barrier, and finds the table unused. */
+    __device__ __forceinline__ void seek(int slice)
+    {
+        next = slice;
+        from = weights + slice * (job.padded_rows / 16 * PACK) + (int)threadIdx.x * 4;
+        enter_chunk(slice / slices_per_chunk);
+        for (int i = (int)threadIdx.x; i < min(IN_FLIGHT, last - slice) * SLICE; i += THREADS)
+            table[(slice * SLICE + i) % (TABLE * SLICE)] = offsets[slice * SLICE + i];
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void fetch(float *stage)
+    {
+        if (next < last) {
+            const int ahead = next + IN_FLIGHT;
+            if ((int)threadIdx.x < SLICE / 2 && ahead < last)
+                tl_copy_async<16, false>(tl_shared_address(table + ahead % TABLE * SLICE + (int)threadIdx.x * 2),
+                              offsets + ahead * SLICE + (int)threadIdx.x * 2, true);
+            if (next == chunk_end)
+                enter_chunk(next / slices_per_chunk);
+            const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
+            const uint4 *entries = reinterpret_cast<const uint4 *>(table + next % TABLE * SLICE + k);
+            const uint32_t to = tl_shared_address(stage), to_b = to + 4 * (A + k * LB + column);
+#pragma unroll
+            for (int i = 0; i < PIECES; i++)
+                tl_copy_async<16, false>(to + 16 * ((int)threadIdx.x + i * THREADS), from + 4 * i * THREADS, true);
+            from += job.padded_rows / 16 * PACK;
+#pragma unroll
+            for (int i = 0; i < EACH; i += 2) {
+                const uint4 two = entries[i / 2];
+                tl_copy_async<4, false>(to_b + 4 * i * LB, job.source + (source + two.x), (inside & two.y) != 0);
+                tl_copy_async<4, false>(to_b + 4 * (i + 1) * LB, job.source + (source + two.z), (inside & two.w) != 0);
+            }
+        }
+        tl_copy_commit();
+        next++;
+    }
+
+    template <int HALF>
+    static __device__ __forceinline__ void tensor(const float *stage, typename T::Sums &chain, uint32_t &least)
+    {
+        const uint4 *a = reinterpret_cast<const uint4 *>(stage + T::warp_m() * T::MT * PACK) + HALF * (PACK / 8) +
+                         T::lane();
+        const float *b = stage + A + (HALF * 8 + T::lane() % 4) * LB + T::warp_n() * T::NT * 8 + T::lane() / 4;
+        uint32_t bh[T::NT][2], bl[T::NT][2];
+#pragma unroll
+        for (int i = 0; i < 2 * T::NT; i++) {
+            const float x = b[i % 2 * 4 * LB + i / 2 * 8];
+            tl_split_keep_least(least, x);
+            tl_split_dekker(x, bh[i / 2][i % 2], bl[i / 2][i % 2]);
+        }
+#pragma unroll
+        for (int mt = 0; mt < T::MT; mt++) {
+            const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
+            const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
+            T::multiply(chain[mt], ah, al, bh, bl);
+        }
+    }
+
+    static __device__ __forceinline__ float unpack(float hi, float lo) { return hi == hi ? hi + lo : lo; }
+
+    static __device__ __forceinline__ void plain(const float *stage, typename T::Sums &chain)
+    {
+        const float *b = stage + A + T::column(0, 0);
+#pragma unroll 1
+        for (int k = 0; k < SLICE; k++) {
+            float y[T::NT][2];
+#pragma unroll
+            for (int nt = 0; nt < T::NT; nt++) {
+                const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
+                y[nt][0] = v.x, y[nt][1] = v.y;
+            }
+#pragma unroll
+            for (int mt = 0; mt < T::MT; mt++) {
+                const float *a = stage + (T::warp_m() * T::MT + mt) * PACK + k / 8 * (PACK / 2) +
+                                 (T::lane() / 4 * 4 + k % 4) * 4 + k % 8 / 4 * 2;
+                const float2 h = *reinterpret_cast<const float2 *>(a);
+                const float2 l = *reinterpret_cast<const float2 *>(a + PACK / 4);
+                const float x[2] = {unpack(h.x, l.x), unpack(h.y, l.y)};
+                T::fused(chain[mt], x, y);
+            }
+        }
+    }
+};
+
+template <class T>
+__global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const __grid_constant__ Job job)
+{
+    using Loader = ProductLoader<T>;
+    extern __shared__ __align__(16) float stages[];
+    __shared__ __align__(16) uint2 table[TABLE * SLICE];
+    __shared__ uint32_t targets[T::BN];
+
+    /* row tiles fastest, so that blocks which gather the same positions run together; then phases, then positions */
+    const uint32_t row_tile = blockIdx.x % (uint32_t)job.row_tiles, tile = blockIdx.x / (uint32_t)job.row_tiles;
+    const uint32_t phase_index = tile % (uint32_t)job.phase_count;
+    const Phase &phase = job.phases[phase_index];
+    const tl_conv_gather &g = phase.gather;
+    const int64_t columns = job.batch * g.positions, q0 = (int64_t)(tile / (uint32_t)job.phase_count) * T::BN;
+    const int slices = (int)(phase.steps / SLICE), block = job.block;
+    const int first = (int)blockIdx.z * block;
+    if (q0 >= columns || first >= slices)
+        return;
+    const int last = job.partial ? min(slices, first + block) : slices, column = (int)threadIdx.x % T::BN;
+    const bool used = q0 + column < columns;
+    Loader loader = {job,
+                     g,
+                     job.offsets + (int64_t)phase_index * job.most_steps,
+                     job.packed + (((int64_t)phase_index * (job.most_steps / SLICE)) * (job.padded_rows / 16) +
+                                   row_tile * (T::BM / 16)) * PACK,
+                     nullptr,
+                     table,
+                     used ? (uint32_t)(q0 + column) : 0,
+                     used,
+                     last,
+                     (int)(phase.chunk_steps / SLICE)};
+    const uint32_t target = loader.enter_chunk(0);
+    if ((int)threadIdx.x < T::BN)
+        targets[column] = target;
+    run_slices(loader, stages, first, last, block, job.channels * g.taps_size < TENSOR_LEAST,
+               [&](int index, const typename T::Sums &sums) {
+                   const uint32_t size = (uint32_t)(job.spread ? job.shape.in_size : job.shape.out_size);
+                   const bool finish = !job.partial && job.bias && (index + 1) * block >= slices;
+                   T::store(job.partial ? job.partial + index * job.target_elements : job.target, size, targets,
+                            (int)(columns - q0 < T::BN ? columns - q0 : T::BN), row_tile * T::BM, (uint32_t)job.rows,
+                            !job.partial && index > 0, finish ? job.bias : nullptr, sums);
+               });
+}
+
+/* A thread owns one element: its blocks' sums in order, then the bias. */
+__global__ void __launch_bounds__(256) add_kernel(const float *__restrict__ partial, int64_t blocks, int64_t n,
+                                                  const float *__restrict__ bias, tl_fastdiv size, tl_fastdiv rows,
+                                                  float *__restrict__ out)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n)
+        return;
+    float sum = partial[i];
+#pragma unroll 4
+    for (int64_t block = 1; block < blocks; block++)
+        sum = sum + partial[block * n + i];
+    if (bias) {
+        uint32_t row;
+        rows.divmod(size.div((uint32_t)i), &row);
+        sum = sum + bias[row];
+    }
+    out[i] = sum;
+}
+
+/* out[n, row, i] = bias[row], or 0. */
+__global__ void __launch_bounds__(256) fill_kernel(const float *__restrict__ bias, int64_t n, tl_fastdiv size,
+                                                   tl_fastdiv rows, float *__restrict__ out)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n)
+        return;
+    uint32_t row = 0;
+    if (bias)
+        rows.divmod(size.div((uint32_t)i), &row);
+    out[i] = bias ? bias[row] : 0.0f;
+}
+
+int32_t fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
+{
+    const int64_t n = batch * rows * size;
+    fill_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
+    return tl_cuda_launched(ctx, "fill");
+}
+
+/* Most positions and steps a phase can have; those of the phase that is alone. */
+void most_of(const Job &job, int64_t *positions, int64_t *steps)
+{
+    tl_conv_gather g = job.phase.gather;
+    if (!job.alone) {
+        g.positions = g.taps_size = 1;
+        for (int d = 0; d < job.shape.rank; d++) {
+            g.positions *= tl_ceil_div(job.shape.in[d], job.shape.stride[d]);
+            g.taps_size *= tl_ceil_div(job.shape.kernel[d], job.shape.stride[d]);
+        }
+    }
+    *positions = g.positions;
+    *steps = all_steps(g, job.channels);
+}
+
+template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks)
+{
+    const int bytes = (int)sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
+    const auto kernel = product_kernel<T>;
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const dim3 grid((unsigned)(tiles * job.phase_count), 1, (unsigned)(job.partial ? blocks : 1));
+    kernel<<<grid, T::THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
+    return tl_cuda_launched(ctx, "conv_product");
+}
+
+/* Everything but the gaps of a spread; scratch holds the phases, offsets and packed weights. */
+int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
+{
+    const int64_t columns = job.batch * positions, row_blocks = tl_ceil_div(job.rows, 64), sms = tl_cuda_sms(ctx);
+    /* Few tiles in an image: K is divided into blocks, which only a single phase allows, since the phases' targets
+     * interleave and their lengths differ. Few in the batch: different thread blocks compute them. */
+    const int64_t image_tiles = tl_ceil_div(positions, 128) * row_blocks, slices = job.most_steps / SLICE;
+    int64_t blocks = 1;
+    if (phases == 1 && !(job.spread && tl_conv_has_gaps(&job.shape))) {
+        blocks = tl_ceil_div(TILES_WANTED, image_tiles);
+        if (blocks > job.most_steps / BLOCK_LEAST)
+            blocks = job.most_steps / BLOCK_LEAST;
+        if (blocks < 1)
+            blocks = 1;
+    }
+    job.block = (int32_t)(tl_ceil_div(slices / 2, blocks) * 2);
+    blocks = tl_ceil_div(slices, job.block);
+    const int64_t wide_tiles = tl_ceil_div(columns, 128) * row_blocks;
+    const bool apart = blocks > 1 && wide_tiles <= sms && blocks * job.target_elements <= SCRATCH_MOST;
+    const bool narrow = job.rows > 32 && wide_tiles * (apart ? blocks : 1) * phases <= sms;
+    const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
+    job.row_tiles = job.padded_rows / tile_rows;
+    const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
+    void *partial = nullptr;
+    if (apart)
+        TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(blocks * job.target_elements), &partial));
+    job.partial = (float *)partial;
+    int32_t status = TORCHLEAN_OK;
+    for (job.first_phase = 0; job.first_phase < phases && !status; job.first_phase += PHASES_AT_ONCE) {
+        const int64_t left = phases - job.first_phase;
+        job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
+        const dim3 plan_grid(tl_grid(job.most_steps, 8, 4096), (unsigned)job.phase_count);
+        plan_kernel<<<plan_grid, dim3(32, 8), 0, tl_cuda_stream(ctx)>>>(job);
+        status = tl_cuda_launched(ctx, "plan");
+        if (!status)
+            status = tile_rows == 16   ? launch<Tile<1, 4, 1>>(ctx, job, tiles, blocks)
+                     : tile_rows == 32 ? launch<Tile<2, 4, 1>>(ctx, job, tiles, blocks)
+                     : narrow          ? launch<Tile<4, 2, 1>>(ctx, job, tiles, blocks)
+                                       : launch<Tile<4, 4, 1>>(ctx, job, tiles, blocks);
+    }
+    if (partial && !status) {
+        const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
+        status = tl_cuda_conv_add(ctx, job.partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
+    }
+    tl_pool_free(ctx, partial);
+    return status;
+}
+
+} // namespace
+
+int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias, int64_t size,
+                         int64_t rows, float *target)
+{
+    add_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(partial, blocks, n, bias, tl_fastdiv(size),
+                                                                 tl_fastdiv(rows), target);
+    return tl_cuda_launched(ctx, "add");
+}
+
+int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                             int64_t rows, const float *source, const float *w, const float *bias, float *target)
+{
+    const int64_t size = spread ? s.in_size : s.out_size;
+    if (batch == 0 || rows == 0)
+        return TORCHLEAN_OK;
+    if (channels == 0)
+        return fill(ctx, bias, batch, rows, size, target);
+    if (spread && tl_conv_has_gaps(&s))
+        TL_TRY(fill(ctx, bias, batch, rows, size, target));
+    Job job = {};
+    job.shape = s;
+    job.spread = spread;
+    job.batch = batch, job.channels = channels, job.rows = rows;
+    job.source = source, job.w = w, job.bias = bias, job.target = target;
+    job.target_elements = batch * rows * size;
+    const int64_t phases = spread ? tl_conv_phases(&s) : 1;
+    job.alone = phases == 1;
+    if (job.alone)
+        make_phase(&s, spread, 0, channels, &job.phase);
+    int64_t positions;
+    most_of(job, &positions, &job.most_steps);
+    if (positions == 0) /* the padding cuts off all that a stride above the kernel leaves */
+        return TORCHLEAN_OK;
+    const int64_t kept = phases < PHASES_AT_ONCE ? phases : PHASES_AT_ONCE;
+    job.padded_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : tl_ceil_div(job.rows, 64) * 64;
+    /* one allocation, each part on 256 bytes */
+    const size_t phase_bytes = (sizeof(Phase) * (size_t)kept + 255) / 256 * 256;
+    const size_t offset_bytes = (sizeof(uint2) * (size_t)(kept * job.most_steps) + 255) / 256 * 256;
+    const size_t packed_bytes = 2 * sizeof(float) * (size_t)(kept * job.most_steps * job.padded_rows);
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, phase_bytes + offset_bytes + packed_bytes, &scratch));
+    job.phases = (Phase *)scratch;
+    job.offsets = (uint2 *)((char *)scratch + phase_bytes);
+    job.packed = (float *)((char *)scratch + phase_bytes + offset_bytes);
+    const int32_t status = product(ctx, job, positions, phases);
+    tl_pool_free(ctx, scratch);
+    return status;
+}

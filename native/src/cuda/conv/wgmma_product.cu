@@ -1,0 +1,532 @@
+/* Forward and data gradient of a convolution by wgmma (conv/wgmma.cuh): target (rows, positions) = w (rows, K)·gathered
+ * source (K, positions), positions numbered through the whole batch, one product per phase of a spread
+ * (conv_geometry.h).
+ *
+ * K goes by in blocks of STEP channels, tap after tap within a block, so that a step has one tap: whether a position
+ * has it is one test per step, what it reads are STEP elements a channel apart, and all taps of a block of channels
+ * read nearly the same bytes soon after one another.
+ *
+ *   pack_kernel     the weights in the order of wgmma's fragments, NaN for one that does not split, which makes every
+ *                   result it has a part in not finite
+ *   product_kernel  a thread of a producing group gathers one position of every 128 columns of a stage, so that a warp
+ *                   reads 32 neighbouring positions; the packed weights of 64 rows of a stage are one bulk copy
+ *
+ *   add             (conv/mma_product.cu) adds the segments of K where different thread blocks have computed them
+ *
+ * Order of additions: the steps' parts in order within a segment of K, the segments' sums in order, the bias last.
+ * Segments, and whether these kernels or those of conv/mma_product.cu serve, follow from the shape of one image. Who adds
+ * the segments (the thread block of a tile, in scratch of its own, or the kernel above where the tiles alone leave
+ * multiprocessors idle) changes nothing in it, nor does the tile. The batch has no part in the order; but where a tile
+ * is computed again (conv/wgmma.cuh), all images that share it get the bits of fused multiply-adds. */
+#include <algorithm>
+
+#include "cuda/conv/wgmma_place.cuh"
+
+using namespace tl_conv_wgmma;
+
+namespace {
+
+/* Columns of K that cover the error of a part's cut-off sums, as for products of matrices (linalg/wgmma.cu). */
+constexpr int64_t TENSOR_LEAST = 64;
+/* Positions and multiply-adds of an image from which on these kernels serve, and steps that a segment has at least. */
+constexpr int64_t POSITIONS_LEAST = 16, WORK_LEAST = INT64_C(1) << 23, SEGMENT_LEAST = 9;
+constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
+
+/* blockIdx: block of channels, 64 rows, phase; 512 threads are (q, thread of the group). */
+__global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job job)
+{
+    const Phase &phase = job.phase[blockIdx.z];
+    const uint32_t thread = threadIdx.x % 128, q = threadIdx.x / 128, taps = phase.taps.divisor;
+    const uint32_t row0 = blockIdx.y * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const uint32_t channel0 = blockIdx.x * STEP + 8 * q + thread % 4;
+    float4 *to = reinterpret_cast<float4 *>(phase.packed) + (uint64_t)(blockIdx.y * phase.steps) * 512 + threadIdx.x;
+    to += (uint64_t)(blockIdx.x * taps) * 512;
+#pragma unroll 2
+    for (uint32_t t = 0; t < taps; t++) {
+        uint32_t t0, t1, t2, kernel = phase.kernel_base;
+        t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
+        kernel += t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] + t2 * phase.kernel_step[2];
+        float part[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
+            const bool real = row < job.rows && channel < job.channels;
+            part[e] = real ? job.w[row * job.w_row + channel * job.w_channel + kernel] : 0.0f;
+            if (tl_split_unsafe(part[e]))
+                part[e] = TL_NAN;
+        }
+        to[(uint64_t)t * 512] = make_float4(part[0], part[1], part[2], part[3]);
+    }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored,
+ * and a piece has at least two. */
+constexpr int TARGETS = 4;
+
+template <class T> struct ProductLoader {
+    static constexpr int COPIES = T::COLUMNS / GROUP;
+    static_assert(T::COLUMNS % GROUP == 0, "a thread has whole columns");
+
+    const Job &job;
+    uint32_t (*targets)[T::COLUMNS];
+    const int thread;
+    Position at[COPIES];
+    const Phase *phase;
+    const float *weights;
+    uint32_t first; /* step */
+    uint32_t *kept; /* where this piece's targets go */
+
+    __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
+        : job(job), targets(targets), thread((int)threadIdx.x % GROUP)
+    {
+    }
+    __device__ __forceinline__ int steps(uint32_t piece) const { return Place(job, piece, T::COLUMNS).steps(job); }
+    __device__ __forceinline__ void open(uint32_t piece, uint32_t n, int)
+    {
+        const Place place(job, piece, T::COLUMNS);
+        phase = &job.phase[place.phase];
+        first = place.first<0>(job);
+        weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->steps) * (T::A_GROUP / 4);
+        kept = targets[n % TARGETS];
+#pragma unroll
+        for (int u = 0; u < COPIES; u++)
+            at[u].find(job, *phase, place.column0 + (uint32_t)(thread + u * GROUP));
+    }
+    /* The channels of one position; WHOLE: all STEP of them exist. */
+    template <bool WHOLE>
+    __device__ __forceinline__ void read(float (&held)[STEP], const float *from, bool inside, int left) const
+    {
+#pragma unroll
+        for (int k = 0; k < STEP; k++) {
+            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.source_size * (4u * k);
+            held[k] = inside && (WHOLE || k < left) ? __ldg(reinterpret_cast<const float *>(p)) : 0.0f;
+        }
+    }
+    /* The stage is empty: its weights may come, and a piece's first step brings the targets. */
+    __device__ __forceinline__ void prepare(int s, char *to, uint32_t full) const
+    {
+        if (thread == 0) {
+            barrier_expect(full, T::WM * T::A_GROUP);
+#pragma unroll
+            for (int h = 0; h < T::WM; h++)
+                bulk_copy(tl_shared_address(to) + h * T::A_GROUP,
+                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP,
+                          full);
+        }
+        if (s == 0)
+#pragma unroll
+            for (int u = 0; u < COPIES; u++)
+                kept[thread + u * GROUP] = at[u].target;
+    }
+    __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
+    {
+        uint32_t t;
+        const uint32_t block = phase->taps.divmod(first + (uint32_t)s, &t);
+        const Tap tap(job, *phase, t);
+        const int left = (int)(job.channels - block * STEP);
+        const uint32_t offset = tap.source + block * STEP * job.source_size;
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            float held[STEP];
+            const bool inside = tap.inside(job, at[u]);
+            const float *from = job.source + (at[u].source + offset);
+            if (left >= STEP)
+                read<true>(held, from, inside, left);
+            else
+                read<false>(held, from, inside, left);
+            if (u == 0) {
+                ring.wait_empty();
+                prepare(s, to, ring.full_barrier());
+            }
+            char *row = to + T::B_HI + (thread + u * GROUP) * ROW;
+            const int swizzle = 16 * (thread % 8);
+#pragma unroll
+            for (int c = 0; c < STEP / 4; c++) {
+                const float4 x = make_float4(held[4 * c], held[4 * c + 1], held[4 * c + 2], held[4 * c + 3]);
+                char *hi = row + (swizzle ^ 16 * c);
+                store_split(hi, hi + (T::B_LO - T::B_HI), x);
+                guard.see(x);
+            }
+        }
+    }
+};
+
+/* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours.
+ */
+template <int BN>
+__device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, const uint32_t *targets, int left,
+                                           uint32_t row0, const float (&sum)[BN / 2])
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t row = row0 + (uint32_t)(16 * warp + 8 * h + lane / 4);
+        if (row >= job.rows)
+            continue;
+        const uint32_t base = row * job.target_size;
+        const float bias = sink.bias ? sink.bias[row] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            const int column = 8 * j + 2 * (lane % 4);
+            if (column >= left)
+                continue;
+            const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
+            float x = sum[4 * j + 2 * h], y = sum[4 * j + 2 * h + 1];
+            if (sink.bias)
+                x += bias, y += bias;
+            float *p = sink.to + (base + at.x);
+            const bool second = column + 1 < left;
+            if (second && at.y == at.x + 1 && ((uintptr_t)p & 7) == 0) {
+                *reinterpret_cast<float2 *>(p) = make_float2(x, y);
+            } else {
+                *p = x;
+                if (second)
+                    sink.to[base + at.y] = y;
+            }
+        }
+    }
+}
+
+/* A warp group's running total of a tile whose segments one thread block adds: float4 number j of thread t of the
+ * group, at [j·GROUP + t], is sum[4j .. 4j + 3], so that a warp's reads and writes are whole lines, and all reads of a
+ * thread are on their way before one is waited for. A thread reads and writes its own places; only plain_rows reads
+ * and writes those of others, after group_any of the same piece (consume in device/wgmma_pipeline.cuh) and before group_sync or
+ * that of the next. Rows and columns that do not exist hold anything. */
+template <int BN> struct Total {
+    float *group; /* NULL: pieces are tiles, or kept separately */
+
+    __device__ __forceinline__ Total(const Job &job, int index)
+        : group(job.total ? job.total + (blockIdx.x * GROUPS + (uint32_t)index) * (64u * BN) : nullptr)
+    {
+    }
+    __device__ __forceinline__ float4 *own() const { return reinterpret_cast<float4 *>(group) + threadIdx.x % GROUP; }
+
+    __device__ __forceinline__ void read(float (&sum)[BN / 2]) const
+    {
+        const float4 *from = own();
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            const float4 x = from[j * GROUP];
+            sum[4 * j] = x.x, sum[4 * j + 1] = x.y, sum[4 * j + 2] = x.z, sum[4 * j + 3] = x.w;
+        }
+    }
+    __device__ __forceinline__ void write(const float (&sum)[BN / 2]) const
+    {
+        float4 *to = own();
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+            to[j * GROUP] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+    }
+    /* sum = total + sum */
+    __device__ __forceinline__ void add_to(float (&sum)[BN / 2]) const
+    {
+        float old[BN / 2];
+        read(old);
+#pragma unroll
+        for (int r = 0; r < BN / 2; r++)
+            sum[r] = old[r] + sum[r];
+    }
+    /* The place of row ty + 8r and a column: with lane 4·ty + column % 8 / 2 of warp r / 2 (wgmma). */
+    __device__ __forceinline__ float *place(uint32_t ty, uint32_t r, uint32_t column) const
+    {
+        const uint32_t thread = 32 * (r / 2) + 4 * ty + column % 8 / 2;
+        return group + 4 * (column / 8 * GROUP + thread) + 2 * (r % 2) + column % 2;
+    }
+};
+
+/* The same without tensor cores, into the target or, where there is one, the total: thread (ty, tx) owns rows ty + 8r
+ * and columns tx + 16c, one column after the other. */
+template <int BN>
+__device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, const Total<BN> &total, const Place &place,
+                                           uint32_t row0, uint32_t column0)
+{
+    const Phase &phase = job.phase[place.phase];
+    const uint32_t tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
+    const uint32_t begin = place.first<0>(job), end = place.first<1>(job);
+#pragma unroll 1
+    for (uint32_t q = column0 + tx; q < column0 + BN && q < phase.columns; q += 16) {
+        Position at;
+        at.find(job, phase, q);
+        float sum[8] = {};
+#pragma unroll 1
+        for (uint32_t step = begin; step < end; step++) {
+            uint32_t t, t0, t1, t2;
+            const uint32_t block = phase.taps.divmod(step, &t) * STEP, last = min(block + STEP, job.channels);
+            const Tap tap(job, phase, t);
+            const bool has = tap.inside(job, at);
+            t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
+            const uint32_t kernel = phase.kernel_base + t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] +
+                                    t2 * phase.kernel_step[2];
+#pragma unroll 1
+            for (uint32_t channel = block; channel < last; channel++) {
+                const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
+#pragma unroll
+                for (int r = 0; r < 8; r++) {
+                    const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
+                    sum[r] = fmaf(job.w[row * job.w_row + channel * job.w_channel + kernel], v, sum[r]);
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            const uint32_t row = row0 + ty + 8 * r;
+            if (row >= job.rows)
+                continue;
+            if (total.group) {
+                float *const p = total.place(ty, (uint32_t)r, q - column0);
+                *p = place.segment > 0 ? *p + sum[r] : sum[r];
+            } else {
+                sink.to[row * job.target_size + at.target] = sink.bias ? sum[r] + sink.bias[row] : sum[r];
+            }
+        }
+    }
+}
+
+#endif
+
+/* T::BYTES of dynamic shared memory, at most one block per run of pieces. */
+template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(const __grid_constant__ Job job)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char dynamic[];
+    __shared__ uint64_t barriers[2][T::STAGES];
+    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
+    __shared__ alignas(8) uint32_t targets[TARGETS][T::COLUMNS];
+    static_assert(T::STAGES <= 2 * (TARGETS - 1), "a piece's targets are stored before they are replaced");
+    const Stages<T> stages = open_stages<T, 1>(dynamic, barriers, unsafe);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
+    if (threadIdx.x >= GROUPS * GROUP) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        ProductLoader<T> loader(job, targets);
+        produce(stages, loader, AlternatingSchedule{job.pieces, job.run}, group - GROUPS);
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        const int column = T::WM == 2 ? 0 : group * T::BN;
+        consume<T, true>(
+            stages, AlternatingSchedule{job.pieces, job.run}, group,
+            [&](uint32_t piece) { return Place(job, piece, T::COLUMNS).steps(job); },
+            [&](uint32_t piece, uint32_t n, bool any, float(&sum)[T::BN / 2]) {
+                /* The vote tells the compiler that a warp stays together; else it keeps what is the same for all
+                 * threads, stages and their addresses, in registers that the main loop does not have. */
+                const bool redo = __any_sync(0xffffffffu, any);
+                const Place place(job, piece, T::COLUMNS);
+                const Sink sink(job, place.segment);
+                const Total<T::BN> total(job, group);
+                const bool last = place.segment + 1 == job.segments.divisor;
+                const uint32_t row0 = (place.row_tile * T::WM + (T::WM == 2 ? group : 0)) * 64;
+                const uint32_t column0 = place.column0 + column, columns = job.phase[place.phase].columns;
+                if (redo) {
+                    plain_rows<T::BN>(job, sink, total, place, row0, column0);
+                    if (!total.group || !last)
+                        return;
+                    group_sync(group);
+                    total.read(sum);
+                } else if (total.group) {
+                    if (place.segment > 0)
+                        total.add_to(sum);
+                    if (!last) {
+                        total.write(sum);
+                        return;
+                    }
+                }
+                store_rows<T::BN>(job, sink, targets[n % TARGETS] + column,
+                                  columns > column0 ? (int)min(columns - column0, (uint32_t)T::BN) : 0, row0, sum);
+            });
+    }
+#endif
+}
+
+using Large = Tile<2, 128>; /* 128 x 128 */
+using Low = Tile<1, 128>;   /* 64 x 256 */
+
+template <class T> bool prepare_kernel() { return tl_wgmma_prepare(product_kernel<T>, T::BYTES); }
+
+bool runs(tl_context *ctx)
+{
+    return tl_wgmma_runs(ctx, [] { return prepare_kernel<Large>() && prepare_kernel<Low>(); });
+}
+
+/* The phases that have positions, those with the most taps first; how many. */
+int phases_of(const tl_conv_shape &s, bool spread, tl_conv_gather *gathers)
+{
+    const int64_t all = spread ? tl_conv_phases(&s) : 1;
+    int n = 0;
+    for (int64_t p = 0; p < all; p++) {
+        gathers[n] = spread ? tl_conv_spread(&s, p) : tl_conv_correlate(&s);
+        if (gathers[n].positions > 0)
+            n++;
+    }
+    std::stable_sort(gathers, gathers + n, [](const tl_conv_gather &a, const tl_conv_gather &b) {
+        return a.taps_size > b.taps_size;
+    });
+    return n;
+}
+
+template <class T>
+int64_t tiles_of(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows)
+{
+    int64_t tiles = 0;
+    for (int p = 0; p < phases; p++)
+        tiles += tl_ceil_div(batch * gathers[p].positions, T::COLUMNS) * tl_ceil_div(rows, T::ROWS);
+    return tiles;
+}
+
+/* Into how many segments K is cut: as many as fill a device with the tiles of one image. */
+int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_blocks, int64_t rows)
+{
+    int64_t most = WAVE / tiles_of<Low>(gathers, phases, 1, rows);
+    for (int p = 0; p < phases; p++)
+        most = std::min(most, channel_blocks * gathers[p].taps_size / SEGMENT_LEAST);
+    return std::max(most, INT64_C(1));
+}
+
+/* A launch with tiles T, and its time in fifths of a large segment's; a low one takes seven (measured on an H200). */
+template <class T> struct Plan {
+    int64_t tiles, cost;
+    bool apart; /* the segments of a tile: separately, and added afterwards, which takes as long as two fifths */
+
+    Plan(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows, int64_t segments, bool fits,
+         int64_t sms)
+        : tiles(tiles_of<T>(gathers, phases, batch, rows))
+    {
+        const int64_t fifths = T::WM == 2 ? 5 : 7;
+        const int64_t alone = fifths * tl_ceil_div(tiles * segments, sms) + 2;
+        cost = fifths * tl_ceil_div(tiles, sms) * segments;
+        apart = segments > 1 && fits && tiles <= sms && alone < cost;
+        if (apart)
+            cost = alone;
+    }
+    int32_t launch(tl_context *ctx, Job &job, const tl_conv_gather *gathers, int64_t batch) const
+    {
+        job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
+        uint32_t first = 0;
+        for (uint32_t p = 0; p < job.phases; p++) {
+            job.phase[p].first = first;
+            first += (uint32_t)(tl_ceil_div(batch * gathers[p].positions, T::COLUMNS) * job.row_tiles);
+        }
+        job.pieces = (uint32_t)tiles * job.segments.divisor;
+        job.run = apart ? 1 : job.segments.divisor;
+        const unsigned grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
+        void *scratch = nullptr;
+        if (job.segments.divisor > 1) {
+            const uint64_t floats = apart ? job.segments.divisor * job.target_elements
+                                          : (uint64_t)grid * (T::ROWS * T::COLUMNS);
+            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)floats, &scratch));
+            (apart ? job.partial : job.total) = (float *)scratch;
+        }
+        product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
+        int32_t status = tl_cuda_launched(ctx, "conv_wgmma_product");
+        if (apart && !status)
+            status = tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
+                                      job.target_size, job.rows, job.target);
+        tl_pool_free(ctx, scratch);
+        return status;
+    }
+};
+
+void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, Phase *phase)
+{
+    const int skip = AXES - g.rank;
+    int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, to = 1, kernel = 1;
+    for (int d = 0; d < skip; d++)
+        phase->base[d] = 0, phase->to_step[d] = phase->kernel_step[d] = 0;
+    phase->to_base = phase->kernel_base = 0;
+    for (int d = g.rank - 1; d >= 0; d--) {
+        count[skip + d] = g.count[d];
+        taps[skip + d] = g.taps[d];
+        phase->base[skip + d] = (int32_t)g.base[d];
+        phase->to_base += (uint32_t)(g.to_base[d] * to);
+        phase->to_step[skip + d] = (uint32_t)(g.to_step[d] * to);
+        phase->kernel_base += (uint32_t)(g.kernel_base[d] * kernel);
+        phase->kernel_step[skip + d] = (uint32_t)(g.kernel_step[d] * kernel);
+        to *= g.target[d];
+        kernel *= g.kernel[d];
+    }
+    phase->tap_step = g.rank > 0 ? (int32_t)g.tap_step[0] : 1;
+    phase->positions = tl_fastdiv(g.positions);
+    phase->count1 = tl_fastdiv(count[1]);
+    phase->count2 = tl_fastdiv(count[2]);
+    phase->taps = tl_fastdiv(g.taps_size);
+    phase->taps1 = tl_fastdiv(taps[1]);
+    phase->taps2 = tl_fastdiv(taps[2]);
+    phase->columns = (uint32_t)(batch * g.positions);
+    phase->steps = channel_blocks * (uint32_t)g.taps_size;
+}
+
+} // namespace
+
+/* Rows and channels must be at least three quarters of what tiles and steps have room for, an image large enough. */
+bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                                  int64_t rows)
+{
+    if (batch == 0 || rows == 0 || channels == 0 || !small_enough(s) || (spread && tl_conv_has_gaps(&s)) ||
+        (spread && tl_conv_phases(&s) > PHASES))
+        return false;
+    tl_conv_gather gathers[PHASES];
+    const int phases = phases_of(s, spread, gathers);
+    const int64_t blocks = tl_ceil_div(channels, STEP), groups = tl_ceil_div(rows, 64);
+    if (phases == 0 || 4 * channels < 3 * blocks * STEP || 4 * rows < 3 * groups * 64)
+        return false;
+    int64_t positions = 0, work = 0;
+    for (int p = 0; p < phases; p++) {
+        if (channels * gathers[p].taps_size < TENSOR_LEAST || blocks * gathers[p].taps_size >= INT32_MAX / 512 ||
+            groups * blocks * gathers[p].taps_size >= INT32_MAX || batch * gathers[p].positions > INT32_MAX)
+            return false;
+        positions += gathers[p].positions;
+        work += gathers[p].positions * rows * channels * gathers[p].taps_size;
+    }
+    return positions >= POSITIONS_LEAST && work >= WORK_LEAST &&
+           tiles_of<Low>(gathers, phases, batch, rows) < INT32_MAX / WAVE && runs(ctx);
+}
+
+int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                              int64_t rows, const float *source, const float *w, const float *bias, float *target)
+{
+    tl_conv_gather gathers[PHASES];
+    Job job = {};
+    job.phases = (uint32_t)phases_of(s, spread, gathers);
+    job.source = source, job.w = w, job.bias = bias, job.target = target;
+    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows;
+    job.source_size = (uint32_t)gathers[0].source_size, job.target_size = (uint32_t)gathers[0].target_size;
+    job.channel_blocks = (uint32_t)tl_ceil_div(channels, STEP);
+    job.row_groups = (uint32_t)tl_ceil_div(rows, 128) * 2; /* whole tiles of either form */
+    job.w_row = (uint32_t)(spread ? s.taps : channels * s.taps);
+    job.w_channel = (uint32_t)(spread ? rows * s.taps : s.taps);
+    const int skip = AXES - s.rank;
+    for (int d = 0; d < skip; d++)
+        job.step[d] = 0, job.extent[d] = 1, job.stride[d] = 0;
+    int64_t stride = 1, steps = 0;
+    for (int d = s.rank - 1; d >= 0; d--) {
+        job.step[skip + d] = (int32_t)gathers[0].step[d];
+        job.extent[skip + d] = (int32_t)gathers[0].source[d];
+        job.stride[skip + d] = (uint32_t)stride;
+        stride *= gathers[0].source[d];
+    }
+    for (uint32_t p = 0; p < job.phases; p++) {
+        set_phase(gathers[p], batch, job.channel_blocks, &job.phase[p]);
+        steps += job.phase[p].steps;
+    }
+    void *packed;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)Large::A_GROUP * (size_t)(steps * job.row_groups), &packed));
+    float *next = (float *)packed;
+    for (uint32_t p = 0; p < job.phases; p++) {
+        job.phase[p].packed = next;
+        next += (size_t)(Large::A_GROUP / 4) * job.phase[p].steps * job.row_groups;
+    }
+    pack_kernel<<<dim3(job.channel_blocks, job.row_groups, job.phases), 512, 0, tl_cuda_stream(ctx)>>>(job);
+    int32_t status = tl_cuda_launched(ctx, "conv_pack");
+    if (!status) {
+        const int n = (int)job.phases;
+        const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
+        job.segments = tl_fastdiv((uint64_t)segments);
+        job.target_elements = (uint64_t)(batch * rows) * job.target_size;
+        const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
+        const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
+        const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
+        status = large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
+    }
+    tl_pool_free(ctx, packed);
+    return status;
+}

@@ -1,0 +1,430 @@
+/* The gradient of a convolution's weights by wgmma (conv/wgmma.cuh): gw (rows, channels·taps) = small (rows, batch·
+ * positions)·gathered large (batch·positions, channels·taps), the positions numbered through the whole batch.
+ *
+ * Columns go by in units of UNIT channels of one tap, tap after tap within a block of channels: the reads of a unit at
+ * one position are UNIT elements a channel apart, under one test, and the units of a tile read nearly the same bytes.
+ *
+ *   weights_kernel  a block owns a tile over one segment of the positions. In a producing group, a thread reads 16
+ *                   bytes = 4 positions of each of some rows; a warp reads 32 neighbouring positions of each column of
+ *                   some units
+ *   gather_kernel   adds the segments' sums and puts them in the order of the weights
+ *
+ * Order of additions: the steps' parts in order within a segment, the segments' sums as by the column tree of
+ * formula/sum_tree.h, of which they are at most one chunk. Segments follow from the shape alone. */
+#include "cuda/conv/wgmma.cuh"
+#include "cuda/device/vector.cuh"
+#include "formula/sum_tree.h"
+
+using namespace tl_conv_wgmma;
+
+namespace {
+
+constexpr int UNIT = 16;
+/* Positions of a segment, at least, and waves of blocks, at most: a segment's sums are written and read once more,
+ * which these keep to a small part of the work. */
+constexpr int64_t SEGMENT_LEAST = 512, WAVES = 12, SEGMENTS_MOST = TL_COLUMN_CHUNK;
+constexpr int64_t TAPS_MOST = 256; /* of gather_kernel's shared memory: 16 KiB */
+
+struct Job {
+    const float *large, *small;
+    float *sums; /* (segment, rows, unit, UNIT) */
+    float *gw;
+    uint32_t rows, channels, large_size, positions_size, total, segment, segments, units;
+    uint32_t row_tiles, column_tiles, tiles;
+    tl_fastdiv positions, count1, count2, taps, taps1, taps2;
+    int32_t step[AXES], base[AXES], extent[AXES];
+    uint32_t stride[AXES]; /* of `large` */
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Where a tile lies: row tiles fastest, then columns, so that blocks which run together read the same positions. */
+struct Place {
+    uint32_t row_tile, column_tile, segment, begin, length;
+
+    __device__ __forceinline__ Place(const Job &job, uint32_t tile)
+    {
+        const uint32_t column = tile / job.row_tiles;
+        row_tile = tile - column * job.row_tiles;
+        segment = column / job.column_tiles;
+        column_tile = column - segment * job.column_tiles;
+        begin = segment * job.segment;
+        length = min(job.segment, job.total - begin);
+    }
+    __device__ __forceinline__ int steps() const { return (int)((length + STEP - 1) / STEP); }
+};
+
+/* A position: coordinates in `large` with tap 0, the index there of channel 0 (modulo 2^32), the one in row 0 of
+ * `small`. */
+struct Position {
+    int32_t c[AXES];
+    uint32_t large, small;
+
+    __device__ __forceinline__ void find(const Job &job, uint32_t q)
+    {
+        uint32_t at, j[AXES];
+        const uint32_t image = job.positions.divmod(q, &at);
+        large = image * job.channels * job.large_size;
+        small = image * job.rows * job.positions_size + at;
+        j[0] = job.count1.divmod(job.count2.divmod(at, &j[2]), &j[1]);
+#pragma unroll
+        for (int d = 0; d < AXES; d++) {
+            c[d] = (int32_t)j[d] * job.step[d] + job.base[d];
+            large += (uint32_t)c[d] * job.stride[d];
+        }
+    }
+};
+
+/* A unit: its tap's coordinates (bits 0-7, 8-15, 16-23; TAPS_MOST) and the channels it has (from bit 24 on); what its
+ * tap and first channel add to an index in `large`. */
+struct Unit {
+    uint32_t tap, large;
+
+    __device__ __forceinline__ void find(const Job &job, uint32_t unit)
+    {
+        uint32_t t, t1, t2;
+        const uint32_t channel = job.taps.divmod(unit, &t) * UNIT, t0 = job.taps1.divmod(job.taps2.divmod(t, &t2), &t1);
+        tap = t0 | t1 << 8 | t2 << 16 | (unit < job.units ? min(job.channels - channel, (uint32_t)UNIT) : 0) << 24;
+        large = t0 * job.stride[0] + t1 * job.stride[1] + t2 * job.stride[2] + channel * job.large_size;
+    }
+    __device__ __forceinline__ int left() const { return (int)(tap >> 24); }
+    __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
+    {
+        return (uint32_t)p.c[0] + tap % 256 < (uint32_t)job.extent[0] &&
+               (uint32_t)p.c[1] + (tap >> 8) % 256 < (uint32_t)job.extent[1] &&
+               (uint32_t)p.c[2] + (tap >> 16) % 256 < (uint32_t)job.extent[2];
+    }
+};
+
+template <class T> struct WeightsLoader {
+    /* units of a warp; rows of a thread, APART apart */
+    static constexpr int UNITS = T::COLUMNS / UNIT / WARPS, APART = GROUP / 8, COPIES = T::ROWS / APART;
+    static_assert(T::COLUMNS % (UNIT * WARPS) == 0, "a warp has whole units");
+
+    const Job &job;
+    const int lane, warp, row, chunk;
+    uint32_t begin, end, row0; /* the segment; the tile */
+    Unit unit[UNITS];
+
+    __device__ __forceinline__ explicit WeightsLoader(const Job &job)
+        : job(job), lane((int)threadIdx.x % 32), warp((int)threadIdx.x % GROUP / 32),
+          row((int)threadIdx.x % GROUP / 8), chunk((int)threadIdx.x % 8)
+    {
+    }
+    __device__ __forceinline__ int steps(uint32_t tile) const { return Place(job, tile).steps(); }
+    __device__ __forceinline__ void open(uint32_t tile, uint32_t, int)
+    {
+        const Place place(job, tile);
+        begin = place.begin;
+        end = place.begin + place.length;
+        row0 = place.row_tile * T::ROWS;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            unit[u].find(job, place.column_tile * (T::COLUMNS / UNIT) + (uint32_t)(warp * UNITS + u));
+    }
+    /* Positions q .. q + 3 of the thread's rows; they belong to one image. */
+    __device__ __forceinline__ void read_rows(float4 (&held)[COPIES], uint32_t q) const
+    {
+        uint32_t at;
+        const uint32_t image = job.positions.divmod(q, &at);
+        const float *from = job.small + (uint32_t)((image * job.rows + row0 + (uint32_t)row) * job.positions_size + at);
+        const int left = q < end ? (int)min(job.rows - row0, (uint32_t)T::ROWS) - row : 0;
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.positions_size * (4u * APART * u);
+            held[u] = left > APART * u ? __ldg(reinterpret_cast<const float4 *>(p))
+                                       : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    __device__ __forceinline__ void write_rows(const float4 (&held)[COPIES], char *to, Guard &guard) const
+    {
+        to += row * ROW + 16 * (chunk ^ row % 8);
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            *reinterpret_cast<float4 *>(to + u * APART * ROW) = held[u];
+            guard.see(held[u]);
+        }
+    }
+    __device__ __forceinline__ void read_unit(float (&held)[UNIT], const Unit &unit, const Position &at,
+                                              bool used) const
+    {
+        const float *from = job.large + (at.large + unit.large);
+        const bool has = used && unit.inside(job, at);
+        if (unit.left() == UNIT) {
+#pragma unroll
+            for (int j = 0; j < UNIT; j++)
+                held[j] = has ? __ldg(below(from, j)) : 0.0f;
+        } else {
+#pragma unroll
+            for (int j = 0; j < UNIT; j++)
+                held[j] = has && j < unit.left() ? __ldg(below(from, j)) : 0.0f;
+        }
+    }
+    __device__ __forceinline__ const float *below(const float *from, int channels) const
+    {
+        return reinterpret_cast<const float *>(reinterpret_cast<const char *>(from) +
+                                               (uint64_t)job.large_size * (4u * channels));
+    }
+    /* A warp's 32 stores of one column fill a row of 128 bytes. */
+    __device__ __forceinline__ void write_unit(const float (&held)[UNIT], char *hi, Guard &guard) const
+    {
+#pragma unroll
+        for (int j = 0; j < UNIT; j++) {
+            uint32_t high, low;
+            tl_split(held[j], high, low);
+            char *to = hi + j * ROW + (4 * lane ^ 16 * (j % 8));
+            *reinterpret_cast<uint32_t *>(to) = high;
+            *reinterpret_cast<uint32_t *>(to + (T::B_LO - T::B_HI)) = low;
+            guard.see(held[j]);
+        }
+    }
+    /* A unit is being read while the one before it is split and stored. */
+    __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
+    {
+        const uint32_t q0 = begin + (uint32_t)(s * STEP), q = q0 + (uint32_t)lane;
+        const bool used = q < end;
+        char *columns = to + T::B_HI + warp * UNITS * UNIT * ROW;
+        float4 rows[COPIES];
+        float held[2][UNIT];
+        Position at;
+        at.find(job, used ? q : begin);
+        read_rows(rows, q0 + 4u * (uint32_t)chunk);
+        read_unit(held[0], unit[0], at, used);
+        ring.wait_empty();
+        write_rows(rows, to, guard);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            if (u + 1 < UNITS)
+                read_unit(held[(u + 1) % 2], unit[u + 1 < UNITS ? u + 1 : 0], at, used);
+            write_unit(held[u % 2], columns + u * UNIT * ROW, guard);
+        }
+    }
+};
+
+/* A group's 64 rows from row0 on and its columns from column0 on, into the segment's sums. */
+template <int BN>
+__device__ __forceinline__ void store_rows(const Job &job, uint32_t segment, uint32_t row0, uint32_t column0,
+                                           const float (&sum)[BN / 2])
+{
+    const uint32_t width = job.units * UNIT, lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint32_t row = row0 + 16 * warp + 8 * h + lane / 4;
+        if (row >= job.rows)
+            continue;
+        float *to = job.sums + ((uint64_t)segment * job.rows + row) * width + column0 + 2 * (lane % 4);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+            if (column0 + 8 * j < width)
+                *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+    }
+}
+
+/* The same without tensor cores: thread (ty, tx) owns rows ty + 8r and columns tx + 16c, one column after the other. */
+template <int BN>
+__device__ __forceinline__ void plain_rows(const Job &job, const Place &place, uint32_t row0, uint32_t column0)
+{
+    const uint32_t tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16, width = job.units * UNIT;
+#pragma unroll 1
+    for (uint32_t column = column0 + tx; column < column0 + BN && column < width; column += UNIT) {
+        Unit unit;
+        unit.find(job, column / UNIT);
+        const bool real = (int)tx < unit.left();
+        float sum[8] = {};
+#pragma unroll 1
+        for (uint32_t q = place.begin; q < place.begin + place.length; q++) {
+            Position at;
+            at.find(job, q);
+            const bool has = real && unit.inside(job, at);
+            const float v = has ? job.large[at.large + unit.large + tx * job.large_size] : 0.0f;
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
+                sum[r] = fmaf(job.small[at.small + row * job.positions_size], v, sum[r]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+            if (row0 + ty + 8 * r < job.rows)
+                job.sums[((uint64_t)place.segment * job.rows + row0 + ty + 8 * r) * width + column] = sum[r];
+    }
+}
+
+#endif
+
+/* T::BYTES of dynamic shared memory, at most one block per tile. */
+template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(const __grid_constant__ Job job)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ char dynamic[];
+    __shared__ uint64_t barriers[2][T::STAGES];
+    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
+    const Stages<T> stages = open_stages<T, 0>(dynamic, barriers, unsafe);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
+    if (threadIdx.x >= GROUPS * GROUP) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        WeightsLoader<T> loader(job);
+        produce(stages, loader, AlternatingSchedule{job.tiles, 1}, group - GROUPS);
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        consume<T, false>(
+            stages, AlternatingSchedule{job.tiles, 1}, group, [&](uint32_t tile) { return Place(job, tile).steps(); },
+            [&](uint32_t tile, uint32_t, bool redo, const float(&sum)[T::BN / 2]) {
+                const Place place(job, tile);
+                const uint32_t row0 = place.row_tile * T::ROWS + (T::WM == 2 ? 64 * group : 0);
+                const uint32_t column0 = place.column_tile * T::COLUMNS + (T::WM == 2 ? 0 : group * T::BN);
+                if (redo)
+                    plain_rows<T::BN>(job, place, row0, column0);
+                else
+                    store_rows<T::BN>(job, place.segment, row0, column0, sum);
+            });
+    }
+#endif
+}
+
+/* blockIdx: block of UNIT channels, row. A thread adds every 128th column of the block's, then all store them in the
+ * order of the weights, (channel, tap). */
+__global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job job)
+{
+    extern __shared__ float column[];
+    const uint32_t taps = job.taps.divisor, n = UNIT * taps, row = blockIdx.y, channel0 = blockIdx.x * UNIT;
+    const uint64_t width = job.units * UNIT, apart = job.rows * width;
+    const float *from = job.sums + row * width + (uint64_t)blockIdx.x * n;
+    for (uint32_t i = threadIdx.x; i < n; i += 128) {
+        float chain[TL_COLUMN_CHAINS] = {};
+        uint32_t segment = 0;
+        for (; segment + TL_COLUMN_CHAINS <= job.segments; segment += TL_COLUMN_CHAINS)
+#pragma unroll
+            for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+                chain[c] += from[(segment + c) * apart + i];
+#pragma unroll
+        for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+            if (segment + c < job.segments)
+                chain[c] += from[(segment + c) * apart + i];
+        static_assert(TL_COLUMN_CHAINS == 4, "the fold of a chunk");
+        column[i % UNIT * taps + i / UNIT] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+    }
+    __syncthreads();
+    const uint32_t left = min(job.channels - channel0, (uint32_t)UNIT) * taps;
+    float *to = job.gw + ((uint64_t)row * job.channels + channel0) * taps;
+    for (uint32_t i = threadIdx.x; i < left; i += 128)
+        to[i] = column[i];
+}
+
+using Large = Tile<2, 128>; /* 128 x 128 */
+using Low = Tile<1, 128>;   /* 64 x 256 */
+using Slim = Tile<1, 96>;   /* 64 x 192 */
+
+template <class T> bool prepare_kernel() { return tl_wgmma_prepare(weights_kernel<T>, T::BYTES); }
+
+bool runs(tl_context *ctx)
+{
+    return tl_wgmma_runs(ctx, [] {
+        return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>();
+    });
+}
+
+int64_t units_of(int64_t channels, int64_t taps) { return tl_ceil_div(channels, UNIT) * taps; }
+
+template <class T> int64_t tiles_of(int64_t rows, int64_t units)
+{
+    return tl_ceil_div(rows, T::ROWS) * tl_ceil_div(units * UNIT, T::COLUMNS);
+}
+
+/* The form whose tiles take the least time: one of 64 x 192 takes as long as one of 128 x 128 (measured on an H200), and
+ * one of 64 x 256 in proportion to it. */
+int form_of(int64_t rows, int64_t units)
+{
+    const int64_t large = 3 * tiles_of<Large>(rows, units), low = 4 * tiles_of<Low>(rows, units);
+    const int64_t slim = 3 * tiles_of<Slim>(rows, units);
+    return large <= low && large <= slim ? 0 : low <= slim ? 1 : 2;
+}
+
+int64_t segments_of(int64_t tiles, int64_t total)
+{
+    int64_t most = total / SEGMENT_LEAST;
+    if (most > WAVES * WAVE / tiles)
+        most = WAVES * WAVE / tiles;
+    if (most > SEGMENTS_MOST)
+        most = SEGMENTS_MOST;
+    return tl_conv_segments(tiles, most, WAVE);
+}
+
+template <class T> int32_t launch(tl_context *ctx, Job &job)
+{
+    const int64_t tiles = tiles_of<T>(job.rows, job.units), total = job.total;
+    int64_t segments = segments_of(tiles, total);
+    job.segment = (uint32_t)(tl_ceil_div(tl_ceil_div(total, segments), STEP) * STEP);
+    segments = tl_ceil_div(total, (int64_t)job.segment);
+    job.segments = (uint32_t)segments;
+    job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
+    job.column_tiles = (uint32_t)tl_ceil_div((int64_t)job.units * UNIT, T::COLUMNS);
+    job.tiles = (uint32_t)(tiles * segments);
+    void *sums;
+    TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * job.rows) * (size_t)(job.units * UNIT), &sums));
+    job.sums = (float *)sums;
+    weights_kernel<T><<<tl_grid(job.tiles, 1, tl_cuda_sms(ctx)), THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
+    int32_t status = tl_cuda_launched(ctx, "conv_wgmma_weights");
+    if (!status) {
+        const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
+        const size_t bytes = sizeof(float) * UNIT * job.taps.divisor;
+        gather_kernel<<<grid, 128, bytes, tl_cuda_stream(ctx)>>>(job);
+        status = tl_cuda_launched(ctx, "conv_gather");
+    }
+    tl_pool_free(ctx, sums);
+    return status;
+}
+
+} // namespace
+
+/* Rows and channels must fill three quarters of the tiles and units, and the segments half of the device. */
+bool tl_conv_wgmma_serves_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels,
+                                  int64_t rows, const float *small)
+{
+    if (batch == 0 || rows == 0 || channels == 0 || !small_enough(s) || s.taps > TAPS_MOST || rows >= 65536 ||
+        s.out_size % 4 != 0 || !tl_aligned4(small))
+        return false;
+    const int64_t units = units_of(channels, s.taps), total = batch * s.out_size;
+    if (4 * rows < 3 * tl_ceil_div(rows, 64) * 64 || 4 * channels < 3 * tl_ceil_div(channels, UNIT) * UNIT ||
+        units >= INT32_MAX / UNIT || total >= INT64_C(1) << 31)
+        return false;
+    const int form = form_of(rows, units);
+    const int64_t tiles = form == 0   ? tiles_of<Large>(rows, units)
+                          : form == 1 ? tiles_of<Low>(rows, units)
+                                      : tiles_of<Slim>(rows, units);
+    return tiles < INT32_MAX / WAVE && 2 * tiles * segments_of(tiles, total) >= WAVE && total >= SEGMENT_LEAST &&
+           runs(ctx);
+}
+
+int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                              const float *large, const float *small, float *gw)
+{
+    const tl_conv_gather g = tl_conv_correlate(&s);
+    Job job = {};
+    job.large = large, job.small = small, job.gw = gw;
+    job.rows = (uint32_t)rows, job.channels = (uint32_t)channels;
+    job.large_size = (uint32_t)s.in_size, job.positions_size = (uint32_t)s.out_size;
+    job.total = (uint32_t)(batch * s.out_size);
+    job.units = (uint32_t)units_of(channels, s.taps);
+    const int skip = AXES - s.rank;
+    int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, stride = 1;
+    for (int d = 0; d < skip; d++)
+        job.step[d] = 0, job.base[d] = 0, job.extent[d] = 1, job.stride[d] = 0;
+    for (int d = s.rank - 1; d >= 0; d--) {
+        count[skip + d] = g.count[d];
+        taps[skip + d] = g.taps[d];
+        job.step[skip + d] = (int32_t)g.step[d];
+        job.base[skip + d] = (int32_t)g.base[d];
+        job.extent[skip + d] = (int32_t)g.source[d];
+        job.stride[skip + d] = (uint32_t)stride;
+        stride *= g.source[d];
+    }
+    job.positions = tl_fastdiv(s.out_size);
+    job.count1 = tl_fastdiv(count[1]);
+    job.count2 = tl_fastdiv(count[2]);
+    job.taps = tl_fastdiv(s.taps);
+    job.taps1 = tl_fastdiv(taps[1]);
+    job.taps2 = tl_fastdiv(taps[2]);
+    const int form = form_of(rows, job.units);
+    return form == 0 ? launch<Large>(ctx, job) : form == 1 ? launch<Low>(ctx, job) : launch<Slim>(ctx, job);
+}

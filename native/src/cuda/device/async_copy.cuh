@@ -1,0 +1,47 @@
+/* Asynchronous copies from global to shared memory, past the registers (PTX cp.async). A thread collects its copies in
+ * groups and waits for its own groups only; what other threads copied is there after a barrier. */
+#ifndef TL_CUDA_DEVICE_ASYNC_COPY_CUH
+#define TL_CUDA_DEVICE_ASYNC_COPY_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* The address that instructions on shared memory take. */
+static __device__ __forceinline__ uint32_t tl_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Starts copying BYTES (16 or 4, both ends aligned to that); if not `present`, writes zeros and reads nothing. With
+ * ORDERED the compiler moves no access to memory across it. Without, it may: for loops whose barriers already order the
+ * accesses to a stage. */
+template <int BYTES, bool ORDERED = true>
+static __device__ __forceinline__ void tl_copy_async(uint32_t to, const void *from, bool present)
+{
+    static_assert(BYTES == 16 || BYTES == 4, "what cp.async serves here");
+    const int size = present ? BYTES : 0;
+    if constexpr (BYTES == 16 && ORDERED)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+    else if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
+    else if constexpr (ORDERED)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size));
+}
+template <int BYTES>
+static __device__ __forceinline__ void tl_copy_async(float *shared, const float *global, bool present)
+{
+    tl_copy_async<BYTES>(tl_shared_address(shared), global, present);
+}
+
+/* Ends the thread's group of copies. */
+static __device__ __forceinline__ void tl_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* Waits until at most PENDING of the thread's newest groups are under way. */
+template <int PENDING> static __device__ __forceinline__ void tl_copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+#endif

@@ -1,0 +1,339 @@
+/* Rows too long for one block's registers and shared memory, held on chip by a cluster of blocks (sm_90 and later):
+ * read once, reduced several times, written.
+ *
+ * A cluster of C blocks owns a row. The row tree (formula/sum_tree.h) has 1024 lanes per leaf; block b of the cluster
+ * owns lanes b·1024/C .. (b + 1)·1024/C - 1 of every leaf, whatever the row's length, so the blocks share the work
+ * evenly. A thread owns one lane of every G-th leaf: its elements lie 1024 apart, in shared memory that no other thread
+ * touches, and it adds each leaf's in the order of the tree. The lanes' sums are read by every block from the shared
+ * memory of all (each folds for itself, which saves a second exchange). Barriers of the cluster stand where another
+ * block's memory is read next; each exchange has memory of its own, so none is overwritten while somebody still reads
+ * it, and the last barrier keeps a block from leaving before its memory has been read.
+ *
+ * Where rows are many, a row may instead be moved on into registers, so that the next one arrives while it is finished
+ * (tl_cluster_quads).
+ *
+ * Machine code of older chips has no clusters: these kernels are empty there and tl_cluster_runs says so. */
+#ifndef TL_CUDA_DEVICE_CLUSTER_ROW_CUH
+#define TL_CUDA_DEVICE_CLUSTER_ROW_CUH
+
+#include "cuda/device/row_tile.cuh"
+
+enum {
+    TL_CLUSTER_LEAVES = 16,                               /* the sums of a row's leaves are folded by half a warp */
+    TL_CLUSTER_FITS = TL_CLUSTER_LEAVES * TL_SUM_LEAF,    /* the longest row such a cluster takes */
+    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF                    /* up to here two quarters of rows fit a multiprocessor */
+};
+
+/* ---- exchange between the blocks of a cluster -------------------------------------------------------------------- */
+
+/* What every thread of the cluster wrote before is visible to all after. */
+static __device__ __forceinline__ void tl_cluster_arrive()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void tl_cluster_wait()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/* The value at `p`, an address in this block's shared memory, as block `rank` of the cluster has it. */
+static __device__ __forceinline__ float tl_cluster_read(const float *p, int rank)
+{
+    float v = 0.0f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(at)
+                 : "r"(tl_shared_address(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+    return v;
+}
+
+static __device__ __forceinline__ float4 tl_cluster_read4(const float4 *p, int rank)
+{
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(at)
+                 : "r"(tl_shared_address(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+#endif
+    return v;
+}
+
+/* ---- the row ----------------------------------------------------------------------------------------------------- */
+
+/* C blocks, each of G threads per lane. ARRAYS rows (x; or x and g) are held, SUMS sums are taken. */
+template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
+    static constexpr int C = C_, G = G_, LANES = TL_SUM_LANES / C, THREADS = LANES * G, WARPS = THREADS / 32;
+    static constexpr int STEPS = TL_SUM_LEAF / TL_SUM_LANES, BLOCKS = 1024 / THREADS;
+    static_assert(LANES % 32 == 0 && THREADS <= 1024, "whole warps of a leaf");
+
+    int64_t row;
+    int n, rank, lane, first;
+
+    __device__ __forceinline__ explicit tl_cluster_row(int64_t cols)
+        : row(blockIdx.x / C), n((int)cols), rank((int)(blockIdx.x % C)), lane((int)threadIdx.x % LANES),
+          first((int)threadIdx.x / LANES)
+    {
+    }
+
+    static __host__ __device__ __forceinline__ int leaves(int64_t n)
+    {
+        return (int)((n + TL_SUM_LEAF - 1) / TL_SUM_LEAF);
+    }
+    static __host__ __device__ __forceinline__ int room(int64_t n)
+    {
+        return (int)((n + TL_SUM_LANES - 1) / TL_SUM_LANES) * LANES;
+    }
+    /* Dynamic shared memory: the arrays, the lanes of each sum, the leaves of the last one, the warps' maxima. */
+    static size_t bytes(int64_t n)
+    {
+        return sizeof(float) * (size_t)(ARRAYS_ * room(n) + SUMS_ * leaves(n) * LANES + TL_CLUSTER_LEAVES + WARPS);
+    }
+    __device__ __forceinline__ float *array(int which) const
+    {
+        return reinterpret_cast<float *>(tl_dynamic_shared) + which * room(n);
+    }
+    __device__ __forceinline__ float *lanes(int which) const { return array(ARRAYS_) + which * leaves(n) * LANES; }
+    __device__ __forceinline__ float *leaf_sums() const { return lanes(SUMS_); }
+    __device__ __forceinline__ float *maxima() const { return leaf_sums() + TL_CLUSTER_LEAVES; }
+
+    /* visit(slot, column) for this thread's elements of a leaf, in order: `slot` is where an array holds it. */
+    template <class Visit> __device__ __forceinline__ void leaf_elements(int leaf, Visit visit) const
+    {
+        const int column = leaf * TL_SUM_LEAF + rank * LANES + lane, slot = leaf * STEPS * LANES + lane;
+        if ((leaf + 1) * TL_SUM_LEAF <= n) {
+#pragma unroll 8
+            for (int k = 0; k < STEPS; k++)
+                visit(slot + k * LANES, column + k * TL_SUM_LANES);
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < STEPS && column + k * TL_SUM_LANES < n; k++)
+                visit(slot + k * LANES, column + k * TL_SUM_LANES);
+        }
+    }
+    template <class Visit> __device__ __forceinline__ void elements(Visit visit) const
+    {
+#pragma unroll 1
+        for (int leaf = first; leaf * TL_SUM_LEAF < n; leaf += G)
+            leaf_elements(leaf, visit);
+    }
+
+    /* Requests the row that begins at `p` for array `which`. */
+    __device__ __forceinline__ void request(int which, const float *p) const
+    {
+        float *const held = array(which);
+        elements([&](int slot, int column) { tl_copy_async<4>(held + slot, p + column, true); });
+        tl_copy_commit();
+    }
+
+    /* The row's sum of term(slot, column); `which` counts the sums of a kernel from 0. */
+    template <class Term> __device__ __forceinline__ float sum(int which, Term term) const
+    {
+        float *const own = lanes(which), *const sums = leaf_sums();
+#pragma unroll 1
+        for (int leaf = first; leaf * TL_SUM_LEAF < n; leaf += G) {
+            float a = 0.0f;
+            leaf_elements(leaf, [&](int slot, int column) { a += term(slot, column); });
+            own[leaf * LANES + lane] = a;
+        }
+        tl_cluster_arrive();
+        tl_cluster_wait();
+        const int t = (int)threadIdx.x % 32, count = leaves(n);
+#pragma unroll 1
+        for (int leaf = (int)threadIdx.x / 32; leaf < count; leaf += WARPS) {
+            float v[LANES / 32];
+#pragma unroll
+            for (int j = 0; j < LANES / 32; j++) {
+                float a[C];
+#pragma unroll
+                for (int b = 0; b < C; b++)
+                    a[b] = tl_cluster_read(own + leaf * LANES + 32 * j + t, b);
+                v[j] = tl_fold_array<tl_sum_op, C>(a);
+            }
+            const float s = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, LANES / 32>(v));
+            if (t == 0)
+                sums[leaf] = 0.0f + s;
+        }
+        __syncthreads();
+        /* the next sum's leaves go to the same place, after a barrier that follows this read */
+        const float s = t % TL_CLUSTER_LEAVES < count ? sums[t % TL_CLUSTER_LEAVES] : 0.0f;
+        return tl_fold_group<tl_sum_op, TL_CLUSTER_LEAVES>(s);
+    }
+
+    /* The row's maximum from the threads' own, NaNs passed over. Once per kernel. */
+    __device__ __forceinline__ float max(float m) const
+    {
+        float *const own = maxima();
+        const int t = (int)threadIdx.x % 32;
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        if (t == 0)
+            own[threadIdx.x / 32] = m;
+        tl_cluster_arrive();
+        tl_cluster_wait();
+#pragma unroll
+        for (int i = t; i < C * WARPS; i += 32)
+            m = fmaxf(m, tl_cluster_read(own + i % WARPS, i / WARPS));
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        return m;
+    }
+};
+
+/* ---- the row in registers ---------------------------------------------------------------------------------------- */
+
+/* Eight blocks hold a row in registers, which leaves their shared memory to the next row, on its way meanwhile. A warp
+ * owns a leaf's 128 lanes of the block, a thread lanes 4u .. 4u+3 of them: of every step of the leaf one quadruple. The
+ * row's length is a multiple of 4. */
+struct tl_cluster_quads {
+    static constexpr int C = 8, LANES = TL_SUM_LANES / C, STEPS = TL_SUM_LEAF / TL_SUM_LANES;
+    static_assert(LANES == 4 * 32, "a quadruple of lanes per thread");
+
+    int n, warp, u, warps, column, steps; /* steps: quadruples of this thread in the row, the first at `column` */
+
+    __device__ __forceinline__ explicit tl_cluster_quads(int64_t cols)
+        : n((int)cols), warp((int)threadIdx.x / 32), u((int)threadIdx.x % 32), warps((int)blockDim.x / 32),
+          column(warp * TL_SUM_LEAF + (int)(blockIdx.x % C) * LANES + 4 * u),
+          steps((max(n - column, 0) + TL_SUM_LANES - 1) / TL_SUM_LANES)
+    {
+    }
+
+    static int threads(int64_t cols) { return 32 * (int)((cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF); }
+    /* Dynamic shared memory: the next row, the lanes and the leaves of two sums. */
+    static size_t bytes(int64_t cols)
+    {
+        return sizeof(float4) * (size_t)threads(cols) * (STEPS + 2) + sizeof(float) * 2 * TL_CLUSTER_LEAVES;
+    }
+    __device__ __forceinline__ float4 *stage() const { return tl_dynamic_shared + (warp * STEPS) * 32 + u; }
+    __device__ __forceinline__ float4 *lanes(int which) const
+    {
+        return tl_dynamic_shared + (warps * (STEPS + which) + warp) * 32 + u;
+    }
+    __device__ __forceinline__ float *leaf_sums(int which) const
+    {
+        return reinterpret_cast<float *>(tl_dynamic_shared + warps * (STEPS + 2) * 32) + which * TL_CLUSTER_LEAVES;
+    }
+
+    /* Requests this thread's part of the row at `p`, zeros past its end. */
+    __device__ __forceinline__ void request(const float *p) const
+    {
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            tl_copy_async<16>(reinterpret_cast<float *>(stage() + 32 * k),
+                              k < steps ? p + column + k * TL_SUM_LANES : p, k < steps);
+        tl_copy_commit();
+    }
+
+    /* The row's sum from the thread's lanes. Sums of a row alternate between which = 0 and 1: the barrier of the one
+     * follows all reads of the other. */
+    __device__ __forceinline__ float sum(int which, float4 own) const
+    {
+        *lanes(which) = own;
+        tl_cluster_arrive();
+        tl_cluster_wait();
+        float4 a[C];
+#pragma unroll
+        for (int b = 0; b < C; b++)
+            a[b] = tl_cluster_read4(lanes(which), b);
+        const float leaf = tl_fold_group4<tl_sum_op, 32>(tl_fold_array4<tl_sum_op, C>(a));
+        float *const sums = leaf_sums(which);
+        if (u == 0)
+            sums[warp] = 0.0f + leaf;
+        __syncthreads();
+        const int l = u % TL_CLUSTER_LEAVES;
+        return tl_fold_group<tl_sum_op, TL_CLUSTER_LEAVES>(l < warps ? sums[l] : 0.0f);
+    }
+};
+
+/* ---- launching --------------------------------------------------------------------------------------------------- */
+
+/* Whether `kernel` can have `dynamic` bytes of shared memory here, and is more than an empty shell: which machine
+ * code was loaded decides, not which chip this is. */
+template <class Kernel> static bool tl_cluster_runs(Kernel kernel, size_t dynamic)
+{
+    cudaFuncAttributes attributes;
+    int device = 0, most = 0;
+    const bool known = cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+                       cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess;
+    return known && attributes.ptxVersion >= 90 && attributes.sharedSizeBytes + dynamic <= (size_t)most;
+}
+
+/* Calls launch(tl_row_type<Row>()) for the cluster that holds a row of `cols` <= TL_CLUSTER_FITS elements. */
+template <int SUMS, class Launch> static void tl_pick_cluster(int64_t cols, Launch launch)
+{
+    if (cols <= TL_CLUSTER_SMALL)
+        launch(tl_row_type<tl_cluster_row<4, 1, 1, SUMS>>());
+    else
+        launch(tl_row_type<tl_cluster_row<8, 4, 1, SUMS>>());
+}
+
+/* Launches kernel<Row>(arguments...) with a cluster per row. */
+template <class Row, class... Parameters, class... Arguments>
+static int32_t tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
+                                 size_t dynamic, Arguments... arguments)
+{
+    TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = Row::C;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(rows * Row::C));
+    config.blockDim = dim3(Row::THREADS);
+    config.dynamicSmemBytes = dynamic;
+    config.stream = tl_cuda_stream(ctx);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    TL_CUDA_TRY(ctx, cudaLaunchKernelEx(&config, kernel, arguments...));
+    return tl_cuda_launched(ctx, name);
+}
+
+/* Launches kernel(arguments...), made of tl_cluster_quads, with as many clusters as run at once, at most one per row;
+ * each takes every so many rows. False if none runs here. */
+template <class... Parameters, class... Arguments>
+static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
+                            int64_t cols, int32_t *status, Arguments... arguments)
+{
+    const size_t dynamic = tl_cluster_quads::bytes(cols);
+    if (!tl_cluster_runs(kernel, dynamic))
+        return false;
+    if ((*status = tl_allow_shared(ctx, kernel, dynamic)))
+        return true;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = tl_cluster_quads::C;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(tl_cluster_quads::C);
+    config.blockDim = dim3((unsigned)tl_cluster_quads::threads(cols));
+    config.dynamicSmemBytes = dynamic;
+    config.stream = tl_cuda_stream(ctx);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int most = 0;
+    if (cudaOccupancyMaxActiveClusters(&most, kernel, &config) != cudaSuccess || most < 1) {
+        cudaGetLastError(); /* other kernels take the row: no error of a launch */
+        return false;
+    }
+    const int64_t clusters = rows < most ? rows : most;
+    config.gridDim = dim3((unsigned)(clusters * tl_cluster_quads::C));
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+    *status = error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
+    return true;
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* A row's exponentials and their sum, for softmax and cross-entropy. */
+#ifndef TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
+#define TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
+
+#include "cuda/device/cluster_row.cuh"
+
+/* The sum of e^(x - m) over a row held on chip, m its maximum, which is left as the exponentials (SHIFTED: as x - m). A
+ * NaN in the row need not reach the maximum: its exponential is NaN whatever it is shifted by. */
+template <bool SHIFTED, class Row, class Held>
+static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &v, float *maximum)
+{
+    float m = -TL_INF, w[Row::W], e[Row::W];
+#pragma unroll(Held::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        v.get(k, w);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            m = fmaxf(m, r.inside(k * Row::W + j) ? w[j] : -TL_INF);
+    }
+    m = Row::max(m);
+    typename Row::terms exponentials;
+#pragma unroll(Held::UNROLL)
+    for (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        v.get(k, w);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++) {
+            w[j] -= m;
+            e[j] = r.inside(k * Row::W + j) ? tl_exp(w[j]) : 0.0f;
+        }
+        exponentials.add(i, e);
+        v.put(k, SHIFTED ? w : e);
+    }
+    *maximum = m;
+    return exponentials.sum();
+}
+
+/* ---- rows held by a cluster -------------------------------------------------------------------------------------- */
+
+/* The same for array 0 of a cluster's row. The row is still to be read by other blocks until tl_cluster_wait(). */
+template <bool SHIFTED, class Row>
+static __device__ __forceinline__ float tl_cluster_exponentials(const Row &r, float *maximum)
+{
+    float *const v = r.array(0);
+    float m = -TL_INF;
+    r.elements([&](int slot, int) { m = fmaxf(m, v[slot]); });
+    m = r.max(m);
+    *maximum = m;
+    const float sum = r.sum(0, [&](int slot, int) {
+        const float shifted = v[slot] - m, e = tl_exp(shifted);
+        v[slot] = SHIFTED ? shifted : e;
+        return e;
+    });
+    tl_cluster_arrive();
+    return sum;
+}
+
+/* ---- long rows --------------------------------------------------------------------------------------------------- */
+
+struct tl_exponential {
+    const float *x, *maximum;
+    float m;
+    __device__ void row(int64_t r) { m = maximum[r]; }
+    __device__ float at(int64_t i, int64_t) const { return tl_exp(x[i] - m); }
+};
+
+static inline int32_t tl_long_row_exponentials(tl_context *ctx, const char *name, const float *x, int64_t rows,
+                                               int64_t cols,
+                                               float *maximum, float *sum)
+{
+    TL_TRY(tl_cuda_row_maxima(ctx, x, rows, cols, maximum));
+    return tl_long_row_sums(ctx, name, tl_exponential{x, maximum, 0.0f}, rows, cols, 0, sum);
+}
+
+#endif

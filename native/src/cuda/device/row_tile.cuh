@@ -1,0 +1,484 @@
+/* Rows held on chip, for kernels that read a row once, reduce it (several times) and write it: who owns which element,
+ * how the row is loaded and stored, and its sums in the order of the row tree (formula/sum_tree.h).
+ *
+ *   tl_short_row    up to 1024 elements: G threads own a row, in registers
+ *   tl_block_row    up to 16384 per leaf: 256 threads own a leaf, in registers or shared memory, a block owns 1 to 3
+ *                   leaves
+ *
+ * Longer rows do not fit. They are cut into leaves, a block each, and read once per reduction (tl_leaf_sums,
+ * tl_leaf_map).
+ *
+ * An element i of a thread's N is column(i) of the row; what lies past the row's end reads 0 and must not change a
+ * result (`inside` tells): every lane of the tree starts from +0. Kernels are templates over the row's type;
+ * tl_pick_row chooses it. */
+#ifndef TL_CUDA_DEVICE_ROW_TILE_CUH
+#define TL_CUDA_DEVICE_ROW_TILE_CUH
+
+#include "cuda/device/async_copy.cuh"
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+#include "formula/rows.h"
+
+/* ---- what both rows share ---------------------------------------------------------------------------------------- */
+
+/* T threads per row, or (LEAVES) per leaf of the block's row; thread t of them holds K pieces of W elements, which are
+ * consecutive (VECTOR) or T apart. */
+template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layout {
+    static constexpr bool VECTOR = VECTOR_;
+    static constexpr int T = T_, W = W_, K = K_, N = W * K;
+    int64_t row; /* its index */
+    int n;       /* its length, 0 for a row past the last */
+
+    __device__ __forceinline__ int thread() const { return (int)threadIdx.x % T; }
+    __device__ __forceinline__ int column(int i) const
+    {
+        const int c = VECTOR ? 4 * (thread() + T * (i / 4)) + i % 4 : thread() + T * i;
+        return LEAVES_ ? c + (int)threadIdx.x / T * TL_SUM_LEAF : c;
+    }
+    __device__ __forceinline__ bool inside(int i) const { return column(i) < n; }
+    /* One thread of the row's. */
+    __device__ __forceinline__ bool leads() const { return (LEAVES_ ? (int)threadIdx.x : thread()) == 0; }
+
+    /* v = the row at `p` (its first element), 0 past its end. */
+    __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N]) const
+    {
+        if constexpr (VECTOR) {
+#pragma unroll
+            for (int k = 0; k < N / 4; k++) {
+                const float4 q = inside(4 * k) ? tl_load4(p + column(4 * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[4 * k] = q.x, v[4 * k + 1] = q.y, v[4 * k + 2] = q.z, v[4 * k + 3] = q.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                v[i] = inside(i) ? p[column(i)] : 0.0f;
+        }
+    }
+
+    /* Piece k of a vector the size of the row (gamma), 0 past its end. */
+    __device__ __forceinline__ void piece(const float *__restrict__ p, int k, float (&w)[W]) const
+    {
+        if constexpr (VECTOR) {
+            const float4 q = inside(W * k) ? tl_load4(p + column(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                w[j] = inside(W * k + j) ? p[column(W * k + j)] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void store(float *__restrict__ p, int k, const float (&w)[W]) const
+    {
+        if constexpr (VECTOR) {
+            if (inside(W * k))
+                tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
+        } else {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                if (inside(W * k + j))
+                    p[column(W * k + j)] = w[j];
+        }
+    }
+
+    /* Requests the row at `p` for `shared`, N elements per thread of the block; zeros past its end. */
+    __device__ __forceinline__ void request(float *shared, const float *p) const
+    {
+        constexpr int STEP = VECTOR ? 4 : 1;
+#pragma unroll 8
+        for (int i = 0; i < N; i += STEP)
+            tl_copy_async<4 * STEP>(slot(shared, i), inside(i) ? p + column(i) : p, inside(i));
+    }
+    /* Where element i (the first of four if VECTOR) of this thread lies: neighbours of a warp side by side. */
+    static __device__ __forceinline__ float *slot(float *shared, int i)
+    {
+        return VECTOR ? shared + 4 * ((i / 4) * (int)blockDim.x + (int)threadIdx.x)
+                      : shared + i * (int)blockDim.x + (int)threadIdx.x;
+    }
+    static __device__ __forceinline__ void keep(float *shared, int k, const float (&w)[W])
+    {
+        if constexpr (VECTOR) {
+            *reinterpret_cast<float4 *>(slot(shared, W * k)) = make_float4(w[0], w[1], w[2], w[3]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                *slot(shared, W * k + j) = w[j];
+        }
+    }
+    static __device__ __forceinline__ void fetch(float *shared, int k, float (&w)[W])
+    {
+        if constexpr (VECTOR) {
+            const float4 q = *reinterpret_cast<const float4 *>(slot(shared, W * k));
+            w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                w[j] = *slot(shared, W * k + j);
+        }
+    }
+};
+
+static constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+
+/* A row that is named rather than found from the block. */
+struct tl_given {};
+
+/* ---- short rows -------------------------------------------------------------------------------------------------- */
+
+/* G threads (up to a warp) own a row of up to G·N elements, one per lane of the tree; a block owns neighbouring rows. */
+template <bool VECTOR_, int G, int N_> struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1,
+    VECTOR_ ? N_ / 4 : N_, false> {
+    static constexpr int N = N_, THREADS = 128, ROWS = THREADS / G, BLOCKS = 1, BLOCKS_OF_TWO = 1;
+    static constexpr bool ONE_SHARED = false, SECOND_SHARED = false; /* two arrays fit the registers */
+
+    __device__ __forceinline__ tl_short_row(int64_t rows, int64_t cols)
+    {
+        this->row = (int64_t)blockIdx.x * ROWS + threadIdx.x / G;
+        this->n = this->row < rows ? (int)cols : 0;
+    }
+    __device__ __forceinline__ tl_short_row(tl_given, int64_t row_, int n_) { this->row = row_, this->n = n_; }
+
+    /* The row's maximum from the threads' own, NaNs passed over. */
+    static __device__ __forceinline__ float max(float m)
+    {
+#pragma unroll
+        for (int s = G / 2; s > 0; s /= 2)
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        return m;
+    }
+
+    /* Pieces in the order that the fold of a thread's lanes in halves joins them: i with its bits reversed, so that the
+     * i-th and the following steps of a binary counter meet their partners, and log2(K) + 1 pieces are alive instead of
+     * K. */
+    static __device__ __forceinline__ constexpr int order(int i)
+    {
+        int k = 0;
+        for (int bit = 1; bit < tl_short_row::K; bit *= 2, i /= 2)
+            k = 2 * k + i % 2;
+        return k;
+    }
+
+    /* The terms of a sum as they come, piece order(i) as the i-th: one per lane. */
+    struct terms {
+        static constexpr int W = tl_short_row::W, LEVELS = log2_of(tl_short_row::K);
+        float level[LEVELS + 1][W];
+        __device__ __forceinline__ void add(int i, const float (&w)[W])
+        {
+            float a[W];
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                a[j] = 0.0f + w[j];
+#pragma unroll
+            for (int l = 0; l <= LEVELS; l++) {
+                if ((i & ((1 << l) - 1)) != (1 << l) - 1) /* it has found its place further down */
+                    continue;
+                if ((i >> l) & 1) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        a[j] = level[l][j] + a[j];
+                } else {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        level[l][j] = a[j];
+                }
+            }
+        }
+        __device__ __forceinline__ float sum() const
+        {
+            if constexpr (VECTOR_)
+                return tl_fold_group4<tl_sum_op, G>(
+                    make_float4(level[LEVELS][0], level[LEVELS][1], level[LEVELS][2], level[LEVELS][3]));
+            else
+                return tl_fold_group<tl_sum_op, G>(level[LEVELS][0]);
+        }
+    };
+
+    static __device__ __forceinline__ void sum2(const terms &u, const terms &v, float *su, float *sv)
+    {
+        *su = u.sum();
+        *sv = v.sum();
+    }
+};
+
+/* ---- rows of one to three leaves --------------------------------------------------------------------------------- */
+
+/* A block owns a row, 256 threads a leaf of it: thread t lanes 4t..4t+3 (VECTOR) or t, t+256, t+512, t+768 of each run
+ * of 1024 elements. */
+template <bool VECTOR_, int STEPS, int LEAVES> struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS,
+    (LEAVES > 1)> {
+    static constexpr int N = 4 * STEPS, THREADS = 256 * LEAVES, ROWS = 1;
+    /* Where one array, or the second of two, is held, and blocks per multiprocessor: 64 registers or 64 KiB for an
+     * array of a whole leaf, and at least 128 KiB of loads in flight. */
+    static constexpr bool ONE_SHARED = STEPS > 4, SECOND_SHARED = STEPS > 4;
+    static constexpr int BLOCKS = LEAVES > 1 ? 1 : 3;
+    static constexpr int BLOCKS_OF_TWO = LEAVES > 1 ? 1 : STEPS > 8 ? 1 + VECTOR_ : STEPS > 4 ? 2 : 3;
+    static_assert(LEAVES == 1 || 4 * 256 * STEPS == TL_SUM_LEAF, "a leaf per 256 threads");
+
+    __device__ __forceinline__ tl_block_row(int64_t, int64_t cols) { this->row = blockIdx.x, this->n = (int)cols; }
+    __device__ __forceinline__ tl_block_row(tl_given, int64_t row_, int n_) { this->row = row_, this->n = n_; }
+
+    static __device__ __forceinline__ float max(float m)
+    {
+        __shared__ float warps[THREADS / 32];
+#pragma unroll
+        for (int s = 16; s > 0; s /= 2)
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        if (threadIdx.x % 32 == 0)
+            warps[threadIdx.x / 32] = m;
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < THREADS / 32; w++)
+            m = fmaxf(m, warps[w]);
+        return m;
+    }
+
+    /* A warp folds the 1024 lanes of a leaf. */
+    static __device__ __forceinline__ float fold(const float4 *shared)
+    {
+        const int t = (int)threadIdx.x % 32;
+        if constexpr (VECTOR_) {
+            float4 w[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                w[j] = shared[t + 32 * j];
+            return tl_fold_group4<tl_sum_op, 32>(tl_fold_array4<tl_sum_op, 8>(w));
+        } else { /* a thread's four lanes are 256 apart, so they are folded already */
+            float w[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                w[j] = reinterpret_cast<const float *>(shared)[t + 32 * j];
+            return tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, 8>(w));
+        }
+    }
+    static __device__ __forceinline__ void put(float4 *shared, float4 a)
+    {
+        const int t = (int)threadIdx.x % 256;
+        if constexpr (VECTOR_)
+            shared[t] = a;
+        else
+            reinterpret_cast<float *>(shared)[t] = (a.x + a.z) + (a.y + a.w);
+    }
+    /* The leaves' sums are a row of LEAVES elements. */
+    static __device__ __forceinline__ float join(const float *leaf)
+    {
+        if constexpr (LEAVES == 1)
+            return leaf[0];
+        else if constexpr (LEAVES == 2)
+            return leaf[0] + leaf[1];
+        else
+            return (leaf[0] + leaf[2]) + leaf[1];
+    }
+
+    static __device__ __forceinline__ constexpr int order(int i) { return i; }
+
+    /* The terms of a sum as they come, piece by piece: a thread's four lanes. */
+    struct terms {
+        float4 lanes = {0.0f, 0.0f, 0.0f, 0.0f};
+        __device__ __forceinline__ void add(int, const float (&w)[4])
+        {
+            lanes = tl_join4<tl_sum_op>(lanes, make_float4(w[0], w[1], w[2], w[3]));
+        }
+        __device__ __forceinline__ float sum() const
+        {
+            __shared__ float4 shared[LEAVES][256];
+            __shared__ float leaf[LEAVES];
+            const int l = LEAVES == 1 ? 0 : (int)threadIdx.x / 256;
+            put(shared[l], lanes);
+            __syncthreads();
+            if (threadIdx.x % 256 < 32) {
+                const float s = fold(shared[l]);
+                if (threadIdx.x % 32 == 0)
+                    leaf[l] = s;
+            }
+            __syncthreads();
+            return join(leaf);
+        }
+    };
+
+    /* Two sums at once: warp 0 folds one, warp 1 the other. */
+    static __device__ __forceinline__ void sum2(const terms &u, const terms &v, float *su, float *sv)
+    {
+        __shared__ float4 shared[LEAVES][2][256];
+        __shared__ float leaf[2][LEAVES];
+        const int l = LEAVES == 1 ? 0 : (int)threadIdx.x / 256, w = (int)threadIdx.x % 256 / 32;
+        put(shared[l][0], u.lanes);
+        put(shared[l][1], v.lanes);
+        __syncthreads();
+        if (w < 2) {
+            const float s = fold(shared[l][w]);
+            if (threadIdx.x % 32 == 0)
+                leaf[w][l] = s;
+        }
+        __syncthreads();
+        *su = join(leaf[0]);
+        *sv = join(leaf[1]);
+    }
+};
+
+/* ---- a row held on chip ------------------------------------------------------------------------------------------ */
+
+extern __shared__ float4 tl_dynamic_shared[];
+
+/* A row of an array: in registers, or in the block's dynamic shared memory (SHARED, tl_shared_bytes), 0 past its end.
+ * Each thread meets only its own elements, so shared memory needs no barrier. */
+template <class Row, bool SHARED> struct tl_held {
+    static constexpr int UNROLL = SHARED ? 4 : Row::K; /* registers take no run-time index */
+    float v[SHARED ? 1 : Row::N];
+
+    static __device__ __forceinline__ float *shared() { return reinterpret_cast<float *>(tl_dynamic_shared); }
+    __device__ __forceinline__ void load(const Row &r, const float *__restrict__ p)
+    {
+        if constexpr (SHARED) {
+            r.request(shared(), p);
+            tl_copy_commit();
+        } else {
+            r.load(p, v);
+        }
+    }
+    __device__ __forceinline__ void wait()
+    {
+        if constexpr (SHARED)
+            tl_copy_wait<0>();
+    }
+    __device__ __forceinline__ void get(int k, float (&w)[Row::W]) const
+    {
+        if constexpr (SHARED) {
+            Row::fetch(shared(), k, w);
+        } else {
+#pragma unroll
+            for (int j = 0; j < Row::W; j++)
+                w[j] = v[k * Row::W + j];
+        }
+    }
+    __device__ __forceinline__ void put(int k, const float (&w)[Row::W])
+    {
+        if constexpr (SHARED) {
+            Row::keep(shared(), k, w);
+        } else {
+#pragma unroll
+            for (int j = 0; j < Row::W; j++)
+                v[k * Row::W + j] = w[j];
+        }
+    }
+};
+
+template <class Row, bool SHARED> constexpr size_t tl_shared_bytes = SHARED ? sizeof(float) * Row::THREADS * Row::N : 0;
+
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+
+enum { TL_ROW_FITS = 3 * TL_SUM_LEAF }; /* the longest row held on chip */
+
+template <class Row> struct tl_row_type {
+    typedef Row type;
+};
+
+/* Calls launch(tl_row_type<Row>()) for the row of `cols` <= TL_ROW_FITS elements; `vector`: every row starts on 16
+ * bytes. */
+template <class Launch> static void tl_pick_row(bool vector, int64_t cols, Launch launch)
+{
+#define TL_PICK(most, ...)     if (cols <= (most))        return launch(tl_row_type<__VA_ARGS__>())
+    if (vector) {
+        TL_PICK(16, tl_short_row<true, 4, 4>);
+        TL_PICK(64, tl_short_row<true, 16, 4>);
+        TL_PICK(128, tl_short_row<true, 32, 4>);
+        TL_PICK(256, tl_short_row<true, 32, 8>);
+        TL_PICK(512, tl_short_row<true, 32, 16>);
+        TL_PICK(1024, tl_short_row<true, 32, 32>);
+        TL_PICK(4096, tl_block_row<true, 4, 1>);
+        TL_PICK(8192, tl_block_row<true, 8, 1>);
+        TL_PICK(TL_SUM_LEAF, tl_block_row<true, 16, 1>);
+        TL_PICK(2 * TL_SUM_LEAF, tl_block_row<true, 16, 2>);
+        TL_PICK(3 * TL_SUM_LEAF, tl_block_row<true, 16, 3>);
+    }
+    TL_PICK(4, tl_short_row<false, 4, 1>);
+    TL_PICK(16, tl_short_row<false, 16, 1>);
+    TL_PICK(32, tl_short_row<false, 32, 1>);
+    TL_PICK(128, tl_short_row<false, 32, 4>);
+    TL_PICK(512, tl_short_row<false, 32, 16>);
+    TL_PICK(1024, tl_short_row<false, 32, 32>);
+    TL_PICK(4096, tl_block_row<false, 4, 1>);
+    TL_PICK(8192, tl_block_row<false, 8, 1>);
+    TL_PICK(TL_SUM_LEAF, tl_block_row<false, 16, 1>);
+    TL_PICK(2 * TL_SUM_LEAF, tl_block_row<false, 16, 2>);
+    TL_PICK(3 * TL_SUM_LEAF, tl_block_row<false, 16, 3>);
+#undef TL_PICK
+}
+
+/* Launches kernel<Row>(arguments...) with a block, or a part of one, per row and `dynamic` bytes of shared memory. */
+template <class Row, class... Parameters, class... Arguments>
+static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
+                              size_t dynamic,
+                              Arguments... arguments)
+{
+    if (dynamic > 48 * 1024)
+        TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
+    kernel<<<tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(arguments...);
+    return tl_cuda_launched(ctx, name);
+}
+
+/* ---- rows that do not fit ---------------------------------------------------------------------------------------- */
+
+/* A term or a result of a long row is a struct F with `void row(int64_t row)`, which reads the row's statistics once,
+ * and `float at(int64_t i, int64_t column)`, element i of the array, in that column of its row. */
+
+/* A block sums one leaf: thread t lanes t, t+256, t+512, t+768. */
+template <class F>
+__global__ void __launch_bounds__(TL_TREE_THREADS) tl_leaf_sums(F f, uint32_t per_row, int64_t cols,
+                                                                float *__restrict__ out)
+{
+    __shared__ float shared[TL_TREE_THREADS];
+    const int64_t row = blockIdx.x / per_row, start = (int64_t)(blockIdx.x % per_row) * TL_SUM_LEAF;
+    const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
+    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    f.row(row);
+#pragma unroll 4
+    for (int k = 0; k < TL_SUM_LEAF; k += TL_SUM_LANES)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int c = k + j * TL_TREE_THREADS + (int)threadIdx.x;
+            lanes[j] += c < n ? f.at(row * cols + start + c, start + c) : 0.0f;
+        }
+    const float s = tl_fold_block<tl_sum_op>(lanes, shared);
+    if (threadIdx.x == 0)
+        out[blockIdx.x] = s;
+}
+
+template <class F>
+__global__ void __launch_bounds__(TL_TREE_THREADS) tl_leaf_map(F f, uint32_t per_row, int64_t cols,
+                                                               float *__restrict__ out)
+{
+    const int64_t row = blockIdx.x / per_row, start = (int64_t)(blockIdx.x % per_row) * TL_SUM_LEAF;
+    const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
+    f.row(row);
+#pragma unroll 8
+    for (int c = (int)threadIdx.x; c < n; c += TL_TREE_THREADS)
+        out[row * cols + start + c] = f.at(row * cols + start + c, start + c);
+}
+
+/* out[row] = the sum of f over the row; with count > 0 divided by it. */
+template <class F>
+static int32_t tl_long_row_sums(tl_context *ctx, const char *name, F f, int64_t rows, int64_t cols, int64_t count,
+                                float *out)
+{
+    const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
+    void *parts;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * per_row) * sizeof(float), &parts));
+    tl_leaf_sums<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,
+        (float *)parts);
+    int32_t status = tl_cuda_launched(ctx, name);
+    if (!status)
+        status = tl_cuda_row_sums(ctx, (const float *)parts, rows, per_row, count, out);
+    tl_pool_free(ctx, parts);
+    return status;
+}
+
+template <class F> static int32_t tl_long_row_map(tl_context *ctx, const char *name, F f, int64_t rows, int64_t cols,
+                                                  float *out)
+{
+    const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
+    tl_leaf_map<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,
+                                                                                         out);
+    return tl_cuda_launched(ctx, name);
+}
+
+#endif

@@ -1,0 +1,452 @@
+/* Sums and maxima of rows and columns on CUDA, in the order of formula/sum_tree.h.
+ *
+ * All are bound by memory: x is read once, 16 bytes at a time where rows start on 16 bytes, with at least 64 bytes in
+ * flight per thread before the first addition. What shape of block reads a row or a column may depend on the device;
+ * which values are added in which order does not.
+ *
+ *   rows up to 1024     a group of 1 to 32 threads owns a row (short_rows), one lane per element: no shared memory
+ *   longer rows         a block owns a leaf of up to 16384 elements (leaves); rows of several leaves take a second,
+ *                       much smaller pass over the leaves' results
+ *   columns             a thread owns one column, or four, of one chain of a chunk (columns); chunks take a second
+ *                       pass, or are finished by the same block while everything is small (whole_columns) */
+#include "cuda/device/sum_tree.cuh"
+#include "cuda/device/vector.cuh"
+
+#include "formula/count.h"
+
+namespace {
+
+/* Out of line: the division in float64 it may need would cost every caller registers. */
+__device__ __noinline__ float divide_by_count(float s, int64_t n) { return tl_per_count(s, n); }
+
+__device__ __forceinline__ float finish(float s, int64_t count) { return count > 0 ? divide_by_count(s, count) : s; }
+
+/* ---- rows of up to 1024 elements --------------------------------------------------------------------------------- */
+
+constexpr int SHORT_THREADS = 128;
+
+/* Rows a group takes at once, so that 4 vectors or 8 scalars are in flight per thread even where a row is one load. */
+template <bool VECTOR, int V> constexpr int ROWS_AT_ONCE = VECTOR ? (V < 4 ? 4 / V : 1) : (V < 8 ? 8 / V : 1);
+
+/* G threads per row, each holding V elements or (VECTOR) V quadruples, element j of thread g being lane g + G·j:
+ * together the row's lanes, the next power of two. Neighbouring groups own neighbouring rows, so a warp reads one
+ * contiguous piece. */
+template <class Op, bool VECTOR, int G, int V>
+__global__ void __launch_bounds__(SHORT_THREADS)
+short_rows(const float *__restrict__ x, int64_t rows, int cols, int64_t count, float *__restrict__ out)
+{
+    constexpr int R = ROWS_AT_ONCE<VECTOR, V>, GROUPS = SHORT_THREADS / G;
+    const int g = (int)threadIdx.x % G;
+    const int64_t first = (int64_t)blockIdx.x * (GROUPS * R) + threadIdx.x / G;
+    if (VECTOR) {
+        float4 v[R][V];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                const int64_t row = first + r * GROUPS;
+                const int c = 4 * (g + G * j);
+                v[r][j] = row < rows && c < cols ? tl_load4(x + row * cols + c) : tl_identity4<Op>();
+            }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                v[r][j] = tl_join4<Op>(tl_identity4<Op>(), v[r][j]);
+            const float s = tl_fold_group4<Op, G>(tl_fold_array4<Op, V>(v[r]));
+            const int64_t row = first + r * GROUPS;
+            if (g == 0 && row < rows)
+                out[row] = finish(s, count);
+        }
+    } else {
+        float v[R][V];
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                const int64_t row = first + r * GROUPS;
+                const int c = g + G * j;
+                v[r][j] = row < rows && c < cols ? x[row * cols + c] : Op::identity();
+            }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                v[r][j] = Op::join(Op::identity(), v[r][j]);
+            const float s = tl_fold_group<Op, G>(tl_fold_array<Op, V>(v[r]));
+            const int64_t row = first + r * GROUPS;
+            if (g == 0 && row < rows)
+                out[row] = finish(s, count);
+        }
+    }
+}
+
+/* ---- leaves ------------------------------------------------------------------------------------------------------ */
+
+/* A block of 256 threads owns one leaf: thread t lanes 4t..4t+3 (VECTOR) or t, t+256, t+512, t+768, of each of up to
+ * STEPS runs of 1024 elements. All of them are requested before the first is added: 64 KiB per block at 16 steps, and
+ * three blocks per multiprocessor, several times what the latency of device memory asks for. */
+template <class Op, bool VECTOR, int STEPS>
+__global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
+leaves(const float *__restrict__ x, uint32_t per_row, int64_t cols, int64_t count, float *__restrict__ out)
+{
+    __shared__ float4 shared[TL_TREE_THREADS];
+    const int t = (int)threadIdx.x;
+    const uint32_t row = blockIdx.x / per_row;
+    const int64_t start = (int64_t)(blockIdx.x - row * per_row) * TL_SUM_LEAF;
+    const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
+    const float *leaf = x + row * cols + start;
+    float result;
+    if (VECTOR) {
+        float4 v[STEPS], lanes = tl_identity4<Op>();
+        if (STEPS * TL_SUM_LANES == TL_SUM_LEAF && n == TL_SUM_LEAF) {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++)
+                v[k] = tl_load4(leaf + k * TL_SUM_LANES + 4 * t);
+        } else {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++)
+                v[k] = k * TL_SUM_LANES + 4 * t + 4 <= n ? tl_load4(leaf + k * TL_SUM_LANES + 4 * t)
+                                                         : tl_identity4<Op>();
+        }
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            lanes = tl_join4<Op>(lanes, v[k]);
+        if ((n & 3) && t == (n & (TL_SUM_LANES - 1)) / 4) { /* an incomplete quadruple is its thread's last */
+            const float *rest = leaf + (n & ~3);
+            lanes.x = Op::join(lanes.x, rest[0]);
+            if ((n & 3) > 1)
+                lanes.y = Op::join(lanes.y, rest[1]);
+            if ((n & 3) > 2)
+                lanes.z = Op::join(lanes.z, rest[2]);
+        }
+        result = tl_fold_block4<Op>(lanes, shared);
+    } else {
+        float v[STEPS][4], lanes[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = k * TL_SUM_LANES + j * TL_TREE_THREADS + t;
+                v[k][j] = i < n ? leaf[i] : Op::identity();
+            }
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                lanes[j] = Op::join(lanes[j], v[k][j]);
+        result = tl_fold_block<Op>(lanes, reinterpret_cast<float *>(shared));
+    }
+    if (t == 0)
+        out[blockIdx.x] = finish(result, count);
+}
+
+/* ---- rows: the launches ------------------------------------------------------------------------------------------ */
+
+template <class Op, bool VECTOR, int G, int V>
+void launch_short(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+{
+    constexpr int per_block = SHORT_THREADS / G * ROWS_AT_ONCE<VECTOR, V>;
+    short_rows<Op, VECTOR, G, V>
+        <<<tl_grid(rows, per_block), SHORT_THREADS, 0, tl_cuda_stream(ctx)>>>(x, rows, (int)cols, count, out);
+}
+
+template <class Op>
+void pick_short(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+{
+#define SHORT(lanes, vector, g, v)                                      \
+    if (cols <= (lanes))                                                \
+    return launch_short<Op, vector, g, v>(ctx, x, rows, cols, count, out)
+    if (vector) {
+        SHORT(4, true, 1, 1);
+        SHORT(8, true, 2, 1);
+        SHORT(16, true, 4, 1);
+        SHORT(32, true, 8, 1);
+        SHORT(64, true, 16, 1);
+        SHORT(128, true, 32, 1);
+        SHORT(256, true, 32, 2);
+        SHORT(512, true, 32, 4);
+        SHORT(1024, true, 32, 8);
+    }
+    SHORT(1, false, 1, 1);
+    SHORT(2, false, 2, 1);
+    SHORT(4, false, 4, 1);
+    SHORT(8, false, 8, 1);
+    SHORT(16, false, 16, 1);
+    SHORT(32, false, 32, 1);
+    SHORT(64, false, 32, 2);
+    SHORT(128, false, 32, 4);
+    SHORT(256, false, 32, 8);
+    SHORT(512, false, 32, 16);
+    SHORT(1024, false, 32, 32);
+#undef SHORT
+}
+
+template <class Op>
+void pick_leaves(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+{
+    const uint32_t per_row = (uint32_t)tl_ceil_div(cols, TL_SUM_LEAF);
+    const unsigned blocks = (unsigned)(rows * per_row); /* fewer than 2^32 / 1024 */
+    const cudaStream_t stream = tl_cuda_stream(ctx);
+    if (vector && cols <= 4 * TL_SUM_LANES)
+        leaves<Op, true, 4><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
+    else if (vector)
+        leaves<Op, true, 16><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
+    else if (cols <= 4 * TL_SUM_LANES)
+        leaves<Op, false, 4><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
+    else
+        leaves<Op, false, 16><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
+}
+
+template <class Op>
+int32_t reduce_rows(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+{
+    void *scratch = nullptr;
+    for (;;) {
+        /* One row may end anywhere; the leaf kernel adds an incomplete quadruple by itself. */
+        const bool vector = tl_aligned4(x) && (cols % 4 == 0 || (rows == 1 && cols > TL_SUM_LANES));
+        const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
+        if (per_row <= 1) {
+            if (cols <= TL_SUM_LANES)
+                pick_short<Op>(ctx, vector, x, rows, cols, count, out);
+            else
+                pick_leaves<Op>(ctx, vector, x, rows, cols, count, out);
+            tl_pool_free(ctx, scratch);
+            return tl_cuda_launched(ctx, "row reduction");
+        }
+        void *partial;
+        const int32_t status = tl_pool_alloc(ctx, (size_t)(rows * per_row) * sizeof(float), &partial);
+        if (!status)
+            pick_leaves<Op>(ctx, vector, x, rows, cols, 0, static_cast<float *>(partial));
+        tl_pool_free(ctx, scratch);
+        if (status)
+            return status;
+        scratch = partial;
+        x = static_cast<const float *>(partial);
+        cols = per_row;
+    }
+}
+
+/* ---- columns ----------------------------------------------------------------------------------------------------- */
+
+/* A float or a float4 of neighbouring columns. */
+template <class Op> struct one_column {
+    typedef float type;
+    static constexpr int WIDTH = 1;
+    static __device__ __forceinline__ float identity() { return Op::identity(); }
+    static __device__ __forceinline__ float load(const float *p) { return *p; }
+    static __device__ __forceinline__ float join(float a, float b) { return Op::join(a, b); }
+    static __device__ __forceinline__ void store(float *p, float v, int64_t count) { *p = finish(v, count); }
+};
+
+template <class Op> struct four_columns {
+    typedef float4 type;
+    static constexpr int WIDTH = 4;
+    static __device__ __forceinline__ float4 identity() { return tl_identity4<Op>(); }
+    static __device__ __forceinline__ float4 load(const float *p) { return tl_load4(p); }
+    static __device__ __forceinline__ float4 join(float4 a, float4 b) { return tl_join4<Op>(a, b); }
+    static __device__ __forceinline__ void store(float *p, float4 v, int64_t count)
+    {
+        tl_store4(p, make_float4(finish(v.x, count), finish(v.y, count), finish(v.z, count), finish(v.w, count)));
+    }
+};
+
+/* One chain: the rows 0, CHAINS, 2·CHAINS, ... of the `rows` that begin at p, in this order; eight are in flight. */
+template <class C> __device__ __forceinline__ typename C::type sum_chain(const float *p, int64_t rows, int64_t cols)
+{
+    constexpr int FLIGHT = 8, STEPS = TL_COLUMN_CHUNK / TL_COLUMN_CHAINS;
+    const int64_t step = TL_COLUMN_CHAINS * cols;
+    typename C::type s = C::identity(), v[FLIGHT];
+    const int n = (int)((rows + TL_COLUMN_CHAINS - 1) / TL_COLUMN_CHAINS); /* rows <= 0 gives 0 */
+    if (n == STEPS) {
+#pragma unroll 1
+        for (int k = 0; k < STEPS; k += FLIGHT, p += FLIGHT * step) {
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++)
+                v[i] = C::load(p + i * step);
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++)
+                s = C::join(s, v[i]);
+        }
+        return s;
+    }
+#pragma unroll 1
+    for (int k = 0; k < n; k += FLIGHT, p += FLIGHT * step) {
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++)
+            v[i] = k + i < n ? C::load(p + i * step) : C::identity();
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++)
+            s = C::join(s, v[i]);
+    }
+    return s;
+}
+
+/* The chain threadIdx.y of a chunk of a slice whose column of interest starts at p. */
+template <class C>
+__device__ __forceinline__ typename C::type sum_chunk_chain(const float *p, uint32_t chunk, int64_t rows, int64_t cols)
+{
+    const int64_t first = (int64_t)chunk * TL_COLUMN_CHUNK;
+    const int64_t below = min(rows - first, (int64_t)TL_COLUMN_CHUNK) - threadIdx.y;
+    return sum_chain<C>(p + (first + threadIdx.y) * cols, below, cols);
+}
+
+struct column_shape {
+    int64_t rows, cols;
+    uint32_t units;    /* outer slices times chunks */
+    tl_fastdiv chunks; /* of TL_COLUMN_CHUNK rows, per slice */
+    tl_fastdiv tiles;  /* blocks side by side */
+    int64_t count;
+};
+
+/* A block of (TX, 4, TZ) threads owns TX·WIDTH columns of TZ units, a unit being one chunk of one slice. Thread (tx, c,
+ * z) owns chain c of its columns in unit z; neighbouring tx are neighbouring columns, so a row of the tile is one
+ * contiguous read, and blocks that run at the same time lie side by side. The four chains meet in shared memory. */
+template <class C>
+__global__ void __launch_bounds__(256, 4)
+columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+{
+    __shared__ typename C::type shared[256];
+    uint32_t tile, chunk;
+    const uint32_t unit = shape.tiles.divmod(blockIdx.x, &tile) * blockDim.z + threadIdx.z;
+    const uint32_t outer = shape.chunks.divmod(unit, &chunk);
+    const int64_t column = ((int64_t)tile * blockDim.x + threadIdx.x) * C::WIDTH;
+    const bool inside = unit < shape.units && column < shape.cols;
+    typename C::type s = C::identity();
+    if (inside)
+        s = sum_chunk_chain<C>(x + outer * shape.rows * shape.cols + column, chunk, shape.rows, shape.cols);
+    typename C::type *chains = shared + threadIdx.z * 4 * blockDim.x + threadIdx.x;
+    chains[threadIdx.y * blockDim.x] = s;
+    __syncthreads();
+    if (threadIdx.y == 0 && inside) {
+        s = C::join(C::join(s, chains[blockDim.x]), C::join(chains[2 * blockDim.x], chains[3 * blockDim.x]));
+        C::store(out + (int64_t)unit * shape.cols + column, s, shape.count);
+    }
+}
+
+/* The same block, going down all chunks of one slice, TZ at a time, and then summing their sums, which stay in shared
+ * memory: both levels of the tree in one launch. */
+constexpr int WHOLE_CHUNKS = 32, WHOLE_TX = 8;
+
+template <class C>
+__global__ void __launch_bounds__(256)
+whole_columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+{
+    __shared__ typename C::type shared[256], sums[WHOLE_CHUNKS * WHOLE_TX];
+    uint32_t tile;
+    const uint32_t outer = shape.tiles.divmod(blockIdx.x, &tile);
+    const int64_t column = ((int64_t)tile * blockDim.x + threadIdx.x) * C::WIDTH;
+    typename C::type *chains = shared + threadIdx.z * 4 * blockDim.x + threadIdx.x, s;
+    const uint32_t count = shape.chunks.divisor;
+    for (uint32_t above = 0; above < count; above += blockDim.z) {
+        const uint32_t chunk = above + threadIdx.z;
+        s = C::identity();
+        if (chunk < count && column < shape.cols)
+            s = sum_chunk_chain<C>(x + outer * shape.rows * shape.cols + column, chunk, shape.rows, shape.cols);
+        chains[threadIdx.y * blockDim.x] = s;
+        __syncthreads();
+        if (threadIdx.y == 0 && chunk < count)
+            sums[chunk * blockDim.x + threadIdx.x] =
+                C::join(C::join(s, chains[blockDim.x]), C::join(chains[2 * blockDim.x], chains[3 * blockDim.x]));
+        __syncthreads();
+    }
+    s = C::identity();
+    for (uint32_t chunk = threadIdx.y; chunk < count; chunk += TL_COLUMN_CHAINS)
+        s = C::join(s, sums[chunk * blockDim.x + threadIdx.x]);
+    chains[threadIdx.y * blockDim.x] = s;
+    __syncthreads();
+    if (threadIdx.y == 0 && threadIdx.z == 0 && column < shape.cols) {
+        s = C::join(C::join(s, chains[blockDim.x]), C::join(chains[2 * blockDim.x], chains[3 * blockDim.x]));
+        C::store(out + (int64_t)outer * shape.cols + column, s, shape.count);
+    }
+}
+
+unsigned power_of_two(int64_t n, unsigned most)
+{
+    unsigned p = 1;
+    while (p < most && p < n)
+        p *= 2;
+    return p;
+}
+
+/* One pass. Without `partial` all of it; with, the chunks' sums (outer, chunks, cols) go there. */
+template <class C>
+void launch_columns(tl_context *ctx, const float *x, int64_t outer, column_shape shape, float *partial, float *out)
+{
+    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const int64_t vectors = tl_ceil_div(shape.cols, C::WIDTH), busy = 4 * (int64_t)tl_cuda_sms(ctx);
+    if (partial == nullptr && shape.chunks.divisor > 1) {
+        const unsigned tx = power_of_two(vectors, WHOLE_TX), tz = power_of_two(shape.chunks.divisor, 64 / tx);
+        shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
+        whole_columns<C><<<(unsigned)(outer * shape.tiles.divisor), dim3(tx, 4, tz), 0, stream>>>(x, shape, out);
+        return;
+    }
+    /* Up to 64 threads side by side (1 KiB of a row), fewer where the blocks would not keep every multiprocessor busy.
+     *  */
+    unsigned tx = power_of_two(vectors, 64);
+    while (tx > 8 && shape.units * tl_ceil_div(vectors, tx) < busy)
+        tx /= 2;
+    const unsigned tz = shape.units * tl_ceil_div(vectors, tx) < busy ? 1 : power_of_two(shape.units, 64 / tx);
+    shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
+    const unsigned blocks = (unsigned)(shape.tiles.divisor * tl_ceil_div(shape.units, tz));
+    columns<C><<<blocks, dim3(tx, 4, tz), 0, stream>>>(x, shape, partial != nullptr ? partial : out);
+}
+
+template <class Op>
+int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
+                       float *out)
+{
+    constexpr int64_t SMALL = 1 << 19; /* elements below which a second launch costs more than it saves */
+    void *scratch = nullptr;
+    for (;;) {
+        const int64_t chunks = rows > TL_COLUMN_CHUNK ? tl_ceil_div(rows, TL_COLUMN_CHUNK) : 1;
+        const bool last = chunks == 1 || (chunks <= WHOLE_CHUNKS && outer * rows * cols <= SMALL);
+        void *partial = nullptr;
+        if (!last) {
+            const int32_t status = tl_pool_alloc(ctx, (size_t)(outer * chunks * cols) * sizeof(float), &partial);
+            if (status) {
+                tl_pool_free(ctx, scratch);
+                return status;
+            }
+        }
+        column_shape shape = {};
+        shape.rows = rows;
+        shape.cols = cols;
+        shape.units = (uint32_t)(outer * chunks);
+        shape.chunks = tl_fastdiv((uint64_t)chunks);
+        shape.count = last ? count : 0;
+        if (cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out))
+            launch_columns<four_columns<Op>>(ctx, x, outer, shape, static_cast<float *>(partial), out);
+        else
+            launch_columns<one_column<Op>>(ctx, x, outer, shape, static_cast<float *>(partial), out);
+        tl_pool_free(ctx, scratch);
+        if (last)
+            return tl_cuda_launched(ctx, "column reduction");
+        scratch = partial;
+        x = static_cast<const float *>(partial);
+        rows = chunks;
+    }
+}
+
+} // namespace
+
+int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+{
+    return reduce_rows<tl_sum_op>(ctx, x, rows, cols, count, out);
+}
+
+int32_t tl_cuda_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
+                            float *out)
+{
+    return reduce_columns<tl_sum_op>(ctx, x, outer, rows, cols, count, out);
+}
+
+int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+{
+    return reduce_rows<tl_max_op>(ctx, x, rows, cols, 0, out);
+}
+
+int32_t tl_cuda_column_maxima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out)
+{
+    return reduce_columns<tl_max_op>(ctx, x, outer, rows, cols, 0, out);
+}

@@ -1,0 +1,14 @@
+/* Accesses of 16 bytes: four neighbouring floats. */
+#ifndef TL_CUDA_DEVICE_VECTOR_CUH
+#define TL_CUDA_DEVICE_VECTOR_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* Buffers start on 256 bytes, so element 4·k of a buffer is aligned; check with tl_aligned4 where rows may start
+ * anywhere. */
+static __host__ __device__ __forceinline__ bool tl_aligned4(const void *p) { return ((uintptr_t)p & 15) == 0; }
+static __device__ __forceinline__ float4 tl_load4(const float *p) { return *reinterpret_cast<const float4 *>(p); }
+static __device__ __forceinline__ void tl_store4(float *p, float4 v) { *reinterpret_cast<float4 *>(p) = v; }
+
+#endif

@@ -1,0 +1,351 @@
+/* Matrix products on CUDA at float32 accuracy on TF32 tensor cores (device/tf32_split.cuh).
+ *
+ * A block owns a tile of BM x BN results of one product and takes n in steps of STEP, copied two steps ahead. A warp
+ * owns 16·M x 8·N of them. For mma q of the four of a step lane 4g+t takes k = 16·(t/2) + 2·(t%2) + 4q and the next,
+ * which the mma's columns t and t + 4 of K stand for. From an operand whose rows lie along k (A, or B transposed) it
+ * reads them as 8 bytes; of one whose rows lie across k it reads 16 bytes of both rows, four neighbouring columns for as many
+ * tiles of 8 (or halves of tiles of A), whose columns are then 4 apart.
+ *
+ * Banks: rows along k are STEP + 4 floats apart, so that the half warp g = 0..3 touches the units of 8 bytes
+ * 2g + (0, 1, 8, 9), all different modulo 16. Rows across k have no padding; unit u of 16 bytes of row k lies at
+ * u ^ 2·(2·(k/16) + k/2%2), and a quarter of a warp touches the units g ^ 2t.
+ *
+ * Each result is a sum of parts of STEP terms in order of k, each part 12 mma: fixed by n alone, not by the tile, the
+ * batch or the place of the result. A block that met a value that does not split, or got a result that is not finite,
+ * computes its tile again as chains of fused multiply-adds in increasing k. */
+#include <float.h>
+
+#include "cuda/device/async_copy.cuh"
+#include "cuda/device/tf32_split.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/linalg/linalg.cuh"
+#include "generated/linalg.h"
+
+namespace {
+
+constexpr int STEP = TL_DRAIN, ALONG = STEP + 4, STAGES = 3;
+
+/* ROWS x COLS warps; BLOCKS: how many shall run on one multiprocessor. */
+template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
+    static constexpr int BM = BM_, BN = BN_, ROWS = ROWS_, COLS = COLS_, BLOCKS = BLOCKS_;
+    static constexpr int THREADS = 32 * ROWS * COLS, M = BM / ROWS / 16, N = BN / COLS / 8;
+    static constexpr int UNROLL = BLOCKS > 1 ? 2 : 4; /* bound by registers */
+    /* without tensor cores: rows ty + TY·i and columns tx + TX·j */
+    static constexpr int TX = 16, TY = THREADS / TX, RM = BM / TY, RN = BN / TX;
+    static_assert(M % 2 == 0 && N % 4 == 0, "ownership");
+};
+
+struct SplitArgs {
+    tl_matrix_product x;
+    tl_fastdiv row_tiles, column_tiles;
+};
+
+using Guard = tl_split_guard;
+
+/* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TURNED where its rows lie across k. A thread
+ * copies 16 bytes COPIES times, BELOW rows of memory apart, from element (i, k) of a tile on. */
+template <class T, int WIDTH, bool TURNED> struct Operand {
+    static constexpr int SIZE = TURNED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / 4 / T::THREADS;
+    static constexpr int BELOW = T::THREADS / (TURNED ? WIDTH / 4 : STEP / 4);
+    static_assert(WIDTH % 32 == 0 && (!TURNED || BELOW == 8), "ownership");
+
+    const float *array, *from; /* from: where the next tile's first copy starts */
+    int64_t length;            /* of a row in memory */
+    int i, k, rows, rest;      /* what is left of the other side and of k from (i, k) on */
+
+    /* Elements i0 .. of `width`, k from 0. */
+    __device__ __forceinline__ Operand(const float *x, int64_t i0, int64_t width, int64_t n) : array(x)
+    {
+        i = TURNED ? threadIdx.x % (WIDTH / 4) * 4 : threadIdx.x / (STEP / 4);
+        k = TURNED ? threadIdx.x / (WIDTH / 4) : threadIdx.x % (STEP / 4) * 4;
+        length = TURNED ? width : n;
+        from = TURNED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
+        rows = (int)(width - i0) - i;
+        rest = (int)n - k;
+    }
+
+    static __device__ __forceinline__ int at(int i, int k)
+    {
+        return TURNED ? k * WIDTH + ((i / 4 ^ (k / 16 * 4 | k / 2 % 2 * 2)) * 4 | i % 4) : i * ALONG + k;
+    }
+    __device__ __forceinline__ int place(int copy) const
+    {
+        return TURNED ? copy * BELOW * WIDTH + (at(i, k) ^ copy / 2 * 16) : at(i, k) + copy * BELOW * ALONG;
+    }
+
+    /* Starts copying the next tile; what does not exist is 0. */
+    __device__ __forceinline__ void copy(float *to)
+    {
+#pragma unroll
+        for (int c = 0; c < COPIES; c++) {
+            const bool present = TURNED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
+            tl_copy_async<16>(to + place(c), present ? from + c * BELOW * length : array, present);
+        }
+        from += TURNED ? STEP * length : STEP;
+        rest -= STEP;
+    }
+
+    /* Shows the guard what the thread copied. */
+    __device__ __forceinline__ void look(const float *tile, Guard &guard) const
+    {
+#pragma unroll
+        for (int c = 0; c < COPIES; c++)
+            guard.see(tl_load4(tile + place(c)));
+    }
+};
+
+/* part += A·B over a step for the warp's results. `a`, `b`: the operands from the lane's first element on. */
+template <class T, bool TA, bool TB>
+__device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], const float *a, const float *b)
+{
+#pragma unroll(T::UNROLL)
+    for (int q = 0; q < 4; q++) {
+        uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
+        const int k = 4 * q;
+        if constexpr (TA) {
+#pragma unroll
+            for (int u = 0; u < T::M / 2; u++) {
+                const float4 x = tl_load4(a + k * T::BM + 32 * u), y = tl_load4(a + (k + 1) * T::BM + 32 * u);
+                tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
+                tl_split(x.y, ahi[2 * u][1], alo[2 * u][1]);
+                tl_split(y.x, ahi[2 * u][2], alo[2 * u][2]);
+                tl_split(y.y, ahi[2 * u][3], alo[2 * u][3]);
+                tl_split(x.z, ahi[2 * u + 1][0], alo[2 * u + 1][0]);
+                tl_split(x.w, ahi[2 * u + 1][1], alo[2 * u + 1][1]);
+                tl_split(y.z, ahi[2 * u + 1][2], alo[2 * u + 1][2]);
+                tl_split(y.w, ahi[2 * u + 1][3], alo[2 * u + 1][3]);
+            }
+        } else {
+#pragma unroll
+            for (int m = 0; m < T::M; m++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float2 x = *reinterpret_cast<const float2 *>(a + (16 * m + 8 * e) * ALONG + k);
+                    tl_split(x.x, ahi[m][e], alo[m][e]);
+                    tl_split(x.y, ahi[m][e + 2], alo[m][e + 2]);
+                }
+        }
+        if constexpr (TB) {
+#pragma unroll
+            for (int n = 0; n < T::N; n++) {
+                const float2 y = *reinterpret_cast<const float2 *>(b + 8 * n * ALONG + k);
+                tl_split(y.x, bhi[n][0], blo[n][0]);
+                tl_split(y.y, bhi[n][1], blo[n][1]);
+            }
+        } else {
+#pragma unroll
+            for (int u = 0; u < T::N / 4; u++) {
+                const float4 x = tl_load4(b + k * T::BN + 32 * u), y = tl_load4(b + (k + 1) * T::BN + 32 * u);
+                tl_split(x.x, bhi[4 * u][0], blo[4 * u][0]);
+                tl_split(x.y, bhi[4 * u + 1][0], blo[4 * u + 1][0]);
+                tl_split(x.z, bhi[4 * u + 2][0], blo[4 * u + 2][0]);
+                tl_split(x.w, bhi[4 * u + 3][0], blo[4 * u + 3][0]);
+                tl_split(y.x, bhi[4 * u][1], blo[4 * u][1]);
+                tl_split(y.y, bhi[4 * u + 1][1], blo[4 * u + 1][1]);
+                tl_split(y.z, bhi[4 * u + 2][1], blo[4 * u + 2][1]);
+                tl_split(y.w, bhi[4 * u + 3][1], blo[4 * u + 3][1]);
+            }
+        }
+        tl_mma_split(part, ahi, alo, bhi, blo);
+    }
+}
+
+/* The tile without tensor cores. */
+template <class T, class OpA, class OpB>
+__device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const float *A, const float *B, float *C,
+                                           int64_t i0, int64_t j0, float *as, float *bs)
+{
+    const int tx = threadIdx.x % T::TX, ty = threadIdx.x / T::TX;
+    OpA a_tiles(A, i0, x.m, x.n);
+    OpB b_tiles(B, j0, x.p, x.n);
+    float sum[T::RM][T::RN] = {};
+    for (int64_t k0 = 0; k0 < x.n; k0 += STEP) {
+        __syncthreads();
+        a_tiles.copy(as);
+        b_tiles.copy(bs);
+        tl_copy_commit();
+        tl_copy_wait<0>();
+        __syncthreads();
+#pragma unroll 1
+        for (int k = 0; k < STEP; k++) {
+            float a[T::RM], b[T::RN];
+#pragma unroll
+            for (int i = 0; i < T::RM; i++)
+                a[i] = as[OpA::at(ty + T::TY * i, k)];
+#pragma unroll
+            for (int j = 0; j < T::RN; j++)
+                b[j] = bs[OpB::at(tx + T::TX * j, k)];
+#pragma unroll
+            for (int i = 0; i < T::RM; i++)
+#pragma unroll
+                for (int j = 0; j < T::RN; j++)
+                    sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < T::RM; i++)
+#pragma unroll
+        for (int j = 0; j < T::RN; j++) {
+            const int64_t row = i0 + ty + T::TY * i, col = j0 + tx + T::TX * j;
+            if (row < x.m && col < x.p)
+                C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
+        }
+}
+
+template <class T, bool TA, bool TB>
+__global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const SplitArgs args)
+{
+    using OpA = Operand<T, T::BM, TA>;
+    using OpB = Operand<T, T::BN, !TB>;
+    extern __shared__ __align__(16) float shared[];
+    const tl_matrix_product &x = args.x;
+    uint32_t row_tile, column_tile;
+    const uint32_t tile = args.column_tiles.divmod(blockIdx.x, &column_tile);
+    const int64_t product = args.row_tiles.divmod(tile, &row_tile);
+    const int64_t i0 = (int64_t)row_tile * T::BM, j0 = (int64_t)column_tile * T::BN;
+    const float *A = x.A + product * x.m * x.n, *B = x.B + product * x.n * x.p;
+    float *C = x.C + product * x.m * x.p, *as = shared, *bs = shared + STAGES * OpA::SIZE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int row0 = warp / T::COLS * 16 * T::M, col0 = warp % T::COLS * 8 * T::N;
+    const int k = t / 2 * 16 + t % 2 * 2;
+    const int a_at = OpA::at(row0 + (TA ? 4 * g : g), k), b_at = OpB::at(col0 + (TB ? g : 4 * g), k);
+
+    OpA a_tiles(A, i0, x.m, x.n);
+    OpB b_tiles(B, j0, x.p, x.n);
+    float sum[T::M][T::N][4] = {};
+    Guard guard;
+    const int steps = (int)tl_ceil_div(x.n, STEP);
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < steps) {
+            a_tiles.copy(as + s * OpA::SIZE);
+            b_tiles.copy(bs + s * OpB::SIZE);
+        }
+        tl_copy_commit();
+    }
+    int now = 0, next = STAGES - 1;
+#pragma unroll 1
+    for (int s = 0; s < steps; s++) {
+        tl_copy_wait<STAGES - 2>();
+        a_tiles.look(as + now * OpA::SIZE, guard);
+        b_tiles.look(bs + now * OpB::SIZE, guard);
+        __syncthreads();
+        if (s + STAGES - 1 < steps) {
+            a_tiles.copy(as + next * OpA::SIZE);
+            b_tiles.copy(bs + next * OpB::SIZE);
+        }
+        tl_copy_commit();
+        float part[T::M][T::N][4] = {};
+        multiply_step<T, TA, TB>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at);
+#pragma unroll
+        for (int m = 0; m < T::M; m++)
+#pragma unroll
+            for (int n = 0; n < T::N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sum[m][n][e] += part[m][n][e];
+        now = now + 1 == STAGES ? 0 : now + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
+    }
+    tl_copy_wait<0>();
+    bool unsafe = guard.unsafe();
+#pragma unroll
+    for (int m = 0; m < T::M; m++)
+#pragma unroll
+        for (int n = 0; n < T::N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                unsafe |= !(fabsf(sum[m][n][e]) <= FLT_MAX);
+    if (__syncthreads_or(unsafe)) {
+        plain_tile<T, OpA, OpB>(x, A, B, C, i0, j0, as, bs);
+        return;
+    }
+#pragma unroll
+    for (int m = 0; m < T::M; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
+            if (row >= x.m)
+                continue;
+            float *to = C + row * x.p;
+            if constexpr (TB) {
+#pragma unroll
+                for (int n = 0; n < T::N; n++) {
+                    const int64_t col = j0 + col0 + 8 * n + 2 * t;
+                    if (col >= x.p)
+                        continue;
+                    float2 y = make_float2(sum[m][n][2 * h], sum[m][n][2 * h + 1]);
+                    if (x.bias)
+                        y = make_float2(y.x + x.bias[col], y.y + x.bias[col + 1]);
+                    *reinterpret_cast<float2 *>(to + col) = y;
+                }
+            } else {
+#pragma unroll
+                for (int q = 0; q < T::N / 4; q++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int64_t col = j0 + col0 + 32 * q + 4 * (2 * t + e);
+                        if (col >= x.p)
+                            continue;
+                        float y[4];
+#pragma unroll
+                        for (int n = 0; n < 4; n++) {
+                            y[n] = sum[m][4 * q + n][2 * h + e];
+                            if (x.bias)
+                                y[n] += x.bias[col + n];
+                        }
+                        tl_store4(to + col, make_float4(y[0], y[1], y[2], y[3]));
+                    }
+            }
+        }
+}
+
+template <class T, bool TA, bool TB> int32_t launch_split(tl_context *ctx, const tl_matrix_product &x)
+{
+    const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
+    constexpr size_t shared = sizeof(float) * STAGES * (Operand<T, T::BM, TA>::SIZE + Operand<T, T::BN, !TB>::SIZE);
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(split_kernel<T, TA, TB>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)shared));
+    split_kernel<T, TA, TB><<<(unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared,
+                              tl_cuda_stream(ctx)>>>(
+        SplitArgs{x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)});
+    return tl_cuda_launched(ctx, "split_product");
+}
+
+template <class T> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
+{
+    return x.ta ? launch_split<T, true, false>(ctx, x)
+           : x.tb ? launch_split<T, false, true>(ctx, x)
+                  : launch_split<T, false, false>(ctx, x);
+}
+
+/* 64 x 32 results to a warp, eight warps to a multiprocessor, bound by registers; and 32 x 32 with three blocks of four
+ * warps, for products that large tiles would not spread over the device or not fill. */
+using Large = Tile<128, 128, 2, 4, 1>;
+using Small = Tile<64, 64, 2, 2, 3>;
+
+int64_t tiles(const tl_matrix_product &x, int64_t size)
+{
+    return x.batch * tl_ceil_div(x.m, size) * tl_ceil_div(x.p, size);
+}
+
+} /* namespace */
+
+/* From n = 64 on 7.5·√n·u, the bound of a sum of n terms, covers what a split product and its parts lose: 4u for the
+ * product of the lower parts and twice 2u for the last bit of a lower part; below 4u, cut off in the alignment and in
+ * the result, for each of the ten mma of a part whose sum is not small; the sum of the parts. The tiles must be at least
+ * half full and fill half of the device. */
+bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
+{
+    const bool aligned = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (x.tb ? x.n % 4 == 0 : true) &&
+                         tl_aligned4(x.A) && tl_aligned4(x.B) && tl_aligned4(x.C);
+    return aligned && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb) && 2 * tiles(x, 64) >= tl_cuda_sms(ctx) &&
+           tiles(x, 64) < INT32_MAX && 2 * x.batch * x.m * x.p >= tiles(x, 64) * 64 * 64;
+}
+
+int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)
+{
+    const bool large = tiles(x, 128) >= 2 * tl_cuda_sms(ctx) &&
+                       4 * x.batch * x.m * x.p >= 3 * tiles(x, 128) * 128 * 128;
+    return large ? launch_form<Large>(ctx, x) : launch_form<Small>(ctx, x);
+}

@@ -1,0 +1,290 @@
+/* Matrix products at float32 accuracy by Hopper's warp group products (wgmma) on TF32 tensor cores: what the pipeline of
+ * device/wgmma_pipeline.cuh needs of op(A)·op(B). Machine code for sm_90a only; elsewhere the kernel is empty
+ * (linalg/wgmma.cu asks first).
+ *
+ * A block owns tiles of 128 x BN results, one after the other. Its producing groups read both operands of every other
+ * step from global memory and store them K-major. A quarter of a producing warp stores either the eight chunks of one
+ * row or four chunks of two rows four apart, both without bank conflicts.
+ *
+ * Each result is a sum of parts in order of k, fixed by n alone. Where the pipeline finds that a group's sums do not
+ * count, its rows are computed again as chains of fused multiply-adds in increasing k. */
+#ifndef TL_CUDA_LINALG_WGMMA_CUH
+#define TL_CUDA_LINALG_WGMMA_CUH
+
+#include "cuda/device/wgmma_pipeline.cuh"
+
+constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
+
+/* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A, B and C that are whole and aligned 16 bytes;
+ * batch·rows·columns tiles, fewer than 2^31. */
+struct tl_wgmma_args {
+    const float *A, *B, *bias;
+    float *C;
+    int64_t m, n, p;
+    uint32_t rows, columns, tiles;
+};
+
+namespace tl_linalg_wgmma {
+
+using namespace tl_wgmma;
+
+constexpr int BM = TL_WGMMA_ROWS;
+template <int BN> using ProductTile = Tile<2, BN, BN == 128 ? 4 : 6>;
+
+} /* namespace tl_linalg_wgmma */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+namespace tl_linalg_wgmma {
+
+/* ---- producers --------------------------------------------------------------------------------------------------- */
+
+/* One operand's part of a producing group, as rows of four floats in `held`.
+ * TURNED, the operand's rows lie across k in memory: blocks of 4 x 4 whose k starts at 4c + 16u, u < BLOCKS, and whose
+ * rows start at i; held[4u + e] is k + e, read as 16 bytes of four rows, and what is stored is the block transposed. A
+ * quarter of a warp has two neighbouring i and four c, so that it reads whole sectors and stores to different banks.
+ * Else chunk c of rows i + u·APART. */
+template <int WIDTH, bool TURNED> struct Source {
+    static constexpr int COPIES = WIDTH * (STEP / 4) / GROUP, BLOCKS = COPIES / 4, APART = GROUP / 8;
+    static_assert(BLOCKS == WIDTH / 64 && (WIDTH == 64 || WIDTH == 128), "ownership");
+
+    const float *from;    /* element (i, 4c) of the step */
+    uint32_t length;      /* of a row in memory */
+    int i, c, rows, rest; /* what is left of the other side and of k from (i, 4c) on */
+    uint32_t place;
+    float4 held[COPIES];
+
+    __device__ __forceinline__ explicit Source(int thread)
+    {
+        if constexpr (TURNED) {
+            const int lane = thread % 32, warp = thread / 32;
+            i = 4 * (lane % 2 + lane / 8 * 2) + 32 * (warp % (WIDTH / 32));
+            c = lane / 2 % 4 + warp / (WIDTH / 32) * 4;
+        } else {
+            i = thread / 8;
+            c = thread % 8;
+        }
+        place = i * ROW + (c ^ i % 8) * 16;
+    }
+    /* Rows i0 .. of `width`, columns k0 .. of n. */
+    __device__ __forceinline__ void open(const float *x, int64_t i0, int64_t width, int64_t k0, int64_t n)
+    {
+        const int64_t k = k0 + 4 * c, left = width - i0 - i;
+        length = (uint32_t)(TURNED ? width : n);
+        from = TURNED ? x + k * width + i0 + i : x + (i0 + i) * n + k;
+        rows = left < WIDTH ? (int)left : WIDTH;
+        rest = (int)(n - k);
+    }
+    /* The element `rows` of memory further on: one 32 x 32 + 64 bit multiply-add. */
+    __device__ __forceinline__ const float4 *below(int rows) const
+    {
+        return reinterpret_cast<const float4 *>(reinterpret_cast<const char *>(from) + (uint64_t)length * (4u * rows));
+    }
+    /* What does not exist is 0. */
+    __device__ __forceinline__ void read()
+    {
+        const int present = TURNED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            const int at = TURNED ? 16 * (u / 4) + u % 4 : APART * u;
+            held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    /* To the group's next step. */
+    __device__ __forceinline__ void advance()
+    {
+        from = TURNED ? reinterpret_cast<const float *>(below(GROUPS * STEP)) : from + GROUPS * STEP;
+        rest -= GROUPS * STEP;
+    }
+    /* Where chunk u goes in a tile, and what it holds. */
+    __device__ __forceinline__ uint32_t at(int u) const
+    {
+        return TURNED ? (place ^ (64 * (u / 4) + 16 * (u % 4))) + ROW * (u % 4) : place + ROW * APART * u;
+    }
+    __device__ __forceinline__ float4 chunk(int u) const
+    {
+        if constexpr (!TURNED)
+            return held[u];
+        const float4 &x = held[u / 4 * 4], &y = held[u / 4 * 4 + 1], &z = held[u / 4 * 4 + 2], &w = held[u / 4 * 4 + 3];
+        return u % 4 == 0   ? make_float4(x.x, y.x, z.x, w.x)
+               : u % 4 == 1 ? make_float4(x.y, y.y, z.y, w.y)
+               : u % 4 == 2 ? make_float4(x.z, y.z, z.z, w.z)
+                            : make_float4(x.w, y.w, z.w, w.w);
+    }
+    __device__ __forceinline__ void write(char *to, Guard &guard) const
+    {
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            *reinterpret_cast<float4 *>(to + at(u)) = chunk(u);
+            guard.see(held[u]);
+        }
+    }
+    __device__ __forceinline__ void write_split(char *hi, char *lo, Guard &guard) const
+    {
+#pragma unroll
+        for (int u = 0; u < COPIES; u++) {
+            const float4 x = chunk(u);
+            store_split(hi + at(u), lo + at(u), x);
+            guard.see(x);
+        }
+    }
+};
+
+/* Where a tile lies. */
+template <int BN> struct Place {
+    int64_t product, i0, j0;
+
+    __device__ __forceinline__ Place(const tl_wgmma_args &x, uint32_t tile)
+    {
+        const uint32_t row = tile / x.columns;
+        j0 = (int64_t)(tile - row * x.columns) * BN;
+        product = row / x.rows;
+        i0 = (int64_t)(row - (uint32_t)product * x.rows) * BM;
+    }
+};
+
+/* Both operands. The reads of the next step follow the fence of the pipeline, which might wait for them. */
+template <int BN, bool TA, bool TB> struct ProductLoader {
+    using T = ProductTile<BN>;
+    const tl_wgmma_args &x;
+    Source<BM, TA> a;
+    Source<BN, !TB> b;
+
+    __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_args &args)
+        : x(args), a(threadIdx.x % GROUP), b(threadIdx.x % GROUP)
+    {
+    }
+    __device__ __forceinline__ int steps(uint32_t) const { return (int)((x.n + STEP - 1) / STEP); }
+    __device__ __forceinline__ void open(uint32_t tile, uint32_t, int s)
+    {
+        const Place<BN> at(x, tile);
+        a.open(x.A + at.product * x.m * x.n, at.i0, x.m, (int64_t)s * STEP, x.n);
+        b.open(x.B + at.product * x.n * x.p, at.j0, x.p, (int64_t)s * STEP, x.n);
+    }
+    __device__ __forceinline__ void fill(int, char *to, const Ring<T::STAGES> &ring, Guard &guard)
+    {
+        a.read();
+        b.read();
+        a.advance();
+        b.advance();
+        ring.wait_empty();
+        a.write(to, guard);
+        b.write_split(to + T::B_HI, to + T::B_LO, guard);
+    }
+};
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* Rows i0 .. of the group's 64 x BN results without tensor cores: thread (ty, tx) owns rows ty + 8r and columns
+ * tx + 16c. Places past the arrays read the last element and are not stored. */
+template <int BN, bool TA, bool TB>
+__device__ __forceinline__ void plain_rows(const tl_wgmma_args &x, const float *A, const float *B, float *C, int64_t i0,
+                                           int64_t j0)
+{
+    const int tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
+    const int64_t down = TA ? x.m : 1, across = TB ? 1 : x.p;
+    float sum[8][BN / 16] = {};
+    const float *a[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const int64_t i = min(i0 + ty + 8 * r, x.m - 1);
+        a[r] = A + (TA ? i : i * x.n);
+    }
+    uint32_t b[BN / 16]; /* a product's B has fewer than 2^32 elements */
+#pragma unroll
+    for (int c = 0; c < BN / 16; c++) {
+        const int64_t j = min(j0 + tx + 16 * c, x.p - 1);
+        b[c] = (uint32_t)(TB ? j * x.n : j);
+    }
+#pragma unroll 1
+    for (int64_t k = 0; k < x.n; k++) {
+        float y[BN / 16];
+#pragma unroll
+        for (int c = 0; c < BN / 16; c++)
+            y[c] = B[b[c]];
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            const float v = *a[r];
+#pragma unroll
+            for (int c = 0; c < BN / 16; c++)
+                sum[r][c] = fmaf(v, y[c], sum[r][c]);
+            a[r] += down;
+        }
+        B += across;
+    }
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+#pragma unroll
+        for (int c = 0; c < BN / 16; c++) {
+            const int64_t i = i0 + ty + 8 * r, j = j0 + tx + 16 * c;
+            if (i < x.m && j < x.p)
+                C[i * x.p + j] = x.bias ? sum[r][c] + x.bias[j] : sum[r][c];
+        }
+}
+
+/* Stores the group's results; four lanes fill a sector of 32 bytes. p is even. */
+template <int BN>
+__device__ __forceinline__ void store_rows(const tl_wgmma_args &x, float *C, const float (&sum)[BN / 2], int64_t i0,
+                                           int64_t j0)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
+        const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
+        if (row >= x.m)
+            continue;
+        float *to = C + row * x.p + j0 + 2 * (lane % 4);
+        const float *bias = x.bias + j0 + 2 * (lane % 4);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) {
+            if (8 * j >= columns)
+                continue;
+            float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+            if (x.bias)
+                y = make_float2(y.x + bias[8 * j], y.y + bias[8 * j + 1]);
+            *reinterpret_cast<float2 *>(to + 8 * j) = y;
+        }
+    }
+}
+
+} /* namespace tl_linalg_wgmma */
+
+#endif
+
+/* ProductTile<BN>::BYTES of dynamic shared memory, THREADS threads, at most one block per tile. Has static shared memory
+ * exactly where it is more than empty. */
+template <int BN, bool TA, bool TB>
+__global__ void __launch_bounds__(tl_wgmma::THREADS, 1) tl_wgmma_kernel(const __grid_constant__ tl_wgmma_args x)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace tl_linalg_wgmma;
+    using T = ProductTile<BN>;
+    extern __shared__ char dynamic[];
+    __shared__ uint64_t barriers[2][T::STAGES];
+    __shared__ alignas(4) uint8_t unsafe[T::STAGES][WARPS];
+    const Stages<T> stages = open_stages<T, 0>(dynamic, barriers, unsafe);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
+    if (threadIdx.x >= GROUPS * GROUP) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        ProductLoader<BN, TA, TB> loader(x);
+        produce(stages, loader, Schedule{x.tiles}, group - GROUPS);
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        const int steps = (int)((x.n + STEP - 1) / STEP);
+        consume<T, false>(
+            stages, Schedule{x.tiles}, group, [=](uint32_t) { return steps; },
+            [=](uint32_t tile, uint32_t, bool redo, const float(&sum)[BN / 2]) {
+                const Place<BN> at(x, tile);
+                float *C = x.C + at.product * x.m * x.p;
+                const int64_t i0 = at.i0 + 64 * group;
+                if (redo)
+                    plain_rows<BN, TA, TB>(x, x.A + at.product * x.m * x.n, x.B + at.product * x.n * x.p, C, i0, at.j0);
+                else
+                    store_rows<BN>(x, C, sum, i0, at.j0);
+            });
+    }
+#endif
+}
+
+#endif

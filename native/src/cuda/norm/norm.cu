@@ -1,0 +1,456 @@
+/* Layer normalisation and the normalisation of channels on CUDA, and their gradients along rows.
+ *
+ * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh) while its mean, its variance around the
+ * mean and, for the gradient, the means of a and a·xhat are taken: 8 bytes of traffic per element forward, 12
+ * backward. Forward, a cluster of blocks holds up to 262144 elements where the chip has clusters (device/cluster_row.cuh).
+ * Longer rows are read once per pass. A channel is a row whose gamma and beta are one number each. The gradients of
+ * layer_norm's gamma and beta, sums down the columns, are in norm/columns.cu. */
+#include "cuda/device/vector.cuh"
+#include "cuda/norm/norm.cuh"
+
+namespace {
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
+          int64_t cols, float eps, float *__restrict__ out)
+{
+    const Row r(rows, cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, x + r.row * cols);
+    v.wait();
+    float mean, istd;
+    tl_row_statistics(r, v, cols, eps, &mean, &istd);
+    const bool live = r.n > 0;
+    const float gamma_row = CHANNEL && live ? gamma[r.row] : 0.0f, beta_row = CHANNEL && live ? beta[r.row] : 0.0f;
+#pragma unroll(decltype(v)::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        float w[Row::W], a[Row::W], b[Row::W];
+        v.get(k, w);
+        if constexpr (!CHANNEL) {
+            r.piece(gamma, k, a);
+            r.piece(beta, k, b);
+        }
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            w[j] = fmaf(w[j] * istd, CHANNEL ? gamma_row : a[j], CHANNEL ? beta_row : b[j]);
+        r.store(out + r.row * cols, k, w);
+    }
+}
+
+/* A row in shared memory, each thread at its own elements. */
+struct staged_row {
+    static constexpr int UNROLL = 4;
+    float *at;
+    template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
+    {
+        const float4 q = *reinterpret_cast<const float4 *>(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x));
+        w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+    }
+    template <int W> __device__ __forceinline__ void put(int k, const float (&w)[W])
+    {
+        float *const to = at + 4 * (k * (int)blockDim.x + (int)threadIdx.x);
+        *reinterpret_cast<float4 *>(to) = make_float4(w[0], w[1], w[2], w[3]);
+    }
+};
+
+/* Wide rows, many of them: a block stays and takes every gridDim.x-th row. Read anew for each row, gamma and beta would
+ * cost twice the row's own traffic from L2; here they stay in shared memory, and the next row arrives while this one is
+ * normalised. */
+template <class Row>
+__global__ void __launch_bounds__(Row::THREADS, 1)
+norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+                  int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+{
+    constexpr int ARRAY = Row::N * Row::THREADS;
+    float *const shared = reinterpret_cast<float *>(tl_dynamic_shared), *const stage = shared + 2 * ARRAY;
+    const staged_row scale = {shared}, shift = {shared + ARRAY};
+    const auto request = [&](int64_t row, int buffer) {
+        const Row next(tl_given(), row, row < rows ? (int)cols : 0);
+        next.request(stage + buffer * ARRAY, x + (row < rows ? row : 0) * cols);
+        tl_copy_commit();
+    };
+    const Row vector(tl_given(), 0, (int)cols);
+    vector.request(shared, gamma);
+    vector.request(shared + ARRAY, beta);
+    request(blockIdx.x, 0);
+    int buffer = 0;
+#pragma unroll 1
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
+        request(row + gridDim.x, buffer ^ 1);
+        tl_copy_wait<1>();
+        const Row r(tl_given(), row, (int)cols);
+        staged_row v = {stage + buffer * ARRAY};
+        float mean, istd;
+        tl_row_statistics(r, v, cols, eps, &mean, &istd);
+#pragma unroll 4
+        for (int k = 0; k < Row::K; k++) {
+            float w[Row::W], a[Row::W], b[Row::W];
+            v.get(k, w);
+            scale.get(k, a);
+            shift.get(k, b);
+#pragma unroll
+            for (int j = 0; j < Row::W; j++)
+                w[j] = fmaf(w[j] * istd, a[j], b[j]);
+            r.store(out + row * cols, k, w);
+        }
+    }
+    tl_copy_wait<0>();
+}
+
+/* Launches it if the chip has the shared memory and there are rows enough to make a block's stay worth while. */
+template <class Row>
+bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
+             int64_t cols, float eps, float *out, int32_t *status)
+{
+    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64;
+    int device = 0, most = 0;
+    const int blocks = tl_cuda_sms(ctx);
+    if (rows < 4 * blocks || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+        dynamic + fixed > (size_t)most)
+        return false;
+    const auto kernel = norm_rows_in_turn<Row>;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
+    if (error != cudaSuccess) {
+        *status = tl_cuda_failed(ctx, error, name);
+        return true;
+    }
+    kernel<<<blocks, Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(x, gamma, beta, rows, cols, eps, out);
+    *status = tl_cuda_launched(ctx, name);
+    return true;
+}
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
+norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t cols,
+             float eps, float *__restrict__ out)
+{
+#if __CUDA_ARCH__ >= 900
+    const Row r(cols);
+    r.request(0, x + r.row * cols);
+    tl_copy_wait<0>();
+    float mean, istd;
+    tl_cluster_statistics(r, eps, &mean, &istd);
+    const float *const v = r.array(0);
+    const float gamma_row = CHANNEL ? gamma[r.row] : 0.0f, beta_row = CHANNEL ? beta[r.row] : 0.0f;
+    float *const to = out + r.row * cols;
+    r.elements([&](int slot, int column) {
+        to[column] = fmaf(v[slot] * istd, CHANNEL ? gamma_row : gamma[column], CHANNEL ? beta_row : beta[column]);
+    });
+    tl_cluster_wait();
+#endif
+}
+
+/* Rows in registers, a cluster taking one after the other. */
+template <bool CHANNEL>
+__global__ void __launch_bounds__(512, 1)
+norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
+           int64_t cols, float eps, float *__restrict__ out)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int STEPS = tl_cluster_quads::STEPS;
+    const tl_cluster_quads r(cols);
+    const int64_t clusters = gridDim.x / tl_cluster_quads::C;
+    int64_t row = blockIdx.x / tl_cluster_quads::C;
+    r.request(x + row * cols);
+#pragma unroll 1
+    for (; row < rows; row += clusters) {
+        float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        tl_copy_wait<0>();
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            v[k] = r.stage()[32 * k];
+            lanes = tl_join4<tl_sum_op>(lanes, v[k]);
+        }
+        if (row + clusters < rows)
+            r.request(x + (row + clusters) * cols);
+        const float mean = tl_per_count(r.sum(0, lanes), cols);
+        lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (k < r.steps) {
+                v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
+                lanes = tl_join4<tl_sum_op>(lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z,
+                                                               v[k].w * v[k].w));
+            }
+        const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
+        const float gamma_row = CHANNEL ? gamma[row] : 0.0f, beta_row = CHANNEL ? beta[row] : 0.0f;
+        float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
+        float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
+        float *const to = out + row * cols;
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (k < r.steps) {
+                const int c = r.column + k * TL_SUM_LANES;
+                if (!CHANNEL)
+                    a = tl_load4(gamma + c), b = tl_load4(beta + c);
+                tl_store4(to + c, make_float4(fmaf(v[k].x * istd, a.x, b.x), fmaf(v[k].y * istd, a.y, b.y),
+                                              fmaf(v[k].z * istd, a.z, b.z), fmaf(v[k].w * istd, a.w, b.w)));
+            }
+    }
+    tl_cluster_arrive(); /* no block leaves before its lanes have been read */
+    tl_cluster_wait();
+#endif
+}
+
+template <bool CHANNEL> struct norm_element {
+    const float *x, *means, *squares, *gamma, *beta;
+    int64_t cols;
+    float eps, mean, istd;
+    int64_t r;
+    __device__ void row(int64_t row)
+    {
+        r = row;
+        mean = means[row];
+        istd = tl_inverse_deviation(squares[row], cols, eps);
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        const int64_t which = CHANNEL ? r : c;
+        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], beta[which]);
+    }
+};
+
+template <bool CHANNEL>
+int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
+                int64_t cols, float eps, float *out)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (!CHANNEL && cols % 4 == 0 && cols > 4096) {
+        using Row8 = tl_block_row<true, 8, 1>;
+        using Row12 = tl_block_row<true, 12, 1>;
+        if (cols <= 8192 && in_turn<Row8>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            return status;
+        if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            return status;
+    }
+    if (cols <= TL_ROW_FITS) {
+        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row,
+                                         Row::ONE_SHARED>, x,
+                                         gamma, beta, rows, cols, eps, out);
+        });
+        return status;
+    }
+    bool runs = cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
+                tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps,
+                                out);
+    if (!runs && cols <= TL_CLUSTER_FITS)
+        tl_pick_cluster<2>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            runs = tl_cluster_runs(norm_cluster<Row, CHANNEL>, Row::bytes(cols));
+            if (runs)
+                status = tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, Row::bytes(cols), x, gamma,
+                                                beta, cols, eps, out);
+        });
+    if (runs)
+        return status;
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
+    float *means = (float *)scratch, *squares = means + rows;
+    status = tl_long_row_squares(ctx, name, x, rows, cols, means, squares);
+    if (!status)
+        status = tl_long_row_map(ctx, name, norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f,
+                                                                  0.0f, 0}, rows,
+                                 cols, out);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+/* ---- gradients along rows ---------------------------------------------------------------------------------------- */
+
+/* What a gradient reads and writes; NULL where not wanted. sums_a, sums_ax: a channel's gradients of beta and gamma;
+ * means, istds: statistics for the columns. */
+struct norm_grad {
+    const float *x, *gamma, *g;
+    int64_t rows, cols;
+    float eps;
+    float *gx, *sums_a, *sums_ax, *means, *istds;
+};
+
+template <class Row, bool CHANNEL>
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bwd(norm_grad p)
+{
+    const Row r(p.rows, p.cols);
+    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, false> v;
+    second.load(r, p.g + r.row * p.cols);
+    v.load(r, p.x + r.row * p.cols);
+    float mean, istd;
+    tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
+    second.wait();
+    typename Row::terms terms_a, terms_ax;
+    float xhat[Row::W], a[Row::W], gamma[Row::W];
+#pragma unroll
+    for (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        float ax[Row::W];
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (!CHANNEL)
+            r.piece(p.gamma, k, gamma);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++) {
+            a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
+            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
+            ax[j] = a[j] * xhat[j];
+        }
+        terms_a.add(i, a);
+        terms_ax.add(i, ax);
+        v.put(k, xhat);
+    }
+    float sum_a, sum_ax;
+    Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+    if (r.n > 0 && r.leads()) {
+        if (p.sums_a)
+            p.sums_a[r.row] = sum_a;
+        if (p.sums_ax)
+            p.sums_ax[r.row] = sum_ax;
+        if (p.means) {
+            p.means[r.row] = mean;
+            p.istds[r.row] = istd;
+        }
+    }
+    if (!p.gx)
+        return;
+    const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
+    const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
+#pragma unroll
+    for (int k = 0; k < Row::K; k++) {
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (!CHANNEL)
+            r.piece(p.gamma, k, gamma);
+#pragma unroll
+        for (int j = 0; j < Row::W; j++)
+            a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
+        r.store(p.gx + r.row * p.cols, k, a);
+    }
+}
+
+/* Terms of long rows: a, or a·xhat. */
+template <bool CHANNEL, bool TIMES_XHAT> struct norm_term {
+    const float *x, *g, *gamma, *means, *istds;
+    float mean, istd;
+    __device__ void row(int64_t r)
+    {
+        mean = means[r];
+        istd = istds[r];
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        const float a = CHANNEL ? g[i] : g[i] * gamma[c];
+        return TIMES_XHAT ? a * tl_normalised(x[i], mean, istd) : a;
+    }
+};
+
+template <bool CHANNEL> struct norm_grad_element {
+    const float *x, *g, *gamma, *means, *istds, *sums_a, *sums_ax;
+    int64_t cols;
+    float mean, istd, mean_a, mean_ax, factor;
+    __device__ void row(int64_t r)
+    {
+        mean = means[r];
+        istd = istds[r];
+        mean_a = tl_per_count(sums_a[r], cols);
+        mean_ax = tl_per_count(sums_ax[r], cols);
+        factor = CHANNEL ? istd * gamma[r] : istd;
+    }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        return tl_norm_grad(CHANNEL ? g[i] : g[i] * gamma[c], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor);
+    }
+};
+
+/* squares becomes 1/deviation. */
+__global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, float eps)
+{
+    const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (r < rows)
+        squares[r] = tl_inverse_deviation(squares[r], cols, eps);
+}
+
+template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+{
+    void *scratch;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(4 * p.rows) * sizeof(float), &scratch));
+    float *const own = (float *)scratch;
+    float *means = p.means ? p.means : own, *istds = p.istds ? p.istds : own + p.rows;
+    float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
+    int32_t status = tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds);
+    if (!status) {
+        invert<<<tl_grid(p.rows, 256), 256, 0, tl_cuda_stream(ctx)>>>(istds, p.rows, p.cols, p.eps);
+        status = tl_cuda_launched(ctx, name);
+    }
+    if (!status && (p.gx || p.sums_a))
+        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                  p.rows, p.cols,
+                                  0, sums_a);
+    if (!status && (p.gx || p.sums_ax))
+        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                  p.rows, p.cols,
+                                  0, sums_ax);
+    if (!status && p.gx)
+        status = tl_long_row_map(ctx, name,
+                                 norm_grad_element<CHANNEL>{p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols,
+                                                            0.0f, 0.0f,
+                                                            0.0f, 0.0f, 0.0f},
+                                 p.rows, p.cols, p.gx);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+{
+    if (p.cols > TL_ROW_FITS)
+        return long_rows_bwd<CHANNEL>(ctx, name, p);
+    int32_t status = TORCHLEAN_OK;
+    tl_pick_row(p.cols % 4 == 0, p.cols, [&](auto row) {
+        using Row = typename decltype(row)::type;
+        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows, tl_shared_bytes<Row,
+                                     Row::SECOND_SHARED>, p);
+    });
+    return status;
+}
+
+} // namespace
+
+int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                               int64_t cols,
+                               float eps, float *gx, float *means, float *istds)
+{
+    return rows_bwd<false>(ctx, "layer_norm_bwd", norm_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means,
+                                                            istds});
+}
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cuda_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                           int64_t cols,
+                           float eps, float *out)
+{
+    return forward<false>(ctx, "layer_norm", x, gamma, beta, rows, cols, eps, out);
+}
+
+int32_t tl_cuda_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
+                                        int64_t channels, int64_t height, int64_t width, float eps, float *out)
+{
+    return forward<true>(ctx, "batchnorm_channel_first", x, gamma, beta, channels, height * width, eps, out);
+}
+
+int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
+                                            float *ggamma, float *gbeta)
+{
+    if (height * width == 0) {
+        if (ggamma)
+            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, channels));
+        return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, channels) : TORCHLEAN_OK;
+    }
+    return rows_bwd<true>(ctx, "batchnorm_channel_first_bwd",
+                          norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr});
+}

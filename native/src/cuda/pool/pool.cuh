@@ -1,0 +1,135 @@
+/* The geometry of pooling on CUDA, shared by the forward kernels (pool/pool.cu) and the gradients (pool/vjp.cu). */
+#ifndef TL_CUDA_POOL_POOL_CUH
+#define TL_CUDA_POOL_POOL_CUH
+
+#include "cuda/device/division.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/count.h"
+#include "formula/pool.h"
+
+enum tl_pool_kind { TL_POOL_MAX, TL_POOL_MEAN, TL_POOL_SMOOTH };
+
+/* Spatial axes, at least two (a single one is preceded by an axis of one cell), and what a thread needs to find its way;
+ * passed by value. Coordinates are 64-bit, indices of cells and windows fit 32 bits. */
+struct tl_pool_shape {
+    int rank;
+    int64_t channels, plane, windows, kernel;
+    int64_t n[8], k[8], s[8], p[8], o[8], step[8], out_step[8];
+    tl_fastdiv by_n[8], by_o[8], by_s[8];
+    float beta;
+};
+
+static inline tl_pool_shape tl_pool_view(int64_t channels, const tl_dims *spatial, const tl_dims *kernel,
+                                         const tl_dims *stride, const tl_dims *padding, float beta)
+{
+    tl_pool_shape v = {};
+    const int more = spatial->rank == 1;
+    v.rank = spatial->rank + more;
+    v.channels = channels;
+    v.plane = v.windows = v.kernel = 1;
+    v.beta = beta;
+    for (int i = v.rank - 1; i >= 0; i--) {
+        v.n[i] = i < more ? 1 : spatial->d[i - more];
+        v.k[i] = i < more ? 1 : kernel->d[i - more];
+        v.s[i] = i < more ? 1 : stride->d[i - more];
+        v.p[i] = i < more ? 0 : padding->d[i - more];
+        v.o[i] = (v.n[i] + 2 * v.p[i] - v.k[i]) / v.s[i] + 1;
+        v.step[i] = v.plane;
+        v.out_step[i] = v.windows;
+        v.plane *= v.n[i];
+        v.windows *= v.o[i];
+        v.kernel *= v.k[i];
+        v.by_n[i] = tl_fastdiv((uint64_t)v.n[i]);
+        v.by_o[i] = tl_fastdiv((uint64_t)v.o[i]);
+        v.by_s[i] = tl_fastdiv((uint64_t)v.s[i]);
+    }
+    return v;
+}
+
+/* ---- one window, read from wherever its cells lie --------------------------------------------------------------- */
+
+/* The cells of window `at` (coordinates) in row-major order: visit(value, cell), where cell is the offset in the plane.
+ * R is the rank where it is 2 or 3, else 0. */
+template <int R, class Visit>
+static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, const uint32_t *at, const float *x,
+                                                        Visit visit)
+{
+    const int rank = R ? R : v.rank, last = rank - 1;
+    int64_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], cells = 1, base = 0;
+#pragma unroll
+    for (int i = 0; i < (R ? R : 8); i++)
+        if (i < rank) {
+            const int64_t start = (int64_t)at[i] * v.s[i] - v.p[i];
+            low[i] = max(start, (int64_t)0);
+            high[i] = min(start + v.k[i], v.n[i]);
+            c[i] = low[i];
+            cells *= high[i] - low[i];
+            base += i < last ? low[i] * v.step[i] : 0;
+        }
+    for (;;) {
+        for (int64_t j = low[last]; j < high[last]; j++)
+            visit(x[base + j], (uint32_t)(base + j));
+        bool more = false;
+#pragma unroll
+        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+            if (!more && i < last) {
+                base += v.step[i];
+                more = ++c[i] < high[i];
+                if (!more) {
+                    base -= (high[i] - low[i]) * v.step[i];
+                    c[i] = low[i];
+                }
+            }
+        if (!more)
+            return cells;
+    }
+}
+
+/* The winner's value and cell of a window that holds at least one cell. */
+template <int R>
+static __device__ __forceinline__ float tl_pool_winner(const tl_pool_shape &v, const uint32_t *at, const float *x,
+                                                       uint32_t *winner)
+{
+    float best = -TL_INF;
+    bool first = true;
+    uint32_t w = 0;
+    tl_pool_cells<R>(v, at, x, [&](float value, uint32_t cell) {
+        const bool take = first || tl_pool_takes(value, best);
+        best = take ? value : best;
+        w = take ? cell : w;
+        first = false;
+    });
+    *winner = w;
+    return best;
+}
+
+/* The extreme p and the total of a window's weights. */
+template <int R>
+static __device__ __forceinline__ float tl_pool_weigh(const tl_pool_shape &v, const uint32_t *at, const float *x,
+                                                      float *extreme)
+{
+    const bool up = v.beta > 0.0f;
+    float p = up ? -TL_INF : TL_INF, sum = 0.0f;
+    const int64_t cells =
+        tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
+    const float padded = (float)(v.kernel - cells);
+    if (padded > 0.0f)
+        p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
+    tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
+    *extreme = p;
+    return tl_pool_total(sum, padded, p, v.beta);
+}
+
+/* Coordinates of window `index` of the channel returned. */
+template <int R>
+static __device__ __forceinline__ uint32_t tl_pool_window(const tl_pool_shape &v, uint32_t index, uint32_t *at)
+{
+    const int rank = R ? R : v.rank;
+#pragma unroll
+    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+        if (i < rank)
+            index = v.by_o[i].divmod(index, &at[i]);
+    return index;
+}
+
+#endif

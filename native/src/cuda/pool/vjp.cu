@@ -1,0 +1,409 @@
+/* Pooling on CUDA, gradients. A thread owns cells of gx and adds the shares of the windows that meet them in row-major
+ * order, so nothing is written twice and no atomics are needed.
+ *
+ * What a cell takes from a window follows from a note on the window: the winner's cell and its prize (maximum), p and
+ * g/Σ (smooth maximum), or g itself (average). Two ways to the notes:
+ *
+ *   tiles    two axes, windows that reach little beyond a tile: a block owns 16 by 64 cells, takes the notes of all
+ *            windows that meet them into shared memory and gathers from there; the notes never leave the chip. The
+ *            average gathers from g itself
+ *   notes, gather    anything else: one kernel writes every window's note to scratch, the next gathers; the average's
+ *            notes are g and need no first kernel */
+#include "cuda/device/vector.cuh"
+#include "cuda/pool/pool.cuh"
+#include "generated/pool.h"
+
+namespace {
+
+constexpr int THREADS = 256;
+
+template <int KIND, int R>
+__device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t *at, const float *plane, float g)
+{
+    if constexpr (KIND == TL_POOL_MAX) {
+        uint32_t cell;
+        const float best = tl_pool_winner<R>(v, at, plane, &cell);
+        return make_float2(__uint_as_float(cell), tl_pool_prize(best, g));
+    } else {
+        float p;
+        const float total = tl_pool_weigh<R>(v, at, plane, &p);
+        return make_float2(p, g / total);
+    }
+}
+
+/* Adds a window's share to the sum of a cell that holds x. */
+template <int KIND>
+__device__ __forceinline__ float take_share(float sum, float2 note, uint32_t cell, float x, float beta)
+{
+    if constexpr (KIND == TL_POOL_MAX)
+        return __float_as_uint(note.x) == cell ? sum + note.y : sum;
+    else
+        return sum + tl_pool_weight(x, note.x, beta) * note.y;
+}
+
+/* ---- notes in scratch -------------------------------------------------------------------------------------------- */
+
+template <int KIND, int R>
+__global__ void __launch_bounds__(THREADS)
+notes(const float *__restrict__ x, const float *__restrict__ g, tl_pool_shape v, int64_t n, float2 *__restrict__ note)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n)
+        return;
+    uint32_t at[R ? R : 8];
+    const float *plane = x + tl_pool_window<R>(v, (uint32_t)i, at) * v.plane;
+    note[i] = note_of<KIND, R>(v, at, plane, g[i]);
+}
+
+/* n / stride, by multiplication where n fits 32 bits. */
+__device__ __forceinline__ int64_t quotient(int64_t n, const tl_pool_shape &v, int i)
+{
+    return n >> 32 ? n / v.s[i] : (int64_t)v.by_s[i].div((uint32_t)n);
+}
+
+/* Windows of axis i that meet cell c: [*from, *to). */
+__device__ __forceinline__ void meeting(const tl_pool_shape &v, int i, uint32_t c, uint32_t *from, uint32_t *to)
+{
+    const int64_t after = (int64_t)c + v.p[i], before = after - v.k[i];
+    *from = before < 0 ? 0 : (uint32_t)(quotient(before, v, i) + 1);
+    *to = (uint32_t)min(quotient(after, v, i) + 1, v.o[i]);
+}
+
+/* The gradient of cell `flat` of x. */
+template <int KIND, int R>
+__device__ __forceinline__ float gather_cell(const float *x, const float2 *note, const float *g, const tl_pool_shape &v,
+                                             uint32_t flat)
+{
+    const int rank = R ? R : v.rank, last = rank - 1;
+    uint32_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], channel = flat;
+    int64_t base = 0;
+#pragma unroll
+    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+        if (i < rank) {
+            uint32_t at;
+            channel = v.by_n[i].divmod(channel, &at);
+            meeting(v, i, at, &low[i], &high[i]);
+            if (low[i] >= high[i])
+                base = -1;
+            c[i] = low[i];
+        }
+    if (base < 0)
+        return 0.0f;
+    base = channel * v.windows;
+#pragma unroll
+    for (int i = 0; i < (R ? R : 8); i++)
+        if (i < last)
+            base += low[i] * v.out_step[i];
+    const uint32_t cell = (uint32_t)(flat - channel * v.plane);
+    const float value = KIND == TL_POOL_SMOOTH ? x[flat] : 0.0f;
+    float sum = 0.0f;
+    for (;;) {
+        for (uint32_t j = low[last]; j < high[last]; j++) {
+            if constexpr (KIND == TL_POOL_MEAN)
+                sum += g[base + j];
+            else
+                sum = take_share<KIND>(sum, note[base + j], cell, value, v.beta);
+        }
+        bool more = false;
+#pragma unroll
+        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+            if (!more && i < last) {
+                base += v.out_step[i];
+                more = ++c[i] < high[i];
+                if (!more) {
+                    base -= (int64_t)(high[i] - low[i]) * v.out_step[i];
+                    c[i] = low[i];
+                }
+            }
+        if (!more)
+            break;
+    }
+    return KIND == TL_POOL_MEAN ? tl_per_count(sum, v.kernel) : sum;
+}
+
+/* A thread owns four consecutive cells. */
+template <int KIND, int R>
+__global__ void __launch_bounds__(THREADS)
+gather(const float *__restrict__ x, const float2 *__restrict__ note, const float *__restrict__ g, tl_pool_shape v,
+       int64_t n, float *__restrict__ gx)
+{
+    const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (i >= n)
+        return;
+    float sum[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
+    if (i + 4 <= n)
+        tl_store4(gx + i, make_float4(sum[0], sum[1], sum[2], sum[3]));
+    else
+        for (int e = 0; i + e < n; e++)
+            gx[i + e] = sum[e];
+}
+
+template <int KIND, int R>
+int32_t two_kernels(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
+{
+    const int64_t n = v.channels * v.plane, windows = v.channels * v.windows;
+    const cudaStream_t stream = tl_cuda_stream(ctx);
+    void *note = nullptr;
+    if constexpr (KIND != TL_POOL_MEAN) {
+        TL_TRY(tl_pool_alloc(ctx, (size_t)windows * sizeof(float2), &note));
+        notes<KIND, R>
+            <<<tl_grid(windows, THREADS), THREADS, 0, stream>>>(x, g, v, windows, static_cast<float2 *>(note));
+    }
+    gather<KIND, R><<<tl_grid(n, 4 * THREADS), THREADS, 0, stream>>>(x, static_cast<const float2 *>(note), g, v, n, gx);
+    tl_pool_free(ctx, note);
+    return tl_cuda_launched(ctx, "pool gradient");
+}
+
+/* ---- notes in shared memory -------------------------------------------------------------------------------------- */
+
+constexpr int TILE_H = 16, TILE_W = 64;
+
+/* Windows that can meet `cells` neighbouring cells. */
+__host__ __device__ constexpr int64_t windows_over(int64_t cells, int64_t k, int64_t s)
+{
+    return (cells - 1 + k - 1) / s + 1;
+}
+
+/* All sizes fit 31 bits with room for a tile. */
+struct tile_shape {
+    int h, w, out_h, out_w, k_h, k_w, s_h, s_w, p_h, p_w;
+    tl_fastdiv by_h, by_w; /* strides */
+    int64_t plane, windows, kernel;
+    tl_fastdiv across, down; /* tiles of a plane */
+    tl_fastdiv pitch;        /* notes per row of windows */
+    int rows;                /* rows of windows */
+    float beta;
+};
+
+/* First window that meets cell c of an axis, and the one after the last. */
+template <int S> __device__ __forceinline__ int first_meeting(int c, int k, int p, const tl_fastdiv &by)
+{
+    const int before = c + p - k;
+    return before < 0 ? 0 : 1 + (int)(S ? (unsigned)before / S : by.div((uint32_t)before));
+}
+
+template <int S> __device__ __forceinline__ int last_meeting(int c, int p, int out, const tl_fastdiv &by)
+{
+    const int last = 1 + (int)(S ? (unsigned)(c + p) / S : by.div((uint32_t)(c + p)));
+    return min(last, out);
+}
+
+/* Visits the cells of the window whose first cell is (y, x), padded ones left out, and returns their number. Small
+ * windows are read at once and visited afterwards. */
+template <int K, class Visit>
+__device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, const float *plane, Visit visit)
+{
+    const int y0 = max(y, 0), x0 = max(x, 0), y1 = min(y + v.k_h, v.h), x1 = min(x + v.k_w, v.w);
+    if constexpr (K != 0) {
+        float value[K][K];
+#pragma unroll
+        for (int a = 0; a < K; a++)
+#pragma unroll
+            for (int b = 0; b < K; b++)
+                value[a][b] = y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1
+                                  ? plane[(int64_t)(y + a) * v.w + (x + b)]
+                                  : 0.0f;
+#pragma unroll
+        for (int a = 0; a < K; a++)
+#pragma unroll
+            for (int b = 0; b < K; b++)
+                if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1)
+                    visit(value[a][b], (y + a) * v.w + (x + b));
+    } else {
+        for (int a = y0; a < y1; a++)
+            for (int b = x0; b < x1; b++)
+                visit(plane[(int64_t)a * v.w + b], a * v.w + b);
+    }
+    return (y1 - y0) * (x1 - x0);
+}
+
+template <int KIND, int K>
+__device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, const float *plane, float g)
+{
+    if constexpr (KIND == TL_POOL_MAX) {
+        float best = -TL_INF;
+        int winner = -1;
+        visit_cells<K>(v, y, x, plane, [&](float value, int cell) {
+            const bool take = winner < 0 || tl_pool_takes(value, best);
+            best = take ? value : best;
+            winner = take ? cell : winner;
+        });
+        return make_float2(__int_as_float(winner), tl_pool_prize(best, g));
+    } else {
+        const bool up = v.beta > 0.0f;
+        float p = up ? -TL_INF : TL_INF, sum = 0.0f;
+        const int cells =
+            visit_cells<K>(v, y, x, plane, [&](float value, int) { p = up ? tl_max(p, value) : tl_min(p, value); });
+        const float padded = (float)(v.kernel - cells);
+        if (padded > 0.0f)
+            p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
+        visit_cells<K>(v, y, x, plane, [&](float value, int) { sum += tl_pool_weight(value, p, v.beta); });
+        return make_float2(p, g / tl_pool_total(sum, padded, p, v.beta));
+    }
+}
+
+/* Block (channel, ty, tx) of 256 threads; thread t owns the cells of row t/16, columns 4·(t%16) to 4·(t%16) + 3 of the
+ * tile, and every 256th window. K, S: kernel and stride where they are small and square, else 0. */
+template <int KIND, int K, int S>
+__global__ void __launch_bounds__(THREADS)
+tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, float *__restrict__ gx)
+{
+    extern __shared__ float2 note[];
+    constexpr int PITCH = K ? (int)windows_over(TILE_W, K, S ? S : 1) : 0;
+    const int pitch = K ? PITCH : (int)v.pitch.divisor;
+    if (K)
+        v.k_h = v.k_w = K, v.s_h = v.s_w = S;
+    uint32_t tx, ty;
+    const int64_t channel = v.down.divmod(v.across.divmod(blockIdx.x, &tx), &ty);
+    const int t = (int)threadIdx.x, top = (int)ty * TILE_H, left = (int)tx * TILE_W;
+    const int y0 = first_meeting<S>(top, v.k_h, v.p_h, v.by_h), x0 = first_meeting<S>(left, v.k_w, v.p_w, v.by_w);
+    const float *plane = x + channel * v.plane, *cotangent = g + channel * v.windows;
+    for (int i = t; KIND != TL_POOL_MEAN && i < pitch * v.rows; i += THREADS) {
+        const int a = K ? i / (K ? PITCH : 1) : (int)v.pitch.div((uint32_t)i), y = y0 + a, b = x0 + (i - a * pitch);
+        if (y < v.out_h && b < v.out_w)
+            note[i] = tile_note<KIND, K>(v, y * v.s_h - v.p_h, b * v.s_w - v.p_w, plane,
+                                         cotangent[(int64_t)y * v.out_w + b]);
+    }
+    __syncthreads();
+    const int row = top + t / (TILE_W / 4), column = left + 4 * (t % (TILE_W / 4));
+    if (row >= v.h || column >= v.w)
+        return;
+    const int from = first_meeting<S>(row, v.k_h, v.p_h, v.by_h), to = last_meeting<S>(row, v.p_h, v.out_h, v.by_h);
+    const int64_t flat = (int64_t)row * v.w + column;
+    float sum[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        sum[e] = 0.0f;
+        if (column + e >= v.w)
+            continue;
+        const int low = first_meeting<S>(column + e, v.k_w, v.p_w, v.by_w);
+        const int end = last_meeting<S>(column + e, v.p_w, v.out_w, v.by_w);
+        const float value = KIND == TL_POOL_SMOOTH ? plane[flat + e] : 0.0f;
+        for (int a = from; a < to; a++)
+            for (int b = low; b < end; b++) {
+                if constexpr (KIND == TL_POOL_MEAN)
+                    sum[e] += cotangent[(int64_t)a * v.out_w + b];
+                else
+                    sum[e] = take_share<KIND>(sum[e], note[(a - y0) * pitch + (b - x0)], (uint32_t)(flat + e), value,
+                                              v.beta);
+            }
+        if (KIND == TL_POOL_MEAN)
+            sum[e] = tl_per_count(sum[e], v.kernel);
+    }
+    float *out = gx + channel * v.plane + flat;
+    if (v.w % 4 == 0)
+        tl_store4(out, make_float4(sum[0], sum[1], sum[2], sum[3]));
+    else
+        for (int e = 0; e < 4; e++)
+            if (column + e < v.w)
+                out[e] = sum[e];
+}
+
+template <int KIND, int K, int S>
+int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
+{
+    tile_shape s = {};
+    s.h = (int)v.n[0];
+    s.w = (int)v.n[1];
+    s.out_h = (int)v.o[0];
+    s.out_w = (int)v.o[1];
+    s.k_h = (int)v.k[0];
+    s.k_w = (int)v.k[1];
+    s.s_h = (int)v.s[0];
+    s.s_w = (int)v.s[1];
+    s.p_h = (int)v.p[0];
+    s.p_w = (int)v.p[1];
+    s.by_h = v.by_s[0];
+    s.by_w = v.by_s[1];
+    s.plane = v.plane;
+    s.windows = v.windows;
+    s.kernel = v.kernel;
+    s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.n[1], TILE_W));
+    s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.n[0], TILE_H));
+    s.rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
+    s.pitch = tl_fastdiv((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
+    s.beta = v.beta;
+    const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
+    const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
+    tiles<KIND, K, S><<<(unsigned)blocks, THREADS, shared, tl_cuda_stream(ctx)>>>(x, g, s, gx);
+    return tl_cuda_launched(ctx, "pool gradient");
+}
+
+/* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double
+ * the work; their notes then fit 48 KiB. */
+bool tiles_pay(const tl_pool_shape &v)
+{
+    if (v.rank != 2 || v.n[0] < TILE_H / 2 || v.n[1] < TILE_W / 2 || v.plane >= 1 << 30 || v.k[0] > 64 || v.k[1] > 64 ||
+        v.s[0] > 64 || v.s[1] > 64)
+        return false;
+    const int64_t windows = windows_over(TILE_H, v.k[0], v.s[0]) * windows_over(TILE_W, v.k[1], v.s[1]);
+    return windows * v.s[0] * v.s[1] <= 2 * TILE_H * TILE_W && windows * (int64_t)sizeof(float2) <= 48 << 10;
+}
+
+template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
+{
+    if (tiles_pay(v)) {
+        const bool square = v.k[0] == v.k[1] && v.s[0] == v.s[1];
+        if (square && v.k[0] == 2 && v.s[0] == 2)
+            return launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx);
+        if (square && v.k[0] == 3 && v.s[0] == 2)
+            return launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx);
+        if (square && v.k[0] == 3 && v.s[0] == 1)
+            return launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx);
+        return launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
+    }
+    return v.rank == 2   ? two_kernels<KIND, 2>(ctx, x, g, v, gx)
+           : v.rank == 3 ? two_kernels<KIND, 3>(ctx, x, g, v, gx)
+                         : two_kernels<KIND, 0>(ctx, x, g, v, gx);
+}
+
+} // namespace
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+#define ND \
+    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
+#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
+
+int32_t tl_cuda_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
+{
+    return gradient<TL_POOL_MAX>(ctx, x, g, VIEW(0.0f), gx);
+}
+
+int32_t tl_cuda_avg_pool_bwd(tl_context *ctx, const float *g, ND, float *gx)
+{
+    return gradient<TL_POOL_MEAN>(ctx, nullptr, g, VIEW(0.0f), gx);
+}
+
+int32_t tl_cuda_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
+{
+    return gradient<TL_POOL_SMOOTH>(ctx, x, g, VIEW(beta), gx);
+}
+
+#define FLAT                                                                                                  \
+    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
+        int64_t stride_w, int64_t padding_h, int64_t padding_w
+#define LISTS                                                                                                 \
+    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
+                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
+
+int32_t tl_cuda_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float *gx)
+{
+    LISTS;
+    return tl_cuda_max_pool_bwd(ctx, x, g, channels, &spatial, &kernel, &stride, &padding, gx);
+}
+
+int32_t tl_cuda_avg_pool2d_bwd(tl_context *ctx, const float *g, FLAT, float *gx)
+{
+    LISTS;
+    return tl_cuda_avg_pool_bwd(ctx, g, channels, &spatial, &kernel, &stride, &padding, gx);
+}
+
+int32_t tl_cuda_smooth_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float beta, float *gx)
+{
+    LISTS;
+    return tl_cuda_smooth_max_pool_bwd(ctx, x, g, channels, &spatial, &kernel, &stride, &padding, beta, gx);
+}

@@ -1,0 +1,106 @@
+/* What a launcher gets from its context: the stream and the library handles, scratch filled from the host, statuses made
+ * of errors, shared memory for a kernel and the size of a grid. Defined in runtime/device.cu and runtime/transfer.cu.
+ *
+ * A launcher gets a healthy context whose device is current on the calling thread. It launches on
+ * tl_cuda_stream(ctx) and ends with `return tl_cuda_launched(ctx, "name");`. It never synchronises. */
+#ifndef TL_CUDA_RUNTIME_LAUNCH_CUH
+#define TL_CUDA_RUNTIME_LAUNCH_CUH
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include "core/backend.h"
+#include "core/kernel.h"
+#include "cuda/device/division.cuh"
+
+extern "C" {
+cudaStream_t tl_cuda_stream(tl_context *ctx);
+/* The cuBLAS handle on the context's stream, made when first asked for; NULL with *status set if that fails. Plain
+ * float32 arithmetic (never TF32), no atomics, host pointer mode, a workspace of our own. Leave these settings as
+ * they are. */
+cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status);
+int tl_cuda_sms(tl_context *ctx);
+/* The launches being made become a graph's: objects that they use must last as long as the context. */
+int tl_cuda_capturing(tl_context *ctx);
+/* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
+int tl_cuda_double_is_fast(tl_context *ctx);
+/* Device scratch that holds a copy of host memory, for index arrays and the like: the host memory may be reused at
+ * once and the stream is not stalled. Given back with tl_pool_free(ctx, *device), also right after the launch that
+ * uses it. */
+int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes, void **device);
+/* Checks the launch just made: OK, or a status; the context is then poisoned. */
+int32_t tl_cuda_launched(tl_context *ctx, const char *kernel);
+/* Turn an error of the CUDA runtime, cuBLAS or cuFFT into a status with a message that names `what`. */
+int32_t tl_cuda_failed(tl_context *ctx, cudaError_t error, const char *what);
+int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const char *what);
+int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what);
+
+/* One object of a kernel family that lives as long as the context (a cache of FFT plans). `close` gets it when the
+ * context closes, with the device current and idle. tl_cuda_attached gives NULL until then. */
+enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OTHER, TL_ATTACHMENTS };
+void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which);
+void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, void (*close)(void *object));
+}
+
+/* For the bodies of functions that return a status. */
+#define TL_TRY(expr) \
+    do { \
+        int32_t tl_status_ = (expr); \
+        if (tl_status_) \
+            return tl_status_; \
+    } while (0)
+#define TL_CUDA_TRY(ctx, expr) \
+    do { \
+        cudaError_t tl_error_ = (expr); \
+        if (tl_error_ != cudaSuccess) \
+            return tl_cuda_failed(ctx, tl_error_, #expr); \
+    } while (0)
+#define TL_CUBLAS_TRY(ctx, expr) \
+    do { \
+        cublasStatus_t tl_error_ = (expr); \
+        if (tl_error_ != CUBLAS_STATUS_SUCCESS) \
+            return tl_cublas_failed(ctx, tl_error_, #expr); \
+    } while (0)
+#define TL_CUFFT_TRY(ctx, expr) \
+    do { \
+        int tl_error_ = (int)(expr); \
+        if (tl_error_) \
+            return tl_cufft_failed(ctx, tl_error_, #expr); \
+    } while (0)
+
+/* ---- shared memory -------------------------------------------------------------------------------------------------- */
+
+/* Lets `kernel` have `dynamic` bytes of shared memory. The limit is the kernel's, not the launch's, and another thread may
+ * be about to launch the same kernel with more: so it is only ever raised, to all that a block can have here. */
+template <class Kernel> static cudaError_t tl_raise_shared_limit(Kernel kernel, size_t dynamic)
+{
+    cudaFuncAttributes now;
+    int device = 0, most = 0;
+    cudaError_t error = cudaFuncGetAttributes(&now, kernel);
+    if (error != cudaSuccess || dynamic <= (size_t)now.maxDynamicSharedSizeBytes)
+        return error;
+    if ((error = cudaGetDevice(&device)) != cudaSuccess)
+        return error;
+    if ((error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) != cudaSuccess)
+        return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)now.sharedSizeBytes);
+}
+
+/* The same in a launcher. */
+template <class Kernel> static int32_t tl_allow_shared(tl_context *ctx, Kernel kernel, size_t dynamic)
+{
+    TL_CUDA_TRY(ctx, tl_raise_shared_limit(kernel, dynamic));
+    return TORCHLEAN_OK;
+}
+
+/* ---- launch arithmetic ----------------------------------------------------------------------------------------- */
+
+/* Blocks for `items` at `per_block` each: at least 1, at most `most` (the kernel then strides over the grid). A
+ * grid's x reaches 2^31 - 1, so up to 2^32 elements at two or more per block need no stride. */
+static inline unsigned tl_grid(int64_t items, int64_t per_block, int64_t most = INT32_MAX)
+{
+    int64_t blocks = tl_ceil_div(items, per_block);
+    return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
+}
+
+#endif

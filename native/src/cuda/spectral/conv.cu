@@ -1,0 +1,528 @@
+/* The spectral convolution on CUDA.
+ *
+ * Few modes: one kernel streams x once and leaves every block's share of the small spectrum, one sums the shares,
+ * one mixes channels, one synthesises y; formula/dft_tile.h has the arithmetic. Many modes: cuFFT over all channels at
+ * once, from and to the grid's own layout, the small spectrum gathered and scattered in between. Which of the two, and
+ * how many blocks share the grid, follows from the shape alone. Small spectra are planes (modes, width) of real and of
+ * imaginary parts.
+ *
+ * A NaN or an infinity reaches every bin of its channel in one part at least; whoever writes a small spectrum makes
+ * both parts of such a bin NaN. */
+#include "cuda/device/vector.cuh"
+#include "cuda/spectral/plan.cuh"
+#include "formula/dft_tile.h"
+#include "generated/spectral.h"
+
+namespace {
+
+constexpr int THREADS = 256, CHANNELS = 64, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF;
+/* Analysis: a quarter of a block owns a tile; a thread two channels and MODES modes, so per pair of rows 4·MODES FMAs
+ * meet two 8-byte and MODES/2 broadcast 16-byte reads of shared memory, in balance. */
+constexpr int MODES = 8, BLOCK_MODES = 16, QUARTERS = 4;
+/* Synthesis: half of a block owns a tile; a thread two channels and PAIRS pairs of rows; modes pass in chunks. */
+constexpr int PAIRS = 8, CHUNK = 16, HALVES = 2;
+/* Blocks that share the grid in one pass over it: four for each multiprocessor of an H200. */
+constexpr int64_t SHARES = 528;
+/* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT. */
+constexpr int64_t TRUNCATED_MODES = 512;
+
+__device__ __forceinline__ float2 poisoned(float r, float i)
+{
+    return tl_not_finite(r) || tl_not_finite(i) ? make_float2(TL_NAN, TL_NAN) : make_float2(r, i);
+}
+
+/* (cos, sin) of pi·a/n with a reduced exactly. */
+__device__ __forceinline__ float2 half_root(uint64_t a, uint64_t n)
+{
+    double c, s;
+    tl_root(a % (2 * n), 2 * n, &c, &s);
+    return make_float2((float)c, (float)s);
+}
+
+/* ---- analysis ---------------------------------------------------------------------------------------------------- */
+
+struct AnalysisShared {
+    float plus[QUARTERS][HALF][CHANNELS], minus[QUARTERS][HALF][CHANNELS];
+    float cosine[HALF][BLOCK_MODES], sine[HALF][BLOCK_MODES];
+    float2 root[QUARTERS][BLOCK_MODES]; /* (cos, sin) of the angle by which a tile's share is turned back */
+};
+
+__device__ __forceinline__ float4 load_row(const float *x, int64_t row, int64_t n, int64_t channel, int64_t width,
+                                           bool vectors)
+{
+    if (row >= n)
+        return make_float4(0, 0, 0, 0);
+    const float *at = x + row * width + channel;
+    if (vectors && channel + 4 <= width)
+        return tl_load4(at);
+    return make_float4(channel < width ? at[0] : 0.0f, channel + 1 < width ? at[1] : 0.0f,
+                       channel + 2 < width ? at[2] : 0.0f, channel + 3 < width ? at[3] : 0.0f);
+}
+
+/* shares[block][mode][re, im][width]: block (x: part of the grid, y: modes, z: channels). Every quarter adds its tiles
+ * in order, q, q + 4, ... of the block's; the four sums are added in pairs. */
+__global__ void __launch_bounds__(THREADS, 2) analysis_kernel(const float *__restrict__ x, int64_t n, int64_t width,
+                                                              int64_t modes, int64_t tiles_per_block, bool vectors,
+                                                              float *__restrict__ shares)
+{
+    extern __shared__ __align__(16) char memory[];
+    AnalysisShared &s = *reinterpret_cast<AnalysisShared *>(memory);
+    const int quarter = threadIdx.x / 64, t = threadIdx.x % 64, pair = t % 32, group = t / 32;
+    const int64_t first_mode = (int64_t)blockIdx.y * BLOCK_MODES, first_channel = (int64_t)blockIdx.z * CHANNELS;
+    for (int e = threadIdx.x; e < HALF * BLOCK_MODES; e += THREADS) {
+        const int j = e / BLOCK_MODES, k = e % BLOCK_MODES;
+        const float2 root = half_root((uint64_t)(first_mode + k) * (uint64_t)(2 * j + 1), (uint64_t)n);
+        s.cosine[j][k] = root.x;
+        s.sine[j][k] = root.y;
+    }
+    float re[MODES][2] = {}, im[MODES][2] = {};
+    const int64_t first_tile = (int64_t)blockIdx.x * tiles_per_block;
+    for (int64_t i = 0; i < tiles_per_block; i += QUARTERS) {
+        const int64_t t0 = (first_tile + i + quarter) * TILE;
+        const bool idle = i + quarter >= tiles_per_block || t0 >= n;
+        const int64_t end = idle ? 0 : n;
+        __syncthreads(); /* the last tiles are used up */
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float4 a[4], b[4];
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                const int j = h * 16 + u * 4 + t / 16;
+                const int64_t channel = first_channel + t % 16 * 4;
+                a[u] = load_row(x, t0 + HALF + j, end, channel, width, vectors);
+                b[u] = load_row(x, t0 + HALF - 1 - j, end, channel, width, vectors);
+            }
+            if (h == 0 && t < BLOCK_MODES)
+                s.root[quarter][t] = half_root((uint64_t)(first_mode + t) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                const int j = h * 16 + u * 4 + t / 16;
+                tl_store4(&s.plus[quarter][j][t % 16 * 4],
+                          make_float4(a[u].x + b[u].x, a[u].y + b[u].y, a[u].z + b[u].z, a[u].w + b[u].w));
+                tl_store4(&s.minus[quarter][j][t % 16 * 4],
+                          make_float4(a[u].x - b[u].x, a[u].y - b[u].y, a[u].z - b[u].z, a[u].w - b[u].w));
+            }
+        }
+        __syncthreads();
+        if (idle)
+            continue;
+        float even[MODES][2] = {}, odd[MODES][2] = {};
+#pragma unroll 4
+        for (int j = 0; j < HALF; j++) {
+            const float2 p = *reinterpret_cast<const float2 *>(&s.plus[quarter][j][2 * pair]);
+            const float2 m = *reinterpret_cast<const float2 *>(&s.minus[quarter][j][2 * pair]);
+            float c[MODES], d[MODES];
+#pragma unroll
+            for (int k = 0; k < MODES; k += 4) {
+                const float4 v = tl_load4(&s.cosine[j][group * MODES + k]), w = tl_load4(&s.sine[j][group * MODES + k]);
+                c[k] = v.x, c[k + 1] = v.y, c[k + 2] = v.z, c[k + 3] = v.w;
+                d[k] = w.x, d[k + 1] = w.y, d[k + 2] = w.z, d[k + 3] = w.w;
+            }
+#pragma unroll
+            for (int k = 0; k < MODES; k++) {
+                even[k][0] = fmaf(c[k], p.x, even[k][0]);
+                even[k][1] = fmaf(c[k], p.y, even[k][1]);
+                odd[k][0] = fmaf(d[k], m.x, odd[k][0]);
+                odd[k][1] = fmaf(d[k], m.y, odd[k][1]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < MODES; k++) {
+            const float2 r = s.root[quarter][group * MODES + k];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                re[k][c] += even[k][c] * r.x - odd[k][c] * r.y;
+                im[k][c] -= even[k][c] * r.y + odd[k][c] * r.x;
+            }
+        }
+    }
+    __syncthreads();
+    float *sums = &s.plus[0][0][0]; /* [quarter][mode][re, im][channel]: 32 KB of plus and minus' 64 */
+#pragma unroll
+    for (int k = 0; k < MODES; k++) {
+        float *at = sums + ((quarter * BLOCK_MODES + group * MODES + k) * 2) * CHANNELS + 2 * pair;
+        *reinterpret_cast<float2 *>(at) = make_float2(re[k][0], re[k][1]);
+        *reinterpret_cast<float2 *>(at + CHANNELS) = make_float2(im[k][0], im[k][1]);
+    }
+    __syncthreads();
+    constexpr int PART = BLOCK_MODES * 2 * CHANNELS;
+    for (int e = threadIdx.x; e < PART; e += THREADS) {
+        const int64_t mode = first_mode + e / (2 * CHANNELS), channel = first_channel + e % CHANNELS;
+        if (mode < modes && channel < width)
+            shares[(((int64_t)blockIdx.x * modes + mode) * 2 + e / CHANNELS % 2) * width + channel] =
+                (sums[e] + sums[PART + e]) + (sums[2 * PART + e] + sums[3 * PART + e]);
+    }
+}
+
+/* Sums `parts` shares of `size` numbers in four chains, added in pairs. */
+__device__ __forceinline__ float sum_shares(const float *__restrict__ shares, int64_t parts, int64_t size, int64_t at)
+{
+    float a[4] = {};
+    int64_t p = 0;
+    for (; p + 4 <= parts; p += 4)
+#pragma unroll
+        for (int u = 0; u < 4; u++)
+            a[u] += shares[(p + u) * size + at];
+#pragma unroll
+    for (int u = 0; u < 3; u++)
+        if (p + u < parts)
+            a[u] += shares[(p + u) * size + at];
+    return (a[0] + a[1]) + (a[2] + a[3]);
+}
+
+/* re, im (modes, width) from shares[part][mode][re, im][width], times a/n where weighted. A warp owns 32 channels of a
+ * mode. */
+__global__ void __launch_bounds__(THREADS) gather_kernel(const float *__restrict__ shares, int64_t parts, int64_t n,
+                                                         int64_t width, int64_t modes, float inner, float edge,
+                                                         float *__restrict__ re, float *__restrict__ im)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (e >= modes * width)
+        return;
+    const int64_t k = e / width, c = e - k * width, size = 2 * modes * width, at = 2 * k * width + c;
+    const float2 v = poisoned(sum_shares(shares, parts, size, at), sum_shares(shares, parts, size, at + width));
+    const float factor = k == 0 || 2 * k == n ? edge : inner;
+    re[e] = v.x * factor;
+    im[e] = v.y * factor;
+}
+
+/* ---- the mix of channels ----------------------------------------------------------------------------------------- */
+
+/* What a synthesis takes: the imaginary part is 0 where the sine is, both parts NaN where one is not finite. */
+__device__ __forceinline__ float2 coefficient(float r, float i, int64_t k, int64_t n)
+{
+    return poisoned(r, k == 0 || 2 * k == n ? 0.0f : i);
+}
+
+/* Z[k, o] = a/n·sum over c of X[k, c]·w[k, c, o]. Block (mode, 64 channels o); a thread owns one o and every fourth c;
+ * the four sums are added in pairs. */
+__global__ void __launch_bounds__(THREADS) mix_kernel(const float *__restrict__ xr, const float *__restrict__ xi,
+                                                      const float *__restrict__ wRe, const float *__restrict__ wIm,
+                                                      int64_t n, int64_t width, float inner, float edge,
+                                                      float *__restrict__ zr, float *__restrict__ zi)
+{
+    __shared__ float2 part[4][CHANNELS];
+    const int64_t k = blockIdx.x, o = (int64_t)blockIdx.y * CHANNELS + threadIdx.x % CHANNELS;
+    const int quarter = threadIdx.x / CHANNELS;
+    float r = 0.0f, i = 0.0f;
+    if (o < width)
+#pragma unroll 4
+        for (int64_t c = quarter; c < width; c += 4) {
+            const int64_t at = (k * width + c) * width + o;
+            const float a = xr[k * width + c], b = xi[k * width + c], p = wRe[at], q = wIm[at];
+            r = fmaf(-b, q, fmaf(a, p, r));
+            i = fmaf(b, p, fmaf(a, q, i));
+        }
+    part[quarter][threadIdx.x % CHANNELS] = make_float2(r, i);
+    __syncthreads();
+    if (quarter == 0 && o < width) {
+        const float2 *p = &part[0][threadIdx.x];
+        const float sr = (p[0].x + p[CHANNELS].x) + (p[2 * CHANNELS].x + p[3 * CHANNELS].x);
+        const float si = (p[0].y + p[CHANNELS].y) + (p[2 * CHANNELS].y + p[3 * CHANNELS].y);
+        const float factor = k == 0 || 2 * k == n ? edge : inner;
+        const float2 z = coefficient(sr * factor, si * factor, k, n);
+        zr[k * width + o] = z.x;
+        zi[k * width + o] = z.y;
+    }
+}
+
+/* dX[k, c] = sum over o of dZ[k, o]·conj(w[k, c, o]). A warp owns one (k, c): a lane every 32nd o, the lanes folded in
+ * halves. */
+__global__ void __launch_bounds__(THREADS) unmix_kernel(const float *__restrict__ zr, const float *__restrict__ zi,
+                                                        const float *__restrict__ wRe, const float *__restrict__ wIm,
+                                                        int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
+                                                        float *__restrict__ di)
+{
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    if (row >= rows)
+        return;
+    const int64_t k = row / width;
+    float r = 0.0f, i = 0.0f;
+#pragma unroll 4
+    for (int64_t o = threadIdx.x % 32; o < width; o += 32) {
+        const float a = zr[k * width + o], b = zi[k * width + o], p = wRe[row * width + o], q = wIm[row * width + o];
+        r = fmaf(b, q, fmaf(a, p, r));
+        i = fmaf(-a, q, fmaf(b, p, i));
+    }
+    for (int s = 16; s > 0; s /= 2) {
+        r += __shfl_down_sync(0xffffffffu, r, s);
+        i += __shfl_down_sync(0xffffffffu, i, s);
+    }
+    if (threadIdx.x % 32 == 0) {
+        const float2 d = coefficient(r, i, k, n);
+        dr[row] = d.x;
+        di[row] = d.y;
+    }
+}
+
+/* gwRe = Re X·Re dZ + Im X·Im dZ, gwIm = Re X·Im dZ - Im X·Re dZ; either may be NULL. A thread owns one o of four rows
+ * (k, c). */
+__global__ void __launch_bounds__(THREADS) weights_kernel(const float *__restrict__ xr, const float *__restrict__ xi,
+                                                          const float *__restrict__ zr, const float *__restrict__ zi,
+                                                          int64_t width, int64_t total, tl_fastdiv by_width,
+                                                          float *__restrict__ gr, float *__restrict__ gi)
+{
+    const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const int64_t e = first + u * THREADS;
+        if (e >= total)
+            return;
+        uint32_t o;
+        const uint32_t row = by_width.divmod((uint32_t)e, &o), k = by_width.div(row);
+        const float r = xr[row], i = xi[row], a = zr[(int64_t)k * width + o], b = zi[(int64_t)k * width + o];
+        if (gr)
+            gr[e] = fmaf(i, b, r * a);
+        if (gi)
+            gi[e] = fmaf(-i, a, r * b);
+    }
+}
+
+/* ---- synthesis --------------------------------------------------------------------------------------------------- */
+
+struct SynthesisShared {
+    float re[HALVES][CHUNK][CHANNELS], im[HALVES][CHUNK][CHANNELS]; /* turned to the tile's middle */
+    float cosine[CHUNK][HALF], sine[CHUNK][HALF];
+};
+
+/* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). Block (x: part of the grid, y: channels). */
+__global__ void __launch_bounds__(THREADS, 2) synthesis_kernel(const float *__restrict__ re,
+                                                               const float *__restrict__ im, int64_t n, int64_t width,
+                                                               int64_t modes, int64_t tiles_per_block,
+                                                               float *__restrict__ y)
+{
+    __shared__ __align__(16) SynthesisShared s;
+    const int half = threadIdx.x / 128, t = threadIdx.x % 128, pair = t % 32, group = t / 32;
+    const int64_t first_channel = (int64_t)blockIdx.y * CHANNELS, first_tile = (int64_t)blockIdx.x * tiles_per_block;
+    const int64_t channel = first_channel + 2 * pair;
+    const bool vectors = width % 2 == 0;
+    for (int64_t i = 0; i < tiles_per_block; i += HALVES) {
+        const int64_t t0 = (first_tile + i + half) * TILE;
+        const bool idle = i + half >= tiles_per_block || t0 >= n;
+        float even[PAIRS][2] = {}, odd[PAIRS][2] = {};
+        for (int64_t k0 = 0; k0 < modes; k0 += CHUNK) {
+            const int count = modes - k0 < CHUNK ? (int)(modes - k0) : CHUNK;
+            __syncthreads(); /* the last chunk is used up */
+            if (i == 0 || modes > CHUNK)
+                for (int e = threadIdx.x; e < CHUNK * HALF; e += THREADS) {
+                    const float2 r = half_root((uint64_t)(k0 + e / HALF) * (uint64_t)(2 * (e % HALF) + 1), (uint64_t)n);
+                    s.cosine[e / HALF][e % HALF] = r.x;
+                    s.sine[e / HALF][e % HALF] = r.y;
+                }
+            /* a warp's four modes, each turned by a root that one lane computes */
+            float2 root = make_float2(1.0f, 0.0f);
+            if (pair < 4)
+                root = half_root((uint64_t)(k0 + group * 4 + pair) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const int k = group * 4 + q;
+                const float c = __shfl_sync(0xffffffffu, root.x, q), d = __shfl_sync(0xffffffffu, root.y, q);
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int64_t at = (k0 + k) * width + channel + h;
+                    const bool there = k < count && channel + h < width;
+                    const float a = there ? re[at] : 0.0f, b = there ? im[at] : 0.0f;
+                    s.re[half][k][2 * pair + h] = a * c - b * d;
+                    s.im[half][k][2 * pair + h] = a * d + b * c;
+                }
+            }
+            __syncthreads();
+#pragma unroll 2
+            for (int k = 0; k < count; k++) {
+                const float2 a = *reinterpret_cast<const float2 *>(&s.re[half][k][2 * pair]);
+                const float2 b = *reinterpret_cast<const float2 *>(&s.im[half][k][2 * pair]);
+#pragma unroll
+                for (int j = 0; j < PAIRS; j += 4) {
+                    const float4 v = tl_load4(&s.cosine[k][group * PAIRS + j]);
+                    const float4 w = tl_load4(&s.sine[k][group * PAIRS + j]);
+                    const float c[4] = {v.x, v.y, v.z, v.w}, d[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+                    for (int u = 0; u < 4; u++) {
+                        even[j + u][0] = fmaf(c[u], a.x, even[j + u][0]);
+                        even[j + u][1] = fmaf(c[u], a.y, even[j + u][1]);
+                        odd[j + u][0] = fmaf(d[u], b.x, odd[j + u][0]);
+                        odd[j + u][1] = fmaf(d[u], b.y, odd[j + u][1]);
+                    }
+                }
+            }
+        }
+        if (idle || channel >= width)
+            continue;
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int64_t row = side ? t0 + HALF + group * PAIRS + j : t0 + HALF - 1 - group * PAIRS - j;
+                const float v0 = side ? even[j][0] - odd[j][0] : even[j][0] + odd[j][0];
+                const float v1 = side ? even[j][1] - odd[j][1] : even[j][1] + odd[j][1];
+                if (row >= n)
+                    continue;
+                float *at = y + row * width + channel;
+                if (vectors)
+                    *reinterpret_cast<float2 *>(at) = make_float2(v0, v1);
+                else {
+                    at[0] = v0;
+                    if (channel + 1 < width)
+                        at[1] = v1;
+                }
+            }
+    }
+}
+
+/* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
+
+/* Planes from dense spectra S[width][bins]. A thread owns one (k, c), k fastest, so it reads in order. */
+__global__ void __launch_bounds__(THREADS) take_kernel(const float2 *__restrict__ S, int64_t n, int64_t width,
+                                                       int64_t modes, float inner, float edge, float *__restrict__ re,
+                                                       float *__restrict__ im)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (e >= modes * width)
+        return;
+    const int64_t c = e / modes, k = e - c * modes;
+    const float2 s = S[c * (n / 2 + 1) + k];
+    const bool end = k == 0 || 2 * k == n;
+    const float2 v = poisoned(s.x, end ? 0.0f : s.y);
+    re[k * width + c] = v.x * (end ? edge : inner);
+    im[k * width + c] = v.y * (end ? edge : inner);
+}
+
+/* Dense spectra from planes: zeros from mode `modes` on, half of every bin that stands for two. */
+__global__ void __launch_bounds__(THREADS) put_kernel(const float *__restrict__ re, const float *__restrict__ im,
+                                                      int64_t n, int64_t width, int64_t modes, int64_t total,
+                                                      float2 *__restrict__ S)
+{
+    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (e >= total)
+        return;
+    const int64_t bins = n / 2 + 1, c = e / bins, k = e - c * bins;
+    const float factor = k == 0 || 2 * k == n ? 1.0f : 0.5f;
+    S[e] = k < modes ? make_float2(re[k * width + c] * factor, im[k * width + c] * factor) : make_float2(0.0f, 0.0f);
+}
+
+/* ---- launchers --------------------------------------------------------------------------------------------------- */
+
+bool truncated(int64_t grid, int64_t modes) { return modes <= TRUNCATED_MODES || grid < 2; }
+
+/* Tiles of a block, a multiple of `together`, such that about SHARES blocks share the grid. */
+int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
+{
+    const int64_t blocks = SHARES / others > 1 ? SHARES / others : 1;
+    return tl_ceil_div(tl_ceil_div(tiles, blocks), together) * together;
+}
+
+/* re, im = the first modes of x's transform along the grid, times edge at bins 0 and n/2, else inner. */
+int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
+                 float *re, float *im)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    if (!truncated(n, modes)) {
+        float2 *S;
+        TL_TRY(tl_pool_alloc(ctx, (size_t)(width * (n / 2 + 1)) * sizeof(float2), (void **)&S));
+        int32_t status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S);
+        if (!status) {
+            take_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(S, n, width, modes, (float)inner,
+                                                                                 (float)edge, re, im);
+            status = tl_cuda_launched(ctx, "take");
+        }
+        tl_pool_free(ctx, S);
+        return status;
+    }
+    const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
+    const int64_t groups = tl_ceil_div(modes, BLOCK_MODES);
+    const int64_t per_block = tiles_of_block(tiles, chunks * groups, QUARTERS), parts = tl_ceil_div(tiles, per_block);
+    float *shares;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)(parts * modes * 2 * width) * sizeof(float), (void **)&shares));
+    static_assert(sizeof(AnalysisShared) <= 100 * 1024, "two blocks on a multiprocessor");
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(analysis_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)sizeof(AnalysisShared)));
+    /* a grid's z reaches 65535, which is more than 2^22 channels: weights of that width do not fit any memory */
+    const dim3 grid((unsigned)parts, (unsigned)groups, (unsigned)chunks);
+    analysis_kernel<<<grid, THREADS, sizeof(AnalysisShared), stream>>>(x, n, width, modes, per_block,
+                                                                       width % 4 == 0 && tl_aligned4(x), shares);
+    int32_t status = tl_cuda_launched(ctx, "analysis");
+    if (!status) {
+        gather_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(shares, parts, n, width, modes,
+                                                                               (float)inner, (float)edge, re, im);
+        status = tl_cuda_launched(ctx, "gather");
+    }
+    tl_pool_free(ctx, shares);
+    return status;
+}
+
+int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
+{
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    if (!truncated(n, modes)) {
+        const int64_t total = width * (n / 2 + 1);
+        float2 *S;
+        TL_TRY(tl_pool_alloc(ctx, (size_t)total * sizeof(float2), (void **)&S));
+        put_kernel<<<tl_grid(total, THREADS), THREADS, 0, stream>>>(re, im, n, width, modes, total, S);
+        int32_t status = tl_cuda_launched(ctx, "put");
+        if (!status)
+            status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
+        tl_pool_free(ctx, S);
+        return status;
+    }
+    const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
+    const int64_t per_block = tiles_of_block(tiles, chunks, HALVES);
+    const dim3 grid((unsigned)tl_ceil_div(tiles, per_block), (unsigned)chunks);
+    synthesis_kernel<<<grid, THREADS, 0, stream>>>(re, im, n, width, modes, per_block, y);
+    return tl_cuda_launched(ctx, "synthesis");
+}
+
+} /* namespace */
+
+extern "C" int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
+                                                int64_t grid, int64_t width, int64_t modes, float *y)
+{
+    if (modes == 0)
+        return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
+    const int64_t plane = modes * width;
+    float *spectra;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra));
+    float *zr = spectra + 2 * plane, *zi = zr + plane;
+    int32_t status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, spectra, spectra + plane);
+    if (!status) {
+        const dim3 blocks((unsigned)modes, (unsigned)tl_ceil_div(width, CHANNELS));
+        mix_kernel<<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(spectra, spectra + plane, wRe, wIm, grid, width,
+                                                                (float)(2.0 / (double)grid),
+                                                                (float)(1.0 / (double)grid), zr, zi);
+        status = tl_cuda_launched(ctx, "mix");
+    }
+    if (!status)
+        status = synthesis(ctx, zr, zi, grid, width, modes, y);
+    tl_pool_free(ctx, spectra);
+    return status;
+}
+
+extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
+                                                    const float *g, int64_t grid, int64_t width, int64_t modes,
+                                                    float *gx, float *gwRe, float *gwIm)
+{
+    if (modes == 0)
+        return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
+    const int64_t plane = modes * width;
+    cudaStream_t stream = tl_cuda_stream(ctx);
+    float *spectra;
+    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra));
+    float *xr = spectra, *xi = xr + plane, *zr = xi + plane, *zi = zr + plane, *dr = zi + plane, *di = dr + plane;
+    int32_t status = analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi);
+    if (!status && gx) {
+        unmix_kernel<<<tl_grid(plane, THREADS / 32), THREADS, 0, stream>>>(zr, zi, wRe, wIm, grid, width, plane, dr,
+                                                                           di);
+        status = tl_cuda_launched(ctx, "unmix");
+        if (!status)
+            status = synthesis(ctx, dr, di, grid, width, modes, gx);
+    }
+    if (!status && (gwRe || gwIm)) {
+        status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi);
+        if (!status) {
+            weights_kernel<<<tl_grid(plane * width, 4 * THREADS), THREADS, 0, stream>>>(
+                xr, xi, zr, zi, width, plane * width, tl_fastdiv(width), gwRe, gwIm);
+            status = tl_cuda_launched(ctx, "weights");
+        }
+    }
+    tl_pool_free(ctx, spectra);
+    return status;
+}
