@@ -29,7 +29,7 @@ from tlspec import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "native/build/cuda/libtorchlean_cuda.so"
-#: where every lane arrives at barriers, since racecheck does not see that one does so for its warp (native/src/cuda/device/wgmma.cuh)
+#: where every lane arrives at barriers, since racecheck does not see that one does so for its warp (cuda/device/wgmma.cuh)
 RACECHECK_LIBRARY = ROOT / "native/build/racecheck/libtorchlean_cuda.so"
 STEPS = ("build", "verify", "bench", "steps", "growth", "sanitizer", "tests")
 
