@@ -4,6 +4,7 @@
  * that an upload returns without waiting for the stream; large ones through a few staging blocks that the CPU's threads
  * fill or empty while the others are on the bus (an upload that fits all blocks piece by piece in one go). All copies
  * are queued on the context's stream. */
+#include "core/threads.h"
 #include "cuda/runtime/state.cuh"
 
 #include <string.h>
