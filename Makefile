@@ -9,7 +9,7 @@
 #   make bench  [OPS=...]                   times beside NumPy (and PyTorch where installed)
 #   make gpu                                build, test, verify and benchmark on a GPU machine; writes out/gpu.jsonl
 #   make abi                                regenerate what the registry's rows and the evidence determine
-#   make fmt                                format the Python code
+#   make fmt                                format the Python, C and CUDA code
 #
 # SYSTEM_PYTHON=1 uses $(PYTHON) as it is, without a virtual environment.
 
@@ -28,6 +28,9 @@ else
   ENV_DEV := .venv/.dev
   ENV_CUDA := .venv/.cuda
 endif
+
+# what clang-format keeps in shape: C and CUDA written by hand
+C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
 .PHONY: help verify test lib cuda check sanitize exhaustive bench gpu abi fmt clean
@@ -66,6 +69,7 @@ gpu:
 
 check: $(ENV_DEV) $(ENV_TEST) lib
 	$(PY) -m ruff format --check .
+	$(C_SOURCES) | xargs $(dir $(PY))clang-format --dry-run -Werror
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m codegen --check
@@ -95,6 +99,7 @@ abi: $(ENV_TEST)
 
 fmt: $(ENV_DEV)
 	.venv/bin/ruff format .
+	$(C_SOURCES) | xargs .venv/bin/clang-format -i
 	.venv/bin/ruff check --fix .
 
 clean:

@@ -11,6 +11,7 @@ from tlspec import registry
 
 __all__ = ["cpu_kernels_header", "cpu_kernels_source", "family_header", "family_table"]
 
+
 def family_header(family: str) -> str:
     """``FAMILY.h``: a function type per kernel, which its CPU and its CUDA function have in common."""
     guard, names = f"TL_{family.upper()}_KERNELS_H", [e.kernel for e in kernel_entries(family)]

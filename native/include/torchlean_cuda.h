@@ -39,20 +39,21 @@ typedef struct torchlean_graph torchlean_graph;
 /* Status codes, in tens by theme. Pinned: a code never changes its meaning. */
 enum {
     TORCHLEAN_OK = 0,
-    TORCHLEAN_NULL = 10,        /* a required pointer or handle is NULL */
-    TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
-    TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
-    TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
-    TORCHLEAN_UNAVAILABLE = 50, /* no such device, a CPU-only build was asked for CUDA, or a call that cannot be captured */
-    TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
-    TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
-    TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
-    TORCHLEAN_RELEASED = 90,    /* a handle that was released, destroyed, or never issued */
-    TORCHLEAN_NO_MEMORY = 100,  /* device or host memory exhausted, or the context's cap reached */
-    TORCHLEAN_CUDA = 110,       /* the CUDA runtime or a kernel failed; the context is poisoned */
-    TORCHLEAN_CUBLAS = 120,     /* cuBLAS failed */
-    TORCHLEAN_CUFFT = 130,      /* cuFFT failed */
-    TORCHLEAN_INTERNAL = 140    /* a broken invariant: please report it */
+    TORCHLEAN_NULL = 10,     /* a required pointer or handle is NULL */
+    TORCHLEAN_SHAPE = 20,    /* a length, dimension or rank does not fit */
+    TORCHLEAN_OVERFLOW = 30, /* a product of dimensions needs 2^32 elements or more */
+    TORCHLEAN_DEVICE = 40,   /* buffers of different contexts in one call */
+    TORCHLEAN_UNAVAILABLE =
+        50,               /* no such device, a CPU-only build was asked for CUDA, or a call that cannot be captured */
+    TORCHLEAN_INDEX = 60, /* an index or label out of range where the operation refuses it */
+    TORCHLEAN_ARGUMENT = 70,   /* a scalar or option outside its domain */
+    TORCHLEAN_ALIAS = 80,      /* an output shares storage with an input or another output, and may not */
+    TORCHLEAN_RELEASED = 90,   /* a handle that was released, destroyed, or never issued */
+    TORCHLEAN_NO_MEMORY = 100, /* device or host memory exhausted, or the context's cap reached */
+    TORCHLEAN_CUDA = 110,      /* the CUDA runtime or a kernel failed; the context is poisoned */
+    TORCHLEAN_CUBLAS = 120,    /* cuBLAS failed */
+    TORCHLEAN_CUFFT = 130,     /* cuFFT failed */
+    TORCHLEAN_INTERNAL = 140   /* a broken invariant: please report it */
 };
 
 /* The device number of the CPU path; CUDA devices count from 0. */
@@ -60,12 +61,12 @@ enum { TORCHLEAN_CPU = -1 };
 
 /* Memory of one context, in bytes and calls since its creation. */
 typedef struct torchlean_memory {
-    uint64_t live_bytes;     /* requested by live buffers and scratch, rounded to size classes */
-    uint64_t peak_bytes;     /* highest live_bytes since creation or the last reset */
-    uint64_t cached_bytes;   /* held by the pool for reuse */
-    uint64_t cap_bytes;      /* limit on live_bytes + cached_bytes; 0 is no limit */
-    uint64_t live_buffers;   /* buffer handles not yet released */
-    uint64_t allocations;    /* requests the pool served */
+    uint64_t live_bytes;         /* requested by live buffers and scratch, rounded to size classes */
+    uint64_t peak_bytes;         /* highest live_bytes since creation or the last reset */
+    uint64_t cached_bytes;       /* held by the pool for reuse */
+    uint64_t cap_bytes;          /* limit on live_bytes + cached_bytes; 0 is no limit */
+    uint64_t live_buffers;       /* buffer handles not yet released */
+    uint64_t allocations;        /* requests the pool served */
     uint64_t driver_allocations; /* requests that went to the driver or the operating system */
 } torchlean_memory;
 
@@ -109,7 +110,8 @@ TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context);
 /* Records time mark `slot` (0 to 7) in the context's stream (CUDA), or reads the clock (CPU). */
 TL_API int32_t torchlean_cuda_context_mark(torchlean_context *context, uint32_t slot);
 /* Milliseconds between two marks; waits for the later one. */
-TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to, double *milliseconds);
+TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to,
+                                              double *milliseconds);
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 

@@ -98,8 +98,7 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
     t->undecided += decisions.undecided;
     if (bits_of(got) == bits_of(want))
         return;
-    int bad = (got != got) != (want != want) || (isinf(got) && isinf(want)) ||
-              (got == 0.0f && want == 0.0f);
+    int bad = (got != got) != (want != want) || (isinf(got) && isinf(want)) || (got == 0.0f && want == 0.0f);
     if (bad) {
         if (!t->mismatches++) {
             t->mismatch_at = bits_of(x);
@@ -136,7 +135,8 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
 }
 
 /* Compares the results of function `i` on the samples first, first + stride, ...; adds to `t`. */
-EXPORT int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, const float *got, int64_t limit, struct tally *t)
+EXPORT int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, const float *got, int64_t limit,
+                          struct tally *t)
 {
     if (i < 0 || i >= COUNT)
         return -1;

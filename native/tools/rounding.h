@@ -92,10 +92,7 @@ struct tl_decisions {
 };
 
 /* The float32 next to x/2 + (a positive term far below any float32's spacing). */
-static inline float tl_sticky(float x)
-{
-    return x == 0.0f ? x : (float)nextafter(0.5 * (double)x, INFINITY);
-}
+static inline float tl_sticky(float x) { return x == 0.0f ? x : (float)nextafter(0.5 * (double)x, INFINITY); }
 
 /* The correctly rounded float32 of the reference at x. */
 static inline float tl_rounded(const struct tl_reference *f, float x, struct tl_decisions *count)

@@ -196,8 +196,16 @@ static void test_handles(void)
     CHECK_STATUS(torchlean_cuda_context_synchronize((torchlean_context *)a), TORCHLEAN_RELEASED);
     /* addresses, and values close to real handles */
     uint64_t bits = (uint64_t)(uintptr_t)a;
-    uint64_t odd[] = {1, 8, UINT64_MAX, (uintptr_t)&n, (uintptr_t)context + 1, bits + (UINT64_C(1) << 28),
-                      bits + (UINT64_C(1) << 55), bits | TL_INDEX_MAX, bits + 1000, bits & ~(UINT64_C(0xfffffff) << 28),
+    uint64_t odd[] = {1,
+                      8,
+                      UINT64_MAX,
+                      (uintptr_t)&n,
+                      (uintptr_t)context + 1,
+                      bits + (UINT64_C(1) << 28),
+                      bits + (UINT64_C(1) << 55),
+                      bits | TL_INDEX_MAX,
+                      bits + 1000,
+                      bits & ~(UINT64_C(0xfffffff) << 28),
                       bits ^ UINT64_C(1) << 60};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         CHECK_STATUS(torchlean_cuda_buffer_release((torchlean_buffer *)(uintptr_t)odd[i]), TORCHLEAN_RELEASED);
@@ -264,9 +272,10 @@ static void test_pool(void)
 {
     torchlean_context *context = new_context();
     torchlean_buffer *a = NULL, *b = NULL;
-    static const uint64_t classes[][2] = {{0, 256}, {1, 256}, {64, 256}, {65, 512}, {512, 2048}, {513, 2304},
-                                          {1024, 4096}, {1025, 4608}, {1 << 20, 4 << 20}, {(1 << 20) + 1, 4718592},
-                                          {3000000, 12582912}};
+    static const uint64_t classes[][2] = {
+        {0, 256},           {1, 256},     {64, 256},    {65, 512},          {512, 2048},
+        {513, 2304},        {1024, 4096}, {1025, 4608}, {1 << 20, 4 << 20}, {(1 << 20) + 1, 4718592},
+        {3000000, 12582912}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         OK(torchlean_cuda_buffer_empty(context, (uint32_t)classes[i][0], &a));
         CHECK(memory(context).live_bytes == classes[i][1]);

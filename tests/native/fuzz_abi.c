@@ -119,11 +119,13 @@ static void write_json(FILE *out, const fuzz_run *runs, int threads, double took
         for (int i = 0; i < 15; i++)
             statuses[i] += runs[t].statuses[i];
     }
-    fprintf(out, "{\"seed\": %llu, \"from\": %llu, \"device\": %d, \"threads\": %d, \"failures\": %d, \"seconds\": %.1f, "
-            "\"build\": \"%s\",\n \"slowest\": {\"seconds\": %.3f, \"call\": %llu, \"symbol\": \"%s\"},\n \"entries\": {",
-            (unsigned long long)runs->seed, (unsigned long long)first_call, runs->device, threads, failed, took,
-            torchlean_cuda_build_info(), runs[slow].slowest, (unsigned long long)runs[slow].slowest_number,
-            runs[slow].slowest_symbol ? runs[slow].slowest_symbol : "");
+    fprintf(
+        out,
+        "{\"seed\": %llu, \"from\": %llu, \"device\": %d, \"threads\": %d, \"failures\": %d, \"seconds\": %.1f, "
+        "\"build\": \"%s\",\n \"slowest\": {\"seconds\": %.3f, \"call\": %llu, \"symbol\": \"%s\"},\n \"entries\": {",
+        (unsigned long long)runs->seed, (unsigned long long)first_call, runs->device, threads, failed, took,
+        torchlean_cuda_build_info(), runs[slow].slowest, (unsigned long long)runs[slow].slowest_number,
+        runs[slow].slowest_symbol ? runs[slow].slowest_symbol : "");
     for (int i = 0; i < fuzz_entry_count + fuzz_core_count; i++) {
         uint64_t sums[3] = {0};
         for (int t = 0; t < threads; t++) {
@@ -134,13 +136,15 @@ static void write_json(FILE *out, const fuzz_run *runs, int threads, double took
         calls += sums[0];
         accepted += sums[1];
         fprintf(out, "%s\n  \"%s\": {\"calls\": %llu, \"accepted\": %llu, \"refused\": %llu}", i ? "," : "",
-                i < fuzz_entry_count ? fuzz_symbol(i) : fuzz_core_symbols[i - fuzz_entry_count], (unsigned long long)sums[0],
-                (unsigned long long)sums[1], (unsigned long long)sums[2]);
+                i < fuzz_entry_count ? fuzz_symbol(i) : fuzz_core_symbols[i - fuzz_entry_count],
+                (unsigned long long)sums[0], (unsigned long long)sums[1], (unsigned long long)sums[2]);
     }
     fprintf(out, "},\n \"statuses\": {");
     for (int i = 0; i < 15; i++)
-        fprintf(out, "%s\"%s\": %llu", i ? ", " : "", torchlean_cuda_status_name(i * 10), (unsigned long long)statuses[i]);
-    fprintf(out, "},\n \"calls\": %llu, \"accepted\": %llu}\n", (unsigned long long)calls, (unsigned long long)accepted);
+        fprintf(out, "%s\"%s\": %llu", i ? ", " : "", torchlean_cuda_status_name(i * 10),
+                (unsigned long long)statuses[i]);
+    fprintf(out, "},\n \"calls\": %llu, \"accepted\": %llu}\n", (unsigned long long)calls,
+            (unsigned long long)accepted);
 }
 
 int main(int count, char **words)

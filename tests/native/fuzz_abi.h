@@ -12,8 +12,20 @@
 enum { FUZZ_ARGUMENTS = 24, FUZZ_LIST = 128, FUZZ_HOST = 1 << 16, FUZZ_PLACES = 12, FUZZ_LENGTHS = 1 << 17 };
 
 typedef enum fuzz_kind {
-    FUZZ_CONTEXT, FUZZ_BUFFER, FUZZ_OPTIONAL, FUZZ_LIST_IN, FUZZ_U32S, FUZZ_F64S, FUZZ_DIM, FUZZ_DIMS, FUZZ_FLOAT, FUZZ_U64,
-    FUZZ_OUT, FUZZ_OUT_OPTIONAL, FUZZ_OUT_LIST, FUZZ_OUT_F64S,
+    FUZZ_CONTEXT,
+    FUZZ_BUFFER,
+    FUZZ_OPTIONAL,
+    FUZZ_LIST_IN,
+    FUZZ_U32S,
+    FUZZ_F64S,
+    FUZZ_DIM,
+    FUZZ_DIMS,
+    FUZZ_FLOAT,
+    FUZZ_U64,
+    FUZZ_OUT,
+    FUZZ_OUT_OPTIONAL,
+    FUZZ_OUT_LIST,
+    FUZZ_OUT_F64S,
 } fuzz_kind;
 
 /* What the driver knows about a handle it passes. */
@@ -26,16 +38,16 @@ typedef enum fuzz_truth {
 
 /* One argument of a call. */
 typedef struct fuzz_value {
-    uint64_t u;       /* handle, dimension, integer */
+    uint64_t u; /* handle, dimension, integer */
     double real;
-    uint64_t length;  /* elements of the buffer behind a good handle */
+    uint64_t length; /* elements of the buffer behind a good handle */
     fuzz_truth truth;
-    int place;        /* of the good buffer in its length's row */
-    uint32_t rank;    /* of a dimension list, entries of a list of buffers */
+    int place;         /* of the good buffer in its length's row */
+    uint32_t rank;     /* of a dimension list, entries of a list of buffers */
     const void *array; /* what is passed for a host array or dimension list */
     uint32_t list[TL_MAX_RANK];
     torchlean_buffer *handle, **slot; /* an output: its place, and what is passed */
-    int no_list;      /* NULL is passed for the list of buffers */
+    int no_list;                      /* NULL is passed for the list of buffers */
     torchlean_buffer *handles[FUZZ_LIST];
     torchlean_buffer *before[FUZZ_LIST]; /* an output list before the call */
     uint32_t lengths[FUZZ_LIST];
@@ -68,12 +80,13 @@ typedef struct fuzz_run {
     uint64_t seed, number, state; /* of the call at hand: everything about it follows from seed and number */
     torchlean_context *context, *foreign;
     int32_t device;
-    int shared; /* the context is other threads' too, so its counters are not this run's */
+    int shared;     /* the context is other threads' too, so its counters are not this run's */
     fuzz_row *rows; /* by length */
     uint32_t *kept; /* the lengths that have buffers */
     uint32_t kept_count;
     uint64_t kept_elements, live;
-    torchlean_buffer *released[16], *abroad[4], *orphan; /* of no use any more, of another context, of a destroyed one */
+    torchlean_buffer *released[16], *abroad[4],
+        *orphan; /* of no use any more, of another context, of a destroyed one */
     torchlean_context *destroyed;
     torchlean_buffer *twins[FUZZ_ARGUMENTS]; /* second handles to storage, of the call at hand */
     int twin_count;

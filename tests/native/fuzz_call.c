@@ -52,7 +52,9 @@ static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t 
             if (a->rank > TL_MAX_RANK || (a->rank && !a->array))
                 return 1;
             break;
-        case FUZZ_U32S: case FUZZ_F64S: case FUZZ_OUT_F64S:
+        case FUZZ_U32S:
+        case FUZZ_F64S:
+        case FUZZ_OUT_F64S:
             if (n[i] > UINT32_MAX || (n[i] && !a->array))
                 return 1;
             break;
@@ -117,11 +119,17 @@ static void print_call(const fuzz_run *f, const fuzz_entry *e, const fuzz_value 
         const fuzz_value *a = &v[i];
         fprintf(stderr, "%s%s=", i ? ", " : "", e->argument[i].name);
         switch (e->argument[i].kind) {
-        case FUZZ_CONTEXT: case FUZZ_BUFFER: case FUZZ_OPTIONAL:
-            fprintf(stderr, a->truth == FUZZ_GOOD ? "%#llx [%llu of %llu]" : a->truth == FUZZ_BAD ? "%#llx bad" : "NULL",
+        case FUZZ_CONTEXT:
+        case FUZZ_BUFFER:
+        case FUZZ_OPTIONAL:
+            fprintf(stderr,
+                    a->truth == FUZZ_GOOD  ? "%#llx [%llu of %llu]"
+                    : a->truth == FUZZ_BAD ? "%#llx bad"
+                                           : "NULL",
                     (unsigned long long)a->u, (unsigned long long)a->length, (unsigned long long)n[i]);
             break;
-        case FUZZ_DIM: case FUZZ_U64: fprintf(stderr, "%llu", (unsigned long long)a->u); break;
+        case FUZZ_DIM:
+        case FUZZ_U64: fprintf(stderr, "%llu", (unsigned long long)a->u); break;
         case FUZZ_FLOAT: fprintf(stderr, "%g", a->real); break;
         case FUZZ_DIMS:
             fprintf(stderr, "%s{", a->array ? "" : "NULL ");
@@ -129,16 +137,19 @@ static void print_call(const fuzz_run *f, const fuzz_entry *e, const fuzz_value 
                 fprintf(stderr, "%s%u", k ? "," : "", a->list[k]);
             fprintf(stderr, "} rank %u", a->rank);
             break;
-        case FUZZ_OUT: case FUZZ_OUT_OPTIONAL:
+        case FUZZ_OUT:
+        case FUZZ_OUT_OPTIONAL:
             if (a->slot)
-                fprintf(stderr, "%s[%llu of %llu]", a->slot != &a->handle ? "shared place " : a->handle ? "given " : "new ",
+                fprintf(stderr, "%s[%llu of %llu]",
+                        a->slot != &a->handle ? "shared place "
+                        : a->handle           ? "given "
+                                              : "new ",
                         (unsigned long long)a->length, (unsigned long long)n[i]);
             else
                 fprintf(stderr, "NULL");
             break;
-        case FUZZ_LIST_IN: case FUZZ_OUT_LIST:
-            fprintf(stderr, "%s list of %u", a->no_list ? "NULL" : "a", a->rank);
-            break;
+        case FUZZ_LIST_IN:
+        case FUZZ_OUT_LIST: fprintf(stderr, "%s list of %u", a->no_list ? "NULL" : "a", a->rank); break;
         default: fprintf(stderr, "%s", a->array ? "array" : "NULL");
         }
     }
@@ -287,7 +298,8 @@ void fuzz_call(fuzz_run *f, int which)
         e->size(v, n);
         for (int i = 0; i < e->arguments; i++) {
             fuzz_kind kind = e->argument[i].kind;
-            if ((kind == FUZZ_U32S || kind == FUZZ_F64S || kind == FUZZ_OUT_F64S) && n[i] > (own_indices && kind == FUZZ_U32S ? v[i].length : FUZZ_HOST))
+            if ((kind == FUZZ_U32S || kind == FUZZ_F64S || kind == FUZZ_OUT_F64S) &&
+                n[i] > (own_indices && kind == FUZZ_U32S ? v[i].length : FUZZ_HOST))
                 v[i].array = NULL; /* the caller's duty is an array as long as it says */
             if ((kind == FUZZ_LIST_IN || kind == FUZZ_OUT_LIST) && n[i] > v[i].rank)
                 v[i].no_list = 1;
@@ -331,7 +343,8 @@ void fuzz_call(fuzz_run *f, int which)
     uint64_t made = 0;
     for (int i = 0; i < e->arguments && !status; i++) {
         fuzz_kind kind = e->argument[i].kind;
-        made += (kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL) && v[i].slot == &v[i].handle && v[i].truth == FUZZ_ABSENT;
+        made += (kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL) && v[i].slot == &v[i].handle &&
+                v[i].truth == FUZZ_ABSENT;
         for (uint64_t k = 0; kind == FUZZ_OUT_LIST && k < n[i] && k < v[i].rank; k++)
             made += v[i].truths[k] == FUZZ_ABSENT;
     }

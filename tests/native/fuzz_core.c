@@ -8,19 +8,48 @@
 #define NAME(function) "torchlean_cuda_" #function
 
 typedef enum core {
-    SET_CPU_VARIANT, SET_THREADS, DEVICE_DESCRIBE, CONTEXT_CREATE, CONTEXT_DESTROY, CONTEXT_DEVICE, CONTEXT_SYNCHRONIZE,
-    CONTEXT_MARK, CONTEXT_ELAPSED, MEMORY_STATS, MEMORY_RESET_PEAK, MEMORY_CAP, MEMORY_COLLECT, BUFFER_EMPTY, BUFFER_ZEROS,
-    BUFFER_UPLOAD, BUFFER_DOWNLOAD, BUFFER_FILL, BUFFER_COPY, BUFFER_SHARE, BUFFER_RELEASE, BUFFER_LENGTH, BUFFER_CONTEXT,
-    BUFFER_REFERENCES, CAPTURE_BEGIN, CAPTURE_END, GRAPH_LAUNCH, GRAPH_NODES, GRAPH_RELEASE, STATUS_NAME, CORE_FUNCTIONS,
+    SET_CPU_VARIANT,
+    SET_THREADS,
+    DEVICE_DESCRIBE,
+    CONTEXT_CREATE,
+    CONTEXT_DESTROY,
+    CONTEXT_DEVICE,
+    CONTEXT_SYNCHRONIZE,
+    CONTEXT_MARK,
+    CONTEXT_ELAPSED,
+    MEMORY_STATS,
+    MEMORY_RESET_PEAK,
+    MEMORY_CAP,
+    MEMORY_COLLECT,
+    BUFFER_EMPTY,
+    BUFFER_ZEROS,
+    BUFFER_UPLOAD,
+    BUFFER_DOWNLOAD,
+    BUFFER_FILL,
+    BUFFER_COPY,
+    BUFFER_SHARE,
+    BUFFER_RELEASE,
+    BUFFER_LENGTH,
+    BUFFER_CONTEXT,
+    BUFFER_REFERENCES,
+    CAPTURE_BEGIN,
+    CAPTURE_END,
+    GRAPH_LAUNCH,
+    GRAPH_NODES,
+    GRAPH_RELEASE,
+    STATUS_NAME,
+    CORE_FUNCTIONS,
 } core;
 
 const char *const fuzz_core_symbols[] = {
-    NAME(set_cpu_variant), NAME(set_threads), NAME(device_describe), NAME(context_create), NAME(context_destroy),
-    NAME(context_device), NAME(context_synchronize), NAME(context_mark), NAME(context_elapsed), NAME(memory_stats),
-    NAME(memory_reset_peak), NAME(memory_cap), NAME(memory_collect), NAME(buffer_empty), NAME(buffer_zeros),
-    NAME(buffer_upload), NAME(buffer_download), NAME(buffer_fill), NAME(buffer_copy), NAME(buffer_share),
-    NAME(buffer_release), NAME(buffer_length), NAME(buffer_context), NAME(buffer_references),
-    NAME(capture_begin), NAME(capture_end), NAME(graph_launch), NAME(graph_nodes), NAME(graph_release), NAME(status_name),
+    NAME(set_cpu_variant), NAME(set_threads),    NAME(device_describe),     NAME(context_create),
+    NAME(context_destroy), NAME(context_device), NAME(context_synchronize), NAME(context_mark),
+    NAME(context_elapsed), NAME(memory_stats),   NAME(memory_reset_peak),   NAME(memory_cap),
+    NAME(memory_collect),  NAME(buffer_empty),   NAME(buffer_zeros),        NAME(buffer_upload),
+    NAME(buffer_download), NAME(buffer_fill),    NAME(buffer_copy),         NAME(buffer_share),
+    NAME(buffer_release),  NAME(buffer_length),  NAME(buffer_context),      NAME(buffer_references),
+    NAME(capture_begin),   NAME(capture_end),    NAME(graph_launch),        NAME(graph_nodes),
+    NAME(graph_release),   NAME(status_name),
 };
 const int fuzz_core_count = CORE_FUNCTIONS;
 _Static_assert(sizeof fuzz_core_symbols / sizeof *fuzz_core_symbols == CORE_FUNCTIONS, "a name for each");
@@ -45,7 +74,8 @@ static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *p
     *place = (int)fuzz_below(f, FUZZ_PLACES);
     switch (fuzz_below(f, 6)) {
     case 0: *want = REFUSE; return NULL;
-    case 1: case 2: {
+    case 1:
+    case 2: {
         fuzz_truth truth;
         uint64_t bad = fuzz_bad_handle(f, &truth);
         if (truth == FUZZ_FOREIGN) /* a good one here */
@@ -70,7 +100,8 @@ static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **s
         *slot = (torchlean_buffer *)(uintptr_t)fuzz_bad_handle(f, &truth);
         return slot;
     }
-    case 2: case 3:
+    case 2:
+    case 3:
         if (n < 70000) {
             *place = 4 + (int)fuzz_below(f, FUZZ_PLACES - 4);
             *slot = fuzz_take(f, n, *place);
@@ -86,8 +117,8 @@ static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **s
 }
 
 /* What holds after a call that makes a buffer of n elements in `slot`, which held `before`. */
-static void after_making(fuzz_run *f, int which, int32_t status, int want, torchlean_buffer *slot, torchlean_buffer *before,
-                         uint32_t n, int place)
+static void after_making(fuzz_run *f, int which, int32_t status, int want, torchlean_buffer *slot,
+                         torchlean_buffer *before, uint32_t n, int place)
 {
     const char *symbol = fuzz_core_symbols[which];
     uint32_t got = 0;
@@ -182,8 +213,11 @@ static int32_t ask(fuzz_run *f, int which)
         status = torchlean_cuda_buffer_context(buffer, nowhere ? NULL : &context);
     fuzz_status(f, fuzz_core_symbols[which], status, refuse, !refuse, 0);
     if (which == BUFFER_CONTEXT ? context != (status ? (torchlean_context *)&want : f->context)
-                                : answer != (status ? 77 : which == BUFFER_LENGTH ? n : 1))
-        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %u or %p", status, answer, (void *)context);
+                                : answer != (status                   ? 77
+                                             : which == BUFFER_LENGTH ? n
+                                                                      : 1))
+        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %u or %p", status, answer,
+                  (void *)context);
     return status;
 }
 
@@ -302,7 +336,8 @@ static int32_t on_no_graph(fuzz_run *f, int which)
 {
     int want, place;
     uint32_t n, nodes = 77;
-    uint64_t garbage = fuzz_one_in(f, 2) ? fuzz_next(f) : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
+    uint64_t garbage = fuzz_one_in(f, 2) ? fuzz_next(f)
+                                         : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
     const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, draw_buffer(f, &want, &n, &place)};
     torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
     int32_t status = which == GRAPH_LAUNCH    ? torchlean_cuda_graph_launch(graph)
@@ -328,7 +363,8 @@ static int32_t describe(fuzz_run *f)
         fuzz_fail(f, fuzz_core_symbols[DEVICE_DESCRIBE], "no zero within the capacity");
     for (uint32_t i = status ? 0 : capacity; i < sizeof text; i++) {
         if (text[i] != 77)
-            fuzz_fail(f, fuzz_core_symbols[DEVICE_DESCRIBE], "byte %u of %u has changed, status %d", i, capacity, status);
+            fuzz_fail(f, fuzz_core_symbols[DEVICE_DESCRIBE], "byte %u of %u has changed, status %d", i, capacity,
+                      status);
     }
     return status;
 }
@@ -340,14 +376,29 @@ int32_t fuzz_core(fuzz_run *f, int which)
     int32_t status;
     const char *symbol = fuzz_core_symbols[which];
     switch (which) {
-    case BUFFER_EMPTY: case BUFFER_ZEROS: case BUFFER_UPLOAD: case BUFFER_COPY: case BUFFER_SHARE: return make(f, which);
+    case BUFFER_EMPTY:
+    case BUFFER_ZEROS:
+    case BUFFER_UPLOAD:
+    case BUFFER_COPY:
+    case BUFFER_SHARE: return make(f, which);
     case BUFFER_DOWNLOAD: return read_back(f);
-    case BUFFER_LENGTH: case BUFFER_CONTEXT: case BUFFER_REFERENCES: return ask(f, which);
+    case BUFFER_LENGTH:
+    case BUFFER_CONTEXT:
+    case BUFFER_REFERENCES: return ask(f, which);
     case BUFFER_RELEASE: return release(f);
     case BUFFER_FILL: return fill(f);
-    case CONTEXT_CREATE: case CONTEXT_DESTROY: case CONTEXT_MARK: case CONTEXT_ELAPSED: case MEMORY_RESET_PEAK:
-    case MEMORY_COLLECT: case MEMORY_CAP: case CAPTURE_BEGIN: case CAPTURE_END: return on_own_context(f, which);
-    case GRAPH_LAUNCH: case GRAPH_NODES: case GRAPH_RELEASE: return on_no_graph(f, which);
+    case CONTEXT_CREATE:
+    case CONTEXT_DESTROY:
+    case CONTEXT_MARK:
+    case CONTEXT_ELAPSED:
+    case MEMORY_RESET_PEAK:
+    case MEMORY_COLLECT:
+    case MEMORY_CAP:
+    case CAPTURE_BEGIN:
+    case CAPTURE_END: return on_own_context(f, which);
+    case GRAPH_LAUNCH:
+    case GRAPH_NODES:
+    case GRAPH_RELEASE: return on_no_graph(f, which);
     case DEVICE_DESCRIBE: return describe(f);
     case SET_THREADS: { /* stopping threads is slow, so mostly it is refused or nothing new */
         uint32_t threads = fuzz_one_in(f, 64) ? (uint32_t)fuzz_below(f, 4) : torchlean_cuda_threads();
@@ -391,8 +442,9 @@ int32_t fuzz_core(fuzz_run *f, int which)
     }
     default: {
         const char *name = torchlean_cuda_status_name((int32_t)fuzz_size(f));
-        if (!name || !*name || !*torchlean_cuda_cpu_variant() || !torchlean_cuda_threads() || !torchlean_cuda_version() ||
-            strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() || torchlean_cuda_device_count() > 64)
+        if (!name || !*name || !*torchlean_cuda_cpu_variant() || !torchlean_cuda_threads() ||
+            !torchlean_cuda_version() || strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() ||
+            torchlean_cuda_device_count() > 64)
             fuzz_fail(f, symbol, "a description is empty");
         return TORCHLEAN_OK;
     }

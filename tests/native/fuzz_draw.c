@@ -81,8 +81,8 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth)
         case 1: *truth = FUZZ_FOREIGN; return (uint64_t)(uintptr_t)f->abroad[fuzz_below(f, 4)];
         case 2: return (uint64_t)(uintptr_t)f->orphan;
         case 3: return (uint64_t)(uintptr_t)(fuzz_one_in(f, 2) ? f->context : f->destroyed);
-        case 4: bad %= 4096; break;                                             /* a small integer */
-        case 5: bad = (uint64_t)(uintptr_t)&bad; break;                         /* an address */
+        case 4: bad %= 4096; break;                                                        /* a small integer */
+        case 5: bad = (uint64_t)(uintptr_t)&bad; break;                                    /* an address */
         case 6: bad = UINT64_C(0xB7) << 56 | (bad >> 8 & ~(UINT64_C(0xfff) << 28)); break; /* a buffer's tag */
         case 7: bad = UINT64_MAX - fuzz_below(f, 2); break;
         default: break;
@@ -166,7 +166,8 @@ void fuzz_fail(fuzz_run *f, const char *symbol, const char *format, ...)
     va_list arguments;
     va_start(arguments, format);
     flockfile(stderr);
-    fprintf(stderr, "FAIL seed %llu call %llu: %s: ", (unsigned long long)f->seed, (unsigned long long)f->number, symbol);
+    fprintf(stderr, "FAIL seed %llu call %llu: %s: ", (unsigned long long)f->seed, (unsigned long long)f->number,
+            symbol);
     vfprintf(stderr, format, arguments);
     fprintf(stderr, "\n");
     funlockfile(stderr);
@@ -176,8 +177,8 @@ void fuzz_fail(fuzz_run *f, const char *symbol, const char *format, ...)
 
 void fuzz_status(fuzz_run *f, const char *symbol, int32_t status, int refuse, int accept, uint64_t made)
 {
-    if (status % 10 || status < 0 || status >= TORCHLEAN_INTERNAL || status == TORCHLEAN_CUDA || status == TORCHLEAN_CUBLAS ||
-        status == TORCHLEAN_CUFFT)
+    if (status % 10 || status < 0 || status >= TORCHLEAN_INTERNAL || status == TORCHLEAN_CUDA ||
+        status == TORCHLEAN_CUBLAS || status == TORCHLEAN_CUFFT)
         fuzz_fail(f, symbol, "status %d (%s)", status, torchlean_cuda_last_error());
     else
         f->statuses[status / 10]++;

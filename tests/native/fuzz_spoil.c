@@ -33,7 +33,8 @@ void fuzz_read_case(const fuzz_entry *e, const uint64_t *w, fuzz_value *v)
         switch (e->argument[i].kind) {
         case FUZZ_BUFFER: v[i].length = *w++; break;
         case FUZZ_OPTIONAL: v[i].u = *w++; break;
-        case FUZZ_DIM: case FUZZ_U64: v[i].u = *w++; break;
+        case FUZZ_DIM:
+        case FUZZ_U64: v[i].u = *w++; break;
         case FUZZ_FLOAT: memcpy(&v[i].real, w++, sizeof(double)); break;
         case FUZZ_DIMS:
             v[i].rank = (uint32_t)*w++;
@@ -47,7 +48,8 @@ void fuzz_read_case(const fuzz_entry *e, const uint64_t *w, fuzz_value *v)
             v[i].u = (uint64_t)(uintptr_t)w; /* the case's own indices, as words */
             w += v[i].length;
             break;
-        case FUZZ_LIST_IN: case FUZZ_OUT_LIST:
+        case FUZZ_LIST_IN:
+        case FUZZ_OUT_LIST:
             v[i].rank = (uint32_t)*w++;
             for (uint32_t k = 0; k < v[i].rank; k++, w++)
                 v[i].lengths[k] = (uint32_t)*w;
@@ -168,7 +170,8 @@ void fuzz_supply(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const uint64_t
                 v[i].truths[k] = FUZZ_GOOD;
             }
             break;
-        case FUZZ_OUT: case FUZZ_OUT_OPTIONAL: give_output(f, e, v, i, n[i], outputs++ ? -1 : input); break;
+        case FUZZ_OUT:
+        case FUZZ_OUT_OPTIONAL: give_output(f, e, v, i, n[i], outputs++ ? -1 : input); break;
         case FUZZ_OUT_LIST:
             for (uint32_t k = 0; k < v[i].rank; k++) {
                 v[i].handles[k] = NULL;
@@ -195,7 +198,8 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
         if (a->u && fuzz_one_in(f, 2))
             a->u = (uint64_t)(uintptr_t)f->released[0];
         break;
-    case FUZZ_BUFFER: case FUZZ_OPTIONAL:
+    case FUZZ_BUFFER:
+    case FUZZ_OPTIONAL:
         if (fuzz_one_in(f, 4)) {
             a->u = 0;
             a->truth = FUZZ_ABSENT;
@@ -222,8 +226,11 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
         default: a->list[fuzz_below(f, TL_MAX_RANK)] = fuzz_size(f); break;
         }
         break;
-    case FUZZ_U32S: case FUZZ_F64S: case FUZZ_OUT_F64S: a->array = NULL; break;
-    case FUZZ_LIST_IN: case FUZZ_OUT_LIST:
+    case FUZZ_U32S:
+    case FUZZ_F64S:
+    case FUZZ_OUT_F64S: a->array = NULL; break;
+    case FUZZ_LIST_IN:
+    case FUZZ_OUT_LIST:
         if (fuzz_one_in(f, 4) || !a->rank) {
             a->no_list = 1;
         } else {
@@ -233,7 +240,8 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
             a->truths[k] = a->handles[k] ? FUZZ_BAD : FUZZ_ABSENT;
         }
         break;
-    case FUZZ_OUT: case FUZZ_OUT_OPTIONAL: {
+    case FUZZ_OUT:
+    case FUZZ_OUT_OPTIONAL: {
         int other = (int)fuzz_below(f, (uint64_t)e->arguments);
         switch (fuzz_below(f, 4)) {
         case 0: a->slot = NULL; break;

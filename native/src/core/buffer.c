@@ -94,8 +94,7 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     if (!out)
         return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a buffer", __func__);
     if (*out)
-        return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new",
-                       __func__);
+        return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new", __func__);
     int32_t status = tl_lock_live_buffer(__func__, "source", source, &buffer, &ctx);
     if (status)
         return status;

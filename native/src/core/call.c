@@ -49,8 +49,10 @@ static void check_health(tl_call *call)
     if (call->ctx->cuda && (call->status = tl_cuda_health(call->ctx->cuda)))
         tl_error_name(call->op, call->status, serial_at_enter);
     else if (call->ctx->pool.capture && !pthread_equal(call->ctx->pool.capture->thread, pthread_self()))
-        call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call while another thread captures, expected "
-                                                      "none", call->op);
+        call->status = tl_fail(TORCHLEAN_UNAVAILABLE,
+                               "%s: context: got a call while another thread captures, expected "
+                               "none",
+                               call->op);
 }
 
 void tl_enter(tl_call *call, const char *op, const char *name, torchlean_buffer *first)
@@ -158,8 +160,8 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
         return;
     }
     int64_t i = call->outputs++;
-    call->out[i] = (tl_call_output){.name = name, .slot = slot, .n = n, .index = -1, .wanted = slot != NULL,
-                                    .fresh = slot && !*slot};
+    call->out[i] = (tl_call_output){
+        .name = name, .slot = slot, .n = n, .index = -1, .wanted = slot != NULL, .fresh = slot && !*slot};
     if (!slot || !fits(call, name, expected, n))
         return;
     for (int64_t k = 0; k < i; k++) {
@@ -204,8 +206,8 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
     call->list.lengths = NULL;
     call->list.data = NULL;
     if (!call->status && count > TL_INDEX_MAX)
-        call->status = tl_fail(TORCHLEAN_OVERFLOW, "%s: got lists of %u buffers, expected at most 2^28 - 1", call->op,
-                               count);
+        call->status =
+            tl_fail(TORCHLEAN_OVERFLOW, "%s: got lists of %u buffers, expected at most 2^28 - 1", call->op, count);
     if (call->status || !count)
         return;
     const int64_t input_room = (int64_t)inputs * count + TL_MAX_INPUTS;
@@ -279,8 +281,12 @@ void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
     call->list.outputs++;
     for (int64_t i = 0; i < count; i++) {
         tl_call_output *out = &call->out[call->outputs++];
-        *out = (tl_call_output){.name = name, .slot = &slots[i], .n = (uint64_t)call->list.lengths[i], .index = i,
-                                .wanted = 1, .fresh = !slots[i]};
+        *out = (tl_call_output){.name = name,
+                                .slot = &slots[i],
+                                .n = (uint64_t)call->list.lengths[i],
+                                .index = i,
+                                .wanted = 1,
+                                .fresh = !slots[i]};
         if (slots[i]) {
             tl_buffer *found = find_element(call, name, i, slots[i]);
             if (!found)
@@ -313,8 +319,10 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 void tl_uncaptured(tl_call *call)
 {
     if (!call->status && call->ctx->pool.capture)
-        call->status = tl_fail(TORCHLEAN_UNAVAILABLE, "%s: context: got a call that cannot be captured, expected it "
-                                                      "before or after the capture", call->op);
+        call->status = tl_fail(TORCHLEAN_UNAVAILABLE,
+                               "%s: context: got a call that cannot be captured, expected it "
+                               "before or after the capture",
+                               call->op);
 }
 
 float tl_scalar(double value) { return (float)value; }

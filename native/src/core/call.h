@@ -24,7 +24,7 @@ typedef struct tl_call_output {
     tl_block *storage; /* of a buffer the caller supplied, else of the one tl_begin made */
     float *data;
     uint64_t n;
-    int64_t index;          /* in its list, else -1 */
+    int64_t index;   /* in its list, else -1 */
     tl_buffer *made; /* by tl_begin; tl_end stores its handle in the slot or releases it */
     int8_t fresh, wanted;
 } tl_call_output;
@@ -39,9 +39,9 @@ typedef struct tl_call {
     tl_call_input *in;   /* few_in, or with lists in `memory` */
     tl_call_output *out; /* few_out, or with lists in `memory` */
     struct {
-        uint32_t count;        /* elements of each */
+        uint32_t count;          /* elements of each */
         int32_t inputs, outputs; /* lists declared so far */
-        const char *first;     /* the name of the first, whose elements' lengths are everyone's */
+        const char *first;       /* the name of the first, whose elements' lengths are everyone's */
         int64_t *lengths;
         float **data; /* the lists' data pointers, inputs before outputs */
         void *memory; /* of everything here; tl_end frees it */
@@ -62,7 +62,8 @@ uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer);
 /* Checks an input: live, of the call's context, exactly n elements; `expected` is n in words ("batch*m*n"). Returns its data. */
 const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n);
 /* The same, but a NULL handle is allowed and gives NULL. */
-const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n);
+const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
+                               uint64_t n);
 /* Declares an output of n elements. */
 void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
 /* The same, but a NULL slot means the caller does not want this output; the kernel gets a NULL pointer for it. */

@@ -157,7 +157,7 @@ TL_API int32_t torchlean_cuda_context_mark(torchlean_context *context, uint32_t 
 }
 
 TL_API int32_t torchlean_cuda_context_elapsed(torchlean_context *context, uint32_t from, uint32_t to,
-                                               double *milliseconds)
+                                              double *milliseconds)
 {
     tl_call call;
     tl_enter_context(&call, __func__, context);

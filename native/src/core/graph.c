@@ -50,7 +50,8 @@ TL_API int32_t torchlean_cuda_capture_end(torchlean_context *context, torchlean_
     tl_enter_context(&call, __func__, context);
     tl_require(&call, call.status || call.ctx->pool.capture, TORCHLEAN_ARGUMENT, "context",
                "got one without a capture, expected capture_begin before");
-    tl_require(&call, !out || !*out, TORCHLEAN_ARGUMENT, "out", "got a handle, expected NULL, as a graph is always new");
+    tl_require(&call, !out || !*out, TORCHLEAN_ARGUMENT, "out",
+               "got a handle, expected NULL, as a graph is always new");
     if (!call.status)
         call.status = finish(call.ctx, out);
     return tl_end(&call);

@@ -46,7 +46,7 @@ TL_API int32_t torchlean_cuda_memory_collect(torchlean_context *context)
     if (status)
         return status;
     status = ctx->pool.capture ? tl_fail(TORCHLEAN_UNAVAILABLE, "context: got a capture under way, expected none")
-                                  : tl_pool_trim(&ctx->pool);
+                               : tl_pool_trim(&ctx->pool);
     tl_unlock(ctx);
     if (status)
         tl_error_name(__func__, status, serial);

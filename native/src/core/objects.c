@@ -6,9 +6,15 @@
 
 #include "errors.h"
 
-tl_table tl_buffers = {.kind = "buffer", .tag = TL_TAG_BUFFER, .first_log2 = 10, .slot_size = sizeof(tl_buffer),
+tl_table tl_buffers = {.kind = "buffer",
+                       .tag = TL_TAG_BUFFER,
+                       .first_log2 = 10,
+                       .slot_size = sizeof(tl_buffer),
                        .lock = PTHREAD_MUTEX_INITIALIZER};
-tl_table tl_graphs = {.kind = "graph", .tag = TL_TAG_GRAPH, .first_log2 = 6, .slot_size = sizeof(tl_graph),
+tl_table tl_graphs = {.kind = "graph",
+                      .tag = TL_TAG_GRAPH,
+                      .first_log2 = 6,
+                      .slot_size = sizeof(tl_graph),
                       .lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- both kinds -------------------------------------------------------------------------------------------------- */

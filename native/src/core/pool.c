@@ -292,10 +292,7 @@ static int32_t take(struct tl_pool *pool, size_t bytes, int constant, tl_block *
 
 int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, tl_block **out) { return take(pool, bytes, 0, out); }
 
-int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out)
-{
-    return take(pool, bytes, 1, out);
-}
+int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out) { return take(pool, bytes, 1, out); }
 
 void tl_pool_drop(struct tl_pool *pool, tl_block *block)
 {

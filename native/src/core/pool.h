@@ -21,7 +21,7 @@ enum { TL_POOL_LOG2_MAX = 47, TL_POOL_CLASSES = 8 + (TL_POOL_LOG2_MAX - 11) * 8 
 /* One block from the driver or the operating system; it is in the pool's pointer map as long as it exists. */
 typedef struct tl_block {
     void *p;
-    uint64_t bytes;          /* of the class */
+    uint64_t bytes; /* of the class */
     uint32_t size_class;
     uint32_t references;     /* handles that share it; 0 in the cache */
     uint32_t output;         /* while a call looks for aliases: 1 + which of its outputs this is, else 0 */

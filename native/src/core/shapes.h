@@ -8,10 +8,7 @@
 
 #include "dims.h"
 
-static inline uint64_t tl_rank(const tl_dims *dims)
-{
-    return (uint64_t)dims->rank;
-}
+static inline uint64_t tl_rank(const tl_dims *dims) { return (uint64_t)dims->rank; }
 
 static inline tl_dims tl_drop(const tl_dims *dims, uint64_t axis)
 {
@@ -51,10 +48,7 @@ static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl
     return next == (int64_t)in->rank + 1;
 }
 
-static inline int tl_given(const void *handle)
-{
-    return handle != NULL;
-}
+static inline int tl_given(const void *handle) { return handle != NULL; }
 
 /* Whether all n elements of a host array are below `bound`. */
 static inline int tl_all_below(const uint32_t *values, uint64_t n, uint64_t bound)

@@ -42,11 +42,13 @@ static struct {
     pthread_cond_t work, done;
     int32_t started; /* workers 1..started exist */
     pthread_t threads[TL_MAX_THREADS];
-} pool = {.busy = ATOMIC_FLAG_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER,
+} pool = {.busy = ATOMIC_FLAG_INIT,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .work = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Atomic int32_t wanted = 1; /* threads including the caller */
-static char bad_environment[48]; /* TORCHLEAN_CPU_THREADS where it is no number of threads; under pool.lock */
+static char bad_environment[48];   /* TORCHLEAN_CPU_THREADS where it is no number of threads; under pool.lock */
 
 /* ---- waiting --------------------------------------------------------------------------------------------------- */
 

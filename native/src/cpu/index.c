@@ -12,11 +12,11 @@
 #include "generated/index.h"
 
 enum {
-    GATHER_TASK = 65536,    /* output elements per task of a gather */
-    BLOCK = 32768,          /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
-    BLOCK_COLUMNS = 512,    /* at most so many of them side by side */
-    MOST_BLOCKS = 2048,     /* destination blocks of the grouping: their write streams stay in L2 */
-    CHUNK = 32768,          /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
+    GATHER_TASK = 65536, /* output elements per task of a gather */
+    BLOCK = 32768,       /* output elements per task of a scatter-add: 128 KiB, half an L2 or less */
+    BLOCK_COLUMNS = 512, /* at most so many of them side by side */
+    MOST_BLOCKS = 2048,  /* destination blocks of the grouping: their write streams stay in L2 */
+    CHUNK = 32768,       /* indices per task of the grouping, or k / MOST_CHUNKS if that is more */
     MOST_CHUNKS = 64
 };
 
@@ -166,8 +166,8 @@ static void scatter_task(void *arg, int64_t t, int32_t worker)
 static int32_t scatter(tl_context *ctx, const float *base, const float *values, const uint32_t *indices, int64_t rows,
                        int64_t cols, int64_t k, float *out)
 {
-    scatter_job job = {.base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols,
-                       .k = k};
+    scatter_job job = {
+        .base = base, .values = values, .indices = indices, .out = out, .rows = rows, .cols = cols, .k = k};
     job.column_blocks = tl_ceil_div(cols, BLOCK_COLUMNS);
     job.block_cols = tl_ceil_div(tl_ceil_div(cols, job.column_blocks), 16) * 16;
     job.column_blocks = tl_ceil_div(cols, job.block_cols);

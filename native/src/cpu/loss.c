@@ -60,11 +60,15 @@ static void mse_grad_task(void *arg, int64_t task, int32_t worker)
 }
 
 int32_t tl_cpu_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
-                            float *gyhat,
-                            float *gtarget)
+                            float *gyhat, float *gtarget)
 {
     (void)ctx;
-    job j = {.a = yhat, .b = target, .out = gyhat, .other = gtarget, .n = n, .slope = tl_mse_slope_of(g[0], n),
+    job j = {.a = yhat,
+             .b = target,
+             .out = gyhat,
+             .other = gtarget,
+             .n = n,
+             .slope = tl_mse_slope_of(g[0], n),
              .stream = n >= TL_STREAM_FROM};
     tl_parallel(tl_ceil_div(n, TL_ROW_TASK), mse_grad_task, &j);
     return TORCHLEAN_OK;
@@ -150,12 +154,15 @@ int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_
 }
 
 int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
-                                 int64_t rows,
-                                 int64_t cols, float *glogits)
+                                 int64_t rows, int64_t cols, float *glogits)
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {grad_leaf, NULL}};
-    const job j = {.a = logits, .labels = labels, .out = glogits, .cols = cols, .factor = tl_per_count(g[0], rows),
+    const job j = {.a = logits,
+                   .labels = labels,
+                   .out = glogits,
+                   .cols = cols,
+                   .factor = tl_per_count(g[0], rows),
                    .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &j, phases, 3, rows, cols);
 }

@@ -79,11 +79,16 @@ static void channel_leaf(const void *arg, const tl_leaf *p)
 }
 
 int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
-                          int64_t cols,
-                          float eps, float *out)
+                          int64_t cols, float eps, float *out)
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
-    const job a = {.x = x, .gamma = gamma, .beta = beta, .out = out, .rows = rows, .cols = cols, .eps = eps,
+    const job a = {.x = x,
+                   .gamma = gamma,
+                   .beta = beta,
+                   .out = out,
+                   .rows = rows,
+                   .cols = cols,
+                   .eps = eps,
                    .stream = rows * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 3, rows, cols);
 }
@@ -93,7 +98,13 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
     const int64_t cols = height * width;
-    const job a = {.x = x, .gamma = gamma, .beta = beta, .out = out, .rows = channels, .cols = cols, .eps = eps,
+    const job a = {.x = x,
+                   .gamma = gamma,
+                   .beta = beta,
+                   .out = out,
+                   .rows = channels,
+                   .cols = cols,
+                   .eps = eps,
                    .stream = channels * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 3, channels, cols);
 }
@@ -164,9 +175,10 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
                                            float *ggamma, float *gbeta)
 {
-    static const tl_row_phase phases[] = {
-        {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_means_leaf, means_row},
-        {channel_grad_leaf, NULL}};
+    static const tl_row_phase phases[] = {{sum_leaf, mean_row},
+                                          {squares_leaf, deviation_row},
+                                          {channel_means_leaf, means_row},
+                                          {channel_grad_leaf, NULL}};
     const int64_t cols = height * width;
     for (int64_t c = 0; cols == 0 && c < channels; c++) {
         if (ggamma)
@@ -176,9 +188,16 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
     }
     if (cols == 0)
         return TORCHLEAN_OK;
-    const job a = {.x = x, .gamma = gamma, .g = g, .out = gx, .ggamma = ggamma, .gbeta = gbeta, .rows = channels,
+    const job a = {.x = x,
+                   .gamma = gamma,
+                   .g = g,
+                   .out = gx,
+                   .ggamma = ggamma,
+                   .gbeta = gbeta,
+                   .rows = channels,
                    .cols = cols,
-                   .eps = eps, .stream = channels * cols >= TL_STREAM_FROM};
+                   .eps = eps,
+                   .stream = channels * cols >= TL_STREAM_FROM};
     return tl_run_phases(ctx, &a, phases, 4, channels, cols);
 }
 
@@ -186,7 +205,7 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
 
 typedef struct columns_job {
     job rows;
-    float *chains; /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
+    float *chains;                   /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
 
@@ -260,10 +279,15 @@ static void tile_task(void *arg, int64_t task, int32_t worker)
 }
 
 int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                              int64_t cols,
-                              float eps, float *gx, float *ggamma, float *gbeta)
+                              int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
-    columns_job c = {.rows = {.x = x, .gamma = gamma, .g = g, .out = gx, .rows = rows, .cols = cols, .eps = eps,
+    columns_job c = {.rows = {.x = x,
+                              .gamma = gamma,
+                              .g = g,
+                              .out = gx,
+                              .rows = rows,
+                              .cols = cols,
+                              .eps = eps,
                               .stream = rows * cols >= TL_STREAM_FROM}};
     if (!ggamma && !gbeta)
         return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);

@@ -156,8 +156,8 @@ int32_t tl_cpu_adamw_step(tl_context *ctx, const float *const *ps, const float *
 int32_t tl_cpu_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
                           const int64_t *lengths, float max_norm, float eps, float *const *gs_out)
 {
-    return run(ctx, clip_span, (tl_step){{{gs}, {gs_out}, lengths, count, NULL},
-                                         {.factor = tl_clip_factor(norm[0], max_norm, eps)}});
+    return run(ctx, clip_span,
+               (tl_step){{{gs}, {gs_out}, lengths, count, NULL}, {.factor = tl_clip_factor(norm[0], max_norm, eps)}});
 }
 
 /* ---- the global norm: the row tree of formula/sum_tree.h in double ----------------------------------------------- */
@@ -197,10 +197,7 @@ static double leaf_of_squares(const float *x, int64_t n)
 }
 
 #define ITSELF(k) x[k]
-static double leaf_of_sums(const double *x, int64_t n)
-{
-    TL_LEAF(ITSELF)
-}
+static double leaf_of_sums(const double *x, int64_t n) { TL_LEAF(ITSELF) }
 
 /* The tree over a row of sums, in their place: x is used up. */
 static double sum_row(double *x, int64_t n)

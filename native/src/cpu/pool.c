@@ -186,8 +186,7 @@ TL_PASS(pass_winner, const int32_t take = tl_pool_takes(x, a); a = take ? x : a;
 typedef void (*pool_pass)(const float *, int64_t, const pool_shape *, const pool_row *, pool_block *, float);
 
 /* All rows of cells of the block, in order. */
-static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const pool_row *r, pool_block *b,
-                     float beta)
+static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const pool_row *r, pool_block *b, float beta)
 {
     int64_t c[8];
     memcpy(c, r->low, sizeof c);
@@ -405,8 +404,8 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
                 for (int32_t i = 0; i < v->lead; i++)
                     row = row * v->o[i] + at[i];
                 for (int64_t from = first[v->lead]; from < past[v->lead]; from += BLOCK)
-                    spread(f, at, from, tl_imin(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx, own,
-                           end, &b);
+                    spread(f, at, from, tl_imin(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx,
+                           own, end, &b);
             } while (next(at, first, past, v->lead));
         }
         if (f->kind == POOL_MEAN)

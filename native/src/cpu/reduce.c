@@ -44,15 +44,9 @@ static inline int32_t order_key(uint32_t bits)
     return (int32_t)(bits ^ ((uint32_t)((int32_t)bits >> 31) & 0x7fffffffu));
 }
 
-static inline int32_t greater(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
+static inline int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
 
-static inline int32_t lesser(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
+static inline int32_t lesser(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static inline float from_keys(int32_t least, int32_t greatest)
 {
@@ -115,17 +109,14 @@ typedef struct rows_args {
     float *out;
 } rows_args;
 
-static inline float finish(float sum, int64_t count)
-{
-    return count > 0 ? tl_per_count(sum, count) : sum;
-}
+static inline float finish(float sum, int64_t count) { return count > 0 ? tl_per_count(sum, count) : sum; }
 
 /* A unit is one row. */
 static void sum_rows(void *arg, int64_t task, int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     (void)worker;
-    EACH_UNIT(r, a.g, task)
+    EACH_UNIT (r, a.g, task)
         a.out[r] = finish(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
 }
 
@@ -133,7 +124,7 @@ static void max_rows(void *arg, int64_t task, int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     (void)worker;
-    EACH_UNIT(r, a.g, task)
+    EACH_UNIT (r, a.g, task)
         a.out[r] = leaf_max(a.x + r * a.cols, a.cols);
 }
 
@@ -142,7 +133,7 @@ static void sum_leaves(void *arg, int64_t task, int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
         a.out[u] = tl_leaf_sum(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
@@ -152,7 +143,7 @@ static void max_leaves(void *arg, int64_t task, int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
         a.out[u] = leaf_max(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
@@ -220,7 +211,7 @@ static void sum_columns(void *arg, int64_t task, int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         float *out = a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0;
         tl_column_chunk_sum(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols, out);
@@ -234,7 +225,7 @@ static void max_columns(void *arg, int64_t task, int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         chunk_max(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols,
                   a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0);
@@ -355,7 +346,7 @@ static void mean_bwd_units(void *arg, int64_t task, int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg; /* x is g (outer, cols), out is gx (outer, rows, cols) */
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         float q[TL_COLUMN_TILE];
         const int64_t repeat = p.cols == a.cols ? tl_imin(TL_COLUMN_TILE / p.cols, p.rows) : 1;
@@ -419,7 +410,7 @@ static void max_bwd_rows(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(r, a.g, task) {
+    EACH_UNIT (r, a.g, task) {
         const float *x = a.x + r * a.cols;
         const int64_t winners = count_equal(x, a.cols, a.max[r]);
         write_shares(x, a.cols, a.max[r], winners_share(a.max[r], a.cotangent[r], winners), a.gx + r * a.cols);
@@ -430,7 +421,7 @@ static void count_segments(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK;
         a.counts[u] = (int32_t)count_equal(a.x + r * a.cols + first, tl_imin(a.cols - first, TASK), a.max[r]);
     }
@@ -440,7 +431,7 @@ static void write_segments(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK, at = r * a.cols + first;
         write_shares(a.x + at, tl_imin(a.cols - first, TASK), a.max[r], a.shares[r], a.gx + at);
     }
@@ -489,7 +480,7 @@ static void count_columns(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a.cut, u);
         _Alignas(64) int32_t equal[TL_COLUMN_TILE] = {0};
         const float *max = a.max + p.c0;
@@ -503,7 +494,7 @@ static void share_columns(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(tile, a.g, task) {
+    EACH_UNIT (tile, a.g, task) {
         const int64_t first = tile * a.cut.width, width = tl_imin(a.cols - first, a.cut.width);
         int64_t winners[TL_COLUMN_TILE] = {0};
         for (int64_t chunk = 0; chunk < a.cut.chunks; chunk++)
@@ -518,7 +509,7 @@ static void write_columns(void *arg, int64_t task, int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
     (void)worker;
-    EACH_UNIT(u, a.g, task) {
+    EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a.cut, u);
         const float *max = a.max + p.c0, *share = a.shares + p.c0;
         for (int64_t r = p.r0; r < p.r0 + p.rows; r++)

@@ -71,10 +71,10 @@
 #define TL_FETCH_AHEAD(next_) __builtin_prefetch((next_) + base, 0, 2)
 
 enum {
-    TL_ROW_STATS = 4,     /* statistics of a row */
-    TL_ROW_TASK = 65536,  /* elements per task: 256 KiB, which pays for handing it to a thread */
-    TL_ROWS_MANY = 64,    /* rows that occupy the threads by themselves */
-    TL_ROW_LEAVES = 4096  /* leaves of such a row: 2^32 / TL_ROWS_MANY elements */
+    TL_ROW_STATS = 4,    /* statistics of a row */
+    TL_ROW_TASK = 65536, /* elements per task: 256 KiB, which pays for handing it to a thread */
+    TL_ROWS_MANY = 64,   /* rows that occupy the threads by themselves */
+    TL_ROW_LEAVES = 4096 /* leaves of such a row: 2^32 / TL_ROWS_MANY elements */
 };
 
 /* One leaf of a row as a phase sees it. */
@@ -83,7 +83,7 @@ typedef struct tl_leaf {
     int64_t at;            /* the leaf's first element in the array */
     /* TL_SUM_LEAF elements that last from phase to phase, or NULL where the row has several leaves */
     float *work;
-    float *sum, *other;    /* what the leaf leaves for the row */
+    float *sum, *other; /* what the leaf leaves for the row */
     const float *stat;
 } tl_leaf;
 
@@ -119,9 +119,14 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
         for (int32_t p = 0; p < r.count; p++) {
             for (int64_t l = 0; l < r.leaves; l++) {
                 const int64_t first = l * TL_SUM_LEAF;
-                const tl_leaf leaf = {row, first, tl_leaf_length(&r, l), row * r.cols + first,
+                const tl_leaf leaf = {row,
+                                      first,
+                                      tl_leaf_length(&r, l),
+                                      row * r.cols + first,
                                       r.leaves == 1 ? work : NULL,
-                                      sums + l, sums + r.leaves + l, stat};
+                                      sums + l,
+                                      sums + r.leaves + l,
+                                      stat};
                 r.phases[p].leaf(r.job, &leaf);
             }
             if (r.phases[p].row)
@@ -136,8 +141,8 @@ static void tl_leaf_task(void *arg, int64_t task, int32_t worker)
     (void)worker;
     const int64_t row = task / r.leaves, l = task % r.leaves, first = l * TL_SUM_LEAF;
     float *sums = r.sums + 2 * row * r.leaves;
-    const tl_leaf leaf = {row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL,
-                          sums + l, sums + r.leaves + l, r.stats + row * TL_ROW_STATS};
+    const tl_leaf leaf = {row,  first,    tl_leaf_length(&r, l), row * r.cols + first,
+                          NULL, sums + l, sums + r.leaves + l,   r.stats + row * TL_ROW_STATS};
     r.phases[r.phase].leaf(r.job, &leaf);
 }
 

@@ -26,9 +26,9 @@ typedef struct scan_call {
     const float *A, *B, *x, *h0, *out, *g;
     int64_t every; /* elements from one step's A and B to the next: state or 0 */
     int64_t T, D;
-    float *h;                    /* forward: the result */
-    float *gA, *gB, *gx, *gh0;   /* reverse; any may be NULL */
-    float *sums_A, *sums_B;      /* reverse with constant coefficients: a row per chunk */
+    float *h;                         /* forward: the result */
+    float *gA, *gB, *gx, *gh0;        /* reverse; any may be NULL */
+    float *sums_A, *sums_B;           /* reverse with constant coefficients: a row per chunk */
     float *carries, *maps_P, *maps_s; /* a row per chunk, where chunks are tasks */
     int64_t chunks, block, blocks;
 } scan_call;
@@ -356,25 +356,46 @@ int32_t tl_cpu_selective_scan_diag(tl_context *ctx, const float *A, const float 
     return forward(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .T = seq_len, .D = state, .h = out});
 }
 
-int32_t tl_cpu_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
-                                       const float *h0, const float *out, const float *g, int64_t seq_len,
-                                       int64_t state, float *gA, float *gB, float *gx, float *gh0)
+int32_t tl_cpu_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                       const float *out, const float *g, int64_t seq_len, int64_t state, float *gA,
+                                       float *gB, float *gx, float *gh0)
 {
-    return reverse(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .T = seq_len, .D = state,
-                                    .gA = gA, .gB = gB, .gx = gx, .gh0 = gh0});
+    return reverse(ctx, (scan_call){.A = A,
+                                    .B = B,
+                                    .x = x,
+                                    .h0 = h0,
+                                    .out = out,
+                                    .g = g,
+                                    .T = seq_len,
+                                    .D = state,
+                                    .gA = gA,
+                                    .gB = gB,
+                                    .gx = gx,
+                                    .gh0 = gh0});
 }
 
-int32_t tl_cpu_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x,
-                                       const float *h0, int64_t seq_len, int64_t state, float *out)
+int32_t tl_cpu_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
+                                       int64_t seq_len, int64_t state, float *out)
 {
-    return forward(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .every = state, .T = seq_len, .D = state,
-                                    .h = out});
+    return forward(ctx,
+                   (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .every = state, .T = seq_len, .D = state, .h = out});
 }
 
 int32_t tl_cpu_selective_scan_diag_var_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
                                            const float *h0, const float *out, const float *g, int64_t seq_len,
                                            int64_t state, float *gA, float *gB, float *gx, float *gh0)
 {
-    return reverse(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .every = state, .T = seq_len,
-                                    .D = state, .gA = gA, .gB = gB, .gx = gx, .gh0 = gh0});
+    return reverse(ctx, (scan_call){.A = A,
+                                    .B = B,
+                                    .x = x,
+                                    .h0 = h0,
+                                    .out = out,
+                                    .g = g,
+                                    .every = state,
+                                    .T = seq_len,
+                                    .D = state,
+                                    .gA = gA,
+                                    .gB = gB,
+                                    .gx = gx,
+                                    .gh0 = gh0});
 }

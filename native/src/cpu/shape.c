@@ -25,11 +25,11 @@
 #endif
 
 enum {
-    BAND = 32,              /* rows of a panel */
-    PANEL = 1024,           /* elements of a panel's rows */
-    TASK = 65536,           /* elements that make a task where single matrices are smaller */
-    LONG_RUN = 8192,        /* runs (inner) from this length on are cut by length rather than by rows and columns */
-    COPY_TASK = 1 << 18,    /* elements of a task that only copies */
+    BAND = 32,           /* rows of a panel */
+    PANEL = 1024,        /* elements of a panel's rows */
+    TASK = 65536,        /* elements that make a task where single matrices are smaller */
+    LONG_RUN = 8192,     /* runs (inner) from this length on are cut by length rather than by rows and columns */
+    COPY_TASK = 1 << 18, /* elements of a task that only copies */
 };
 
 /* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
@@ -277,10 +277,10 @@ typedef struct exchange {
     const float *x;
     float *y;
     int64_t outer, rows, cols, inner;
-    int64_t band, width;      /* rows and columns of a panel */
-    int64_t bands, panels;    /* panels of a matrix, down and across */
-    int64_t together;         /* matrices of a task where one panel is a whole matrix */
-    int stream;               /* store past the cache */
+    int64_t band, width;   /* rows and columns of a panel */
+    int64_t bands, panels; /* panels of a matrix, down and across */
+    int64_t together;      /* matrices of a task where one panel is a whole matrix */
+    int stream;            /* store past the cache */
 } exchange;
 
 static void exchange_task(void *arg, int64_t task, int32_t worker)

@@ -13,8 +13,8 @@
 #include "generated/shape.h"
 
 enum {
-    TASK = 1 << 16,   /* elements of a task */
-    CHUNK = 4096,     /* 16 KiB, which stay in the L1 cache: to which short periods are unrolled */
+    TASK = 1 << 16, /* elements of a task */
+    CHUNK = 4096,   /* 16 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */

@@ -13,10 +13,7 @@ typedef struct job {
 } job;
 
 /* The same leaf of the row that follows; of the last row, its own. */
-static inline int64_t next_at(const job *a, const tl_leaf *p)
-{
-    return p->row + 1 < a->rows ? p->at + a->cols : p->at;
-}
+static inline int64_t next_at(const job *a, const tl_leaf *p) { return p->row + 1 < a->rows ? p->at + a->cols : p->at; }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 

@@ -9,14 +9,13 @@
 #include <stdint.h>
 #include <string.h>
 
-
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 enum {
-    TL_LINE = 16,                /* floats in a line of the cache */
-    TL_STREAM_FROM = 1 << 22,    /* elements: 16 MiB, more than the L2 caches hold */
+    TL_LINE = 16,             /* floats in a line of the cache */
+    TL_STREAM_FROM = 1 << 22, /* elements: 16 MiB, more than the L2 caches hold */
 };
 
 #if defined(__AVX512F__)

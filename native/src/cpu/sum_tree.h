@@ -38,8 +38,7 @@ static inline float tl_fold_lanes(float *t, int64_t lanes)
         TL_LEVEL(64)
         TL_LEVEL(32)
         TL_LEVEL(16)
-    default:
-        return tl_fold_16(t);
+    default: return tl_fold_16(t);
     }
 #undef TL_LEVEL
 }

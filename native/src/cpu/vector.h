@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif
@@ -36,7 +35,12 @@ TL_INLINE tl_vec tl_vec_zero(void) { return _mm256_setzero_ps(); }
 
 enum { TL_LANES = 4, TL_PANEL = 4 };
 typedef float tl_vec __attribute__((vector_size(16)));
-TL_INLINE tl_vec tl_vec_load(const float *p) { tl_vec v; memcpy(&v, p, sizeof v); return v; }
+TL_INLINE tl_vec tl_vec_load(const float *p)
+{
+    tl_vec v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 TL_INLINE void tl_vec_store(float *p, tl_vec v) { memcpy(p, &v, sizeof v); }
 TL_INLINE tl_vec tl_vec_zero(void) { return (tl_vec){0}; }
 

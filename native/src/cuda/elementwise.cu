@@ -22,8 +22,7 @@ struct Map {
     int64_t n;
 };
 
-template <int IN, int OUT, int VECTORS, class F>
-__global__ void __launch_bounds__(THREADS) map_kernel(Map m)
+template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds__(THREADS) map_kernel(Map m)
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * VECTORS * 4);
     float x[VECTORS][IN][4];
@@ -79,8 +78,7 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
     if (m.n <= SMALL)
         map_kernel<IN, OUT, 1, F><<<tl_grid(m.n, THREADS * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
     else
-        map_kernel<IN, OUT, LARGE, F>
-            <<<tl_grid(m.n, THREADS * LARGE * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
+        map_kernel<IN, OUT, LARGE, F><<<tl_grid(m.n, THREADS * LARGE * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
     return tl_cuda_launched(ctx, name);
 }
 

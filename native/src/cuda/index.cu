@@ -20,9 +20,9 @@ constexpr int THREADS = 256;
  * loads, then all table loads are in flight together. `cols` and `total` count vectors. A result too large for L2 is
  * written past it, which leaves the room to rows that are read again. */
 template <class Vector>
-__global__ void __launch_bounds__(THREADS) gather_kernel(const Vector *__restrict__ table,
-                                                         const uint32_t *__restrict__ indices, Vector *__restrict__ out,
-                                                         uint32_t rows, tl_fastdiv cols, int64_t total, bool streaming)
+__global__ void __launch_bounds__(THREADS)
+    gather_kernel(const Vector *__restrict__ table, const uint32_t *__restrict__ indices, Vector *__restrict__ out,
+                  uint32_t rows, tl_fastdiv cols, int64_t total, bool streaming)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     uint32_t row[4], col[4];
@@ -76,9 +76,9 @@ int32_t gather(tl_context *ctx, const char *name, const float *table, const uint
 
 /* A thread owns the output's elements 4t .. 4t+3 for four t, THREADS apart; `from` .. `to`-1 are the elements of row
  * i. */
-__global__ void __launch_bounds__(THREADS) scatter_row_kernel(const float *__restrict__ mat,
-                                                              const float *__restrict__ row, float *__restrict__ out,
-                                                              int64_t total, int64_t from, int64_t to)
+__global__ void __launch_bounds__(THREADS)
+    scatter_row_kernel(const float *__restrict__ mat, const float *__restrict__ row, float *__restrict__ out,
+                       int64_t total, int64_t from, int64_t to)
 {
     const int64_t first = ((int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x) * 4;
     float v[4][4];

@@ -32,22 +32,22 @@ constexpr int THREADS = 256;
 
 enum Mode { SCAN, RECORDS, SEGMENTS };
 
-constexpr int SLOTS = 15;          /* hits per record; with the count a record is 64 bytes, two sectors */
+constexpr int SLOTS = 15; /* hits per record; with the count a record is 64 bytes, two sectors */
 constexpr int RECORD = SLOTS + 1;
-constexpr int MANY_WIDE = SLOTS;   /* rows with more hits go to the second kernel */
+constexpr int MANY_WIDE = SLOTS; /* rows with more hits go to the second kernel */
 constexpr int MANY_NARROW = 32;
-constexpr int LIST = 16;           /* many[0] is the number of rows with many hits, many[LIST + i] are the rows */
+constexpr int LIST = 16; /* many[0] is the number of rows with many hits, many[LIST + i] are the rows */
 constexpr int64_t SCAN_INDICES = 512, SCAN_WORK = (int64_t)1 << 26, RECORD_INDICES = (int64_t)1 << 17;
 
 struct Scatter {
     const float *base; /* NULL for a sum that starts from +0 */
     const float *values;
     float *out;
-    const uint32_t *indices;  /* SCAN, RECORDS */
-    const uint32_t *records;  /* RECORDS: per row the number of hits, then the positions of the first SLOTS to arrive */
-    const uint2 *segments;    /* SEGMENTS: per row the begin and end of its hits in order or sorted */
-    const uint32_t *order;    /* SEGMENTS: positions grouped by row */
-    const float *sorted;      /* SEGMENTS with one column: the values themselves, grouped by row */
+    const uint32_t *indices; /* SCAN, RECORDS */
+    const uint32_t *records; /* RECORDS: per row the number of hits, then the positions of the first SLOTS to arrive */
+    const uint2 *segments;   /* SEGMENTS: per row the begin and end of its hits in order or sorted */
+    const uint32_t *order;   /* SEGMENTS: positions grouped by row */
+    const float *sorted;     /* SEGMENTS with one column: the values themselves, grouped by row */
     uint32_t *many;
     uint32_t rows, cols, k;
 };
@@ -57,8 +57,8 @@ __device__ __forceinline__ void leave_to_second_kernel(const Scatter &s, uint32_
     s.many[LIST + atomicAdd(s.many, 1u)] = row;
 }
 
-__global__ void __launch_bounds__(THREADS) fill_records_kernel(const uint32_t *__restrict__ indices, uint32_t k,
-                                                               uint32_t rows, uint32_t *records)
+__global__ void __launch_bounds__(THREADS)
+    fill_records_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, uint32_t *records)
 {
     const uint32_t j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= k)
@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(THREADS) fill_records_kernel(const uint32_t *_
 }
 
 /* Sort keys: the row, or `rows` for an index to ignore. */
-__global__ void __launch_bounds__(THREADS) make_keys_kernel(const uint32_t *__restrict__ indices, uint32_t k,
-                                                            uint32_t rows, uint32_t *__restrict__ keys,
-                                                            uint32_t *__restrict__ positions)
+__global__ void __launch_bounds__(THREADS)
+    make_keys_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, uint32_t *__restrict__ keys,
+                     uint32_t *__restrict__ positions)
 {
     const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (j >= k)
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(THREADS) make_keys_kernel(const uint32_t *__re
 }
 
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
-__global__ void __launch_bounds__(THREADS) find_segments_kernel(const uint32_t *__restrict__ keys, uint32_t k,
-                                                                uint32_t rows, uint2 *segments)
+__global__ void __launch_bounds__(THREADS)
+    find_segments_kernel(const uint32_t *__restrict__ keys, uint32_t k, uint32_t rows, uint2 *segments)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= k)
@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(THREADS) find_segments_kernel(const uint32_t *
 /* A group is 128 columns from `first` on, four per lane: consecutive ones and one 16-byte access where rows are
  * aligned (VECTORS), else 32 apart, so that a warp's accesses stay contiguous. Columns past the row read as 0 and
  * are not written. */
-template <bool VECTORS>
-__device__ __forceinline__ float4 load_group(const float *row, uint32_t first, uint32_t cols)
+template <bool VECTORS> __device__ __forceinline__ float4 load_group(const float *row, uint32_t first, uint32_t cols)
 {
     const uint32_t lane = threadIdx.x % 32;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -129,8 +128,7 @@ __device__ __forceinline__ float4 load_group(const float *row, uint32_t first, u
     return v;
 }
 
-template <bool VECTORS>
-__device__ __forceinline__ void store_group(float *row, uint32_t first, uint32_t cols, float4 v)
+template <bool VECTORS> __device__ __forceinline__ void store_group(float *row, uint32_t first, uint32_t cols, float4 v)
 {
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (VECTORS) {

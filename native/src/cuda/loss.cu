@@ -21,9 +21,8 @@ struct squared_error {
 
 /* A thread owns four consecutive elements. */
 __global__ void __launch_bounds__(THREADS)
-mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *__restrict__ g, int64_t n,
-         float *__restrict__ ga,
-         float *__restrict__ gb)
+    mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *__restrict__ g, int64_t n,
+             float *__restrict__ ga, float *__restrict__ gb)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     const tl_mse_slope s = tl_mse_slope_of(g[0], n);
@@ -50,8 +49,8 @@ mse_grad(const float *__restrict__ a, const float *__restrict__ b, const float *
 
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-cross_entropy_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t rows, int64_t cols,
-                   float *__restrict__ losses)
+    cross_entropy_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t rows, int64_t cols,
+                       float *__restrict__ losses)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
@@ -67,9 +66,8 @@ cross_entropy_rows(const float *__restrict__ x, const uint32_t *__restrict__ lab
 
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-cross_entropy_grad_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ g,
-                        int64_t rows,
-                        int64_t cols, float *__restrict__ gx)
+    cross_entropy_grad_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels,
+                            const float *__restrict__ g, int64_t rows, int64_t cols, float *__restrict__ gx)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
@@ -91,8 +89,8 @@ cross_entropy_grad_rows(const float *__restrict__ x, const uint32_t *__restrict_
 
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-cross_entropy_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t cols,
-                      float *__restrict__ losses)
+    cross_entropy_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t cols,
+                          float *__restrict__ losses)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);
@@ -110,8 +108,8 @@ cross_entropy_cluster(const float *__restrict__ x, const uint32_t *__restrict__ 
 
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-cross_entropy_grad_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels,
-                           const float *__restrict__ g, int64_t rows, int64_t cols, float *__restrict__ gx)
+    cross_entropy_grad_cluster(const float *__restrict__ x, const uint32_t *__restrict__ labels,
+                               const float *__restrict__ g, int64_t rows, int64_t cols, float *__restrict__ gx)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);
@@ -132,8 +130,8 @@ cross_entropy_grad_cluster(const float *__restrict__ x, const uint32_t *__restri
 
 /* Long rows: a thread owns a row's loss. */
 __global__ void __launch_bounds__(THREADS)
-long_losses(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ maximum,
-            const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
+    long_losses(const float *__restrict__ x, const uint32_t *__restrict__ labels, const float *__restrict__ maximum,
+                const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
 {
     const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (r < rows)
@@ -167,9 +165,8 @@ int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int6
     if (cols <= TL_ROW_FITS) {
         tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, "cross_entropy", cross_entropy_rows<Row>, rows, tl_shared_bytes<Row,
-                                         Row::ONE_SHARED>, x,
-                                         labels, rows, cols, losses);
+            status = tl_launch_rows<Row>(ctx, "cross_entropy", cross_entropy_rows<Row>, rows,
+                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, rows, cols, losses);
         });
         return status;
     }
@@ -179,8 +176,8 @@ int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int6
             using Row = typename decltype(row)::type;
             runs = tl_cluster_runs(cross_entropy_cluster<Row>, Row::bytes(cols));
             if (runs)
-                status = tl_launch_cluster<Row>(ctx, "cross_entropy", cross_entropy_cluster<Row>, rows, Row::bytes(cols),
-                                                x, labels, cols, losses);
+                status = tl_launch_cluster<Row>(ctx, "cross_entropy", cross_entropy_cluster<Row>, rows,
+                                                Row::bytes(cols), x, labels, cols, losses);
         });
     if (runs)
         return status;
@@ -191,8 +188,7 @@ int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int6
 }
 
 int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const float *g, int64_t rows, int64_t cols,
-                  float *gx,
-                  float *work)
+                  float *gx, float *work)
 {
     int32_t status = TORCHLEAN_OK;
     if (cols <= TL_ROW_FITS) {
@@ -217,7 +213,7 @@ int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const
     TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy_bwd", x, rows, cols, work, work + rows));
     return tl_long_row_map(ctx, "cross_entropy_bwd",
                            grad_element{x, work, work + rows, g, labels, rows, 0, 0.0f, 0.0f, 0.0f, 0.0f}, rows, cols,
-                               gx);
+                           gx);
 }
 
 } // namespace
@@ -232,8 +228,7 @@ int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target
 }
 
 int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
-                             float *gyhat,
-                             float *gtarget)
+                             float *gyhat, float *gtarget)
 {
     mse_grad<<<tl_grid(n, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(yhat, target, g, n, gyhat, gtarget);
     return tl_cuda_launched(ctx, "mse_loss_bwd");
@@ -259,8 +254,7 @@ int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32
 }
 
 int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
-                                  int64_t rows,
-                                  int64_t cols, float *glogits)
+                                  int64_t rows, int64_t cols, float *glogits)
 {
     void *staged, *scratch;
     TL_TRY(tl_cuda_stage(ctx, labels, (size_t)rows * sizeof *labels, &staged));

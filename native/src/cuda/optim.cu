@@ -99,7 +99,7 @@ constexpr int ROUND = 4 * THREADS, ROUNDS = 4, CHUNK = ROUND * ROUNDS;
 
 template <class Rule, int BYTES>
 __global__ void __launch_bounds__(THREADS, 4)
-step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
+    step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given)
 {
     constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = 4 / IN; /* rounds whose loads are in flight */
     Rule rule = given;
@@ -312,7 +312,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
 /* Block b makes one sum of the leaves of tensor b of the table. */
 template <int BYTES>
 __global__ void __launch_bounds__(THREADS)
-sum_tensors(const __grid_constant__ rows<BYTES> t, const double *sums, double *out)
+    sum_tensors(const __grid_constant__ rows<BYTES> t, const double *sums, double *out)
 {
     __shared__ double shared[THREADS][4];
     const uint32_t first = t.first[blockIdx.x];

@@ -47,7 +47,7 @@ __global__ void fill(float *out, int64_t n, float value)
 /* inner = 1: out[i] = g[i / length] / length. A thread owns four consecutive elements, mostly of one row, so it divides
  * once or twice. */
 __global__ void __launch_bounds__(THREADS)
-mean_bwd_rows(const float *__restrict__ g, tl_fastdiv length, int64_t n, float *__restrict__ gx)
+    mean_bwd_rows(const float *__restrict__ g, tl_fastdiv length, int64_t n, float *__restrict__ gx)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (i >= n)
@@ -77,8 +77,8 @@ constexpr int MEAN_ROWS = 16;
 
 template <int W>
 __global__ void __launch_bounds__(THREADS)
-mean_bwd_columns(const float *__restrict__ g, tl_fastdiv vectors, tl_fastdiv parts, int64_t length, int64_t inner,
-                 int64_t n, float *__restrict__ gx)
+    mean_bwd_columns(const float *__restrict__ g, tl_fastdiv vectors, tl_fastdiv parts, int64_t length, int64_t inner,
+                     int64_t n, float *__restrict__ gx)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; /* (slice, part, vector) */
     if (i >= n)
@@ -166,8 +166,8 @@ __device__ __forceinline__ uint32_t sum_block(uint32_t value)
 /* Axis 1, up to 1024 columns: G threads own a row. The second reading comes from the L1 cache. */
 template <bool VECTOR, int G>
 __global__ void __launch_bounds__(THREADS)
-max_bwd_short(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ g, int64_t rows,
-              int cols, float *__restrict__ gx)
+    max_bwd_short(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ g, int64_t rows,
+                  int cols, float *__restrict__ gx)
 {
     const int64_t row = (int64_t)blockIdx.x * (THREADS / G) + threadIdx.x / G;
     const int lane = (int)threadIdx.x % G;
@@ -182,9 +182,8 @@ max_bwd_short(const float *__restrict__ x, const float *__restrict__ max, const 
 
 /* Axis 1, up to TL_SUM_LEAF columns: a block owns a row. */
 template <bool VECTOR>
-__global__ void __launch_bounds__(THREADS)
-max_bwd_row(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ g, int cols,
-            float *__restrict__ gx)
+__global__ void __launch_bounds__(THREADS) max_bwd_row(const float *__restrict__ x, const float *__restrict__ max,
+                                                       const float *__restrict__ g, int cols, float *__restrict__ gx)
 {
     const int64_t row = blockIdx.x;
     const float m = max[row];
@@ -197,8 +196,8 @@ max_bwd_row(const float *__restrict__ x, const float *__restrict__ max, const fl
  * segments, a block writes a segment. */
 template <bool VECTOR, bool WRITE>
 __global__ void __launch_bounds__(THREADS)
-max_bwd_segments(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ shares,
-                 uint32_t per_row, int64_t cols, int *__restrict__ counts, float *__restrict__ gx)
+    max_bwd_segments(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ shares,
+                     uint32_t per_row, int64_t cols, int *__restrict__ counts, float *__restrict__ gx)
 {
     const uint32_t row = blockIdx.x / per_row;
     const int64_t start = (int64_t)(blockIdx.x - row * per_row) * TL_SUM_LEAF, at = row * cols + start;
@@ -213,8 +212,8 @@ max_bwd_segments(const float *__restrict__ x, const float *__restrict__ max, con
 }
 
 __global__ void __launch_bounds__(THREADS)
-row_shares(const int *__restrict__ counts, uint32_t per_row, const float *__restrict__ max, const float *__restrict__ g,
-           float *__restrict__ shares)
+    row_shares(const int *__restrict__ counts, uint32_t per_row, const float *__restrict__ max,
+               const float *__restrict__ g, float *__restrict__ shares)
 {
     const int64_t row = blockIdx.x;
     uint32_t winners = 0; /* a row has fewer than 2^32 elements */
@@ -246,8 +245,9 @@ constexpr int TX = 32, TY = THREADS / TX;
 
 template <int W, bool WHOLE>
 __global__ void __launch_bounds__(THREADS)
-max_bwd_columns(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ g, int64_t rows,
-                int64_t cols, tl_fastdiv tiles, int64_t segment, int *__restrict__ counts, float *__restrict__ gx)
+    max_bwd_columns(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ g,
+                    int64_t rows, int64_t cols, tl_fastdiv tiles, int64_t segment, int *__restrict__ counts,
+                    float *__restrict__ gx)
 {
     __shared__ int equal[TY][TX * W];
     uint32_t tile;
@@ -304,8 +304,8 @@ max_bwd_columns(const float *__restrict__ x, const float *__restrict__ max, cons
 
 /* A thread owns a column. */
 __global__ void __launch_bounds__(THREADS)
-column_shares(const int *__restrict__ counts, int64_t segments, const float *__restrict__ max,
-              const float *__restrict__ g, int64_t cols, float *__restrict__ shares)
+    column_shares(const int *__restrict__ counts, int64_t segments, const float *__restrict__ max,
+                  const float *__restrict__ g, int64_t cols, float *__restrict__ shares)
 {
     const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (c >= cols)
@@ -322,8 +322,8 @@ constexpr int WRITE_ROWS = 8;
 
 template <int W>
 __global__ void __launch_bounds__(THREADS)
-write_columns(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ shares,
-              int64_t rows, int64_t cols, tl_fastdiv vectors, int64_t n, float *__restrict__ gx)
+    write_columns(const float *__restrict__ x, const float *__restrict__ max, const float *__restrict__ shares,
+                  int64_t rows, int64_t cols, tl_fastdiv vectors, int64_t n, float *__restrict__ gx)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
@@ -394,8 +394,8 @@ int32_t max_columns_bwd(tl_context *ctx, const float *x, const float *max, const
     const int64_t vectors = cols / W, tiles = tl_ceil_div(vectors, TX);
     const tl_fastdiv by_tiles((uint64_t)tiles), by_vectors((uint64_t)vectors);
     if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) {
-        max_bwd_columns<W, true><<<(unsigned)tiles, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, rows,
-                                                                              nullptr, gx);
+        max_bwd_columns<W, true>
+            <<<(unsigned)tiles, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, rows, nullptr, gx);
         return tl_cuda_launched(ctx, "reduce_max_axis0_bwd");
     }
     const int64_t segments = tl_ceil_div(rows, SEGMENT), items = tl_ceil_div(rows, WRITE_ROWS) * vectors;
@@ -404,7 +404,8 @@ int32_t max_columns_bwd(tl_context *ctx, const float *x, const float *max, const
     float *shares = static_cast<float *>(scratch);
     int *counts = static_cast<int *>(scratch) + cols;
     const unsigned blocks = (unsigned)(tiles * segments);
-    max_bwd_columns<W, false><<<blocks, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, SEGMENT, counts, gx);
+    max_bwd_columns<W, false>
+        <<<blocks, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, SEGMENT, counts, gx);
     column_shares<<<tl_grid(cols, THREADS), THREADS, 0, stream>>>(counts, segments, max, g, cols, shares);
     write_columns<W>
         <<<tl_grid(items, THREADS), THREADS, 0, stream>>>(x, max, shares, rows, cols, by_vectors, items, gx);

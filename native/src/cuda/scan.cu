@@ -17,18 +17,18 @@
 
 namespace {
 
-constexpr int WALKERS = 64;   /* threads of a block that walks: small blocks spread over all multiprocessors */
-constexpr int THREADS = 128;  /* threads of a block of the other kernels */
+constexpr int WALKERS = 64;    /* threads of a block that walks: small blocks spread over all multiprocessors */
+constexpr int THREADS = 128;   /* threads of a block of the other kernels */
 constexpr int64_t MANY = 4096; /* channels from which on reading once beats running chunks at the same time */
 
 /* A scan forward, or in reverse with g. Per-step coefficients have a row per step, constant ones one row. */
 struct scan_call {
     const float *A, *B, *x, *h0, *out, *g;
     int64_t T, D, chunks;
-    float *h;                        /* forward: the result */
-    float *gA, *gB, *gx, *gh0;       /* reverse; any may be NULL */
-    float *sums_A, *sums_B;          /* reverse with constant coefficients: a row per chunk */
-    float *P, *s, *carries;          /* a row per chunk, for few channels */
+    float *h;                  /* forward: the result */
+    float *gA, *gB, *gx, *gh0; /* reverse; any may be NULL */
+    float *sums_A, *sums_B;    /* reverse with constant coefficients: a row per chunk */
+    float *P, *s, *carries;    /* a row per chunk, for few channels */
     tl_fastdiv channels;
 };
 
@@ -248,8 +248,7 @@ template <bool VARIABLE, bool REVERSE> int32_t scan(tl_context *ctx, scan_call f
     f.carries = f.s + f.chunks * f.D;
     maps<VARIABLE, REVERSE, 16><<<tl_grid((f.chunks - 1) * f.D, THREADS), THREADS, 0, stream>>>(f);
     carry<VARIABLE, REVERSE><<<tl_grid(f.D, 32), 32, 0, stream>>>(f);
-    results<VARIABLE, REVERSE, false, REVERSE ? 4 : 8>
-        <<<tl_grid(f.chunks * f.D, THREADS), THREADS, 0, stream>>>(f);
+    results<VARIABLE, REVERSE, false, REVERSE ? 4 : 8><<<tl_grid(f.chunks * f.D, THREADS), THREADS, 0, stream>>>(f);
     tl_pool_free(ctx, scratch);
     return tl_cuda_launched(ctx, "scan");
 }
@@ -285,7 +284,8 @@ template <bool VARIABLE> int32_t reverse(tl_context *ctx, scan_call f)
     }
 }
 
-scan_call forward_call(const float *A, const float *B, const float *x, const float *h0, int64_t T, int64_t D, float *out)
+scan_call forward_call(const float *A, const float *B, const float *x, const float *h0, int64_t T, int64_t D,
+                       float *out)
 {
     scan_call f = {};
     f.A = A;

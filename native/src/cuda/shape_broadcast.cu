@@ -19,10 +19,10 @@ struct Broadcast {
     const float *x;
     float *out;
     int64_t n;
-    tl_fastdiv inner;                     /* the last merged axis */
-    int32_t outer;                        /* the number of those before it, at least one */
-    tl_fastdiv size[TL_BROADCAST_RANK];   /* and for each its size */
-    uint32_t stride[TL_BROADCAST_RANK];   /* and its stride in x, 0 where it is repeated */
+    tl_fastdiv inner;                   /* the last merged axis */
+    int32_t outer;                      /* the number of those before it, at least one */
+    tl_fastdiv size[TL_BROADCAST_RANK]; /* and for each its size */
+    uint32_t stride[TL_BROADCAST_RANK]; /* and its stride in x, 0 where it is repeated */
 };
 
 /* Where run q of the last axis starts in x. OUTER = 0: any number of outer axes. */
@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
 constexpr int REPEATS = 16;
 
 struct Rows {
-    Broadcast b;           /* inner: the run; outer: the axes before the repeated one */
-    uint32_t repeats;      /* of a run */
-    tl_fastdiv pieces;     /* blocks along a run */
-    tl_fastdiv stacks;     /* blocks along the repetitions */
+    Broadcast b;       /* inner: the run; outer: the axes before the repeated one */
+    uint32_t repeats;  /* of a run */
+    tl_fastdiv pieces; /* blocks along a run */
+    tl_fastdiv stacks; /* blocks along the repetitions */
 };
 
 __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)

@@ -12,7 +12,7 @@ namespace {
 
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__restrict__ out)
+    softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__restrict__ out)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
@@ -32,7 +32,7 @@ softmax_rows(const float *__restrict__ x, int64_t rows, int64_t cols, float *__r
 
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-softmax_cluster(const float *__restrict__ x, int64_t cols, float *__restrict__ out)
+    softmax_cluster(const float *__restrict__ x, int64_t cols, float *__restrict__ out)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);
@@ -63,16 +63,15 @@ template <bool LOG> struct softmax_element {
     }
 };
 
-template <bool LOG> int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols,
-                                    float *out)
+template <bool LOG>
+int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
     if (cols <= TL_ROW_FITS) {
         int32_t status = TORCHLEAN_OK;
         tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row,
-                                         Row::ONE_SHARED>, x, rows,
-                                         cols, out);
+            status = tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
+                                         x, rows, cols, out);
         });
         return status;
     }
@@ -83,8 +82,8 @@ template <bool LOG> int32_t forward(tl_context *ctx, const char *name, const flo
             using Row = typename decltype(row)::type;
             runs = tl_cluster_runs(softmax_cluster<Row, LOG>, Row::bytes(cols));
             if (runs)
-                status = tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, Row::bytes(cols), x, cols,
-                                                out);
+                status =
+                    tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, Row::bytes(cols), x, cols, out);
         });
         if (runs)
             return status;
@@ -109,8 +108,8 @@ template <bool LOG> __device__ __forceinline__ float gradient(float y, float g, 
 
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
-softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t rows, int64_t cols,
-                 float *__restrict__ gx)
+    softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t rows, int64_t cols,
+                     float *__restrict__ gx)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::SECOND_SHARED> second;
@@ -144,7 +143,7 @@ softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64
 
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-softmax_cluster_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t cols, float *__restrict__ gx)
+    softmax_cluster_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t cols, float *__restrict__ gx)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);

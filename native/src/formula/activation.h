@@ -51,10 +51,7 @@ TL_HD float tl_tanh(float x)
 }
 
 /* g (1 - y^2), y = tanh x: the fused form rounds 1 - y^2 once, where (1 - y)(1 + y) rounds up to three times. */
-TL_HD float tl_tanh_bwd(float y, float g)
-{
-    return g * fmaf(-y, y, 1.0f);
-}
+TL_HD float tl_tanh_bwd(float y, float g) { return g * fmaf(-y, y, 1.0f); }
 
 /* ---- the logistic function ------------------------------------------------------------------------------- */
 
@@ -119,10 +116,7 @@ TL_HD float tl_sigmoid(float x)
 }
 
 /* g y (1 - y), y = sigma(x): y - y^2 in one rounding. */
-TL_HD float tl_sigmoid_bwd(float y, float g)
-{
-    return g * fmaf(-y, y, y);
-}
+TL_HD float tl_sigmoid_bwd(float y, float g) { return g * fmaf(-y, y, y); }
 
 /* ---- softplus --------------------------------------------------------------------------------------------- */
 

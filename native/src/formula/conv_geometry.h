@@ -26,7 +26,7 @@ typedef struct tl_conv_shape {
 /* Axes on which nothing happens (kernel and stride 1, no padding) are joined with their neighbours of that kind, so a
  * 1×1 convolution has one axis and a run along the last axis is as long as it can be. */
 TL_HD tl_conv_shape tl_conv_merge(int32_t rank, const int64_t *in, const int64_t *out, const int64_t *kernel,
-                                    const int64_t *stride, const int64_t *padding)
+                                  const int64_t *stride, const int64_t *padding)
 {
     tl_conv_shape s;
     int plain_before = 0;

@@ -9,10 +9,7 @@
 #include "base.h"
 
 /* |x|: the sign bit cleared. */
-TL_HD float tl_abs(float x)
-{
-    return fabsf(x);
-}
+TL_HD float tl_abs(float x) { return fabsf(x); }
 
 /* g sign(x) with sign(+-0) = 0: an honest product, so at 0 it is a zero with the sign of g (NaN for g infinite). */
 TL_HD float tl_abs_bwd(float x, float g)
@@ -22,10 +19,7 @@ TL_HD float tl_abs_bwd(float x, float g)
 }
 
 /* Correctly rounded root; sqrt(-0) = -0, NaN for x < 0. */
-TL_HD float tl_sqrt(float x)
-{
-    return sqrtf(x);
-}
+TL_HD float tl_sqrt(float x) { return sqrtf(x); }
 
 /* g / (2y) where x > 0, y = sqrt(x) from the forward; else 0. 2y is exact. x decides because y alone does not tell a
  * negative x (gradient 0) from a NaN (gradient NaN). */
@@ -71,16 +65,10 @@ TL_HD void tl_max_bwd(float a, float b, float g, float *ga, float *gb)
     *gb = a < b ? g : a > b ? 0.0f : a == b ? half : unordered;
 }
 
-TL_HD void tl_min_bwd(float a, float b, float g, float *ga, float *gb)
-{
-    tl_max_bwd(-a, -b, g, ga, gb);
-}
+TL_HD void tl_min_bwd(float a, float b, float g, float *ga, float *gb) { tl_max_bwd(-a, -b, g, ga, gb); }
 
 /* min(hi, max(lo, x)), lo <= hi. */
-TL_HD float tl_clamp(float x, float lo, float hi)
-{
-    return tl_min(hi, tl_max(lo, x));
-}
+TL_HD float tl_clamp(float x, float lo, float hi) { return tl_min(hi, tl_max(lo, x)); }
 
 /* g strictly inside (lo, hi), else 0; NaN for a NaN in x, lo or hi. */
 TL_HD float tl_clamp_bwd(float x, float lo, float hi, float g)
@@ -90,22 +78,13 @@ TL_HD float tl_clamp_bwd(float x, float lo, float hi, float g)
 }
 
 /* max(x, 0): +0 for -0, NaN for NaN. */
-TL_HD float tl_relu(float x)
-{
-    return x > 0.0f ? x : x <= 0.0f ? 0.0f : x;
-}
+TL_HD float tl_relu(float x) { return x > 0.0f ? x : x <= 0.0f ? 0.0f : x; }
 
 /* g where x > 0, else 0; NaN for NaN x. */
-TL_HD float tl_relu_bwd(float x, float g)
-{
-    return x > 0.0f ? g : x <= 0.0f ? 0.0f : x;
-}
+TL_HD float tl_relu_bwd(float x, float g) { return x > 0.0f ? g : x <= 0.0f ? 0.0f : x; }
 
 /* 1/x. */
-TL_HD float tl_inv(float x)
-{
-    return 1.0f / x;
-}
+TL_HD float tl_inv(float x) { return 1.0f / x; }
 
 /* x = m 2^e with |m| in [1, 2) for a finite x other than 0, subnormals included; m = x, e = 0 for 0, inf and NaN. */
 TL_HD float tl_mantissa(float x, int32_t *e)

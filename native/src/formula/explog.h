@@ -96,10 +96,7 @@ TL_HD float tl_exp(float x)
 }
 
 /* g y, y = e^x. */
-TL_HD float tl_exp_bwd(float y, float g)
-{
-    return g * y;
-}
+TL_HD float tl_exp_bwd(float y, float g) { return g * y; }
 
 /* 1/d, correctly rounded, for 2^-100 <= |d| <= 2^100 and NaN. On CUDA: the hardware's approximation and one Newton step
  * with an exact residual, which is what the compiler's own division does in this range, without the test for the
@@ -185,10 +182,7 @@ TL_HD float tl_log_sum(float e, float f, float fl)
 }
 
 /* Exponent e and reduced mantissa m in [sqrt(1/2), sqrt(2)) of a positive normal float: bits = m 2^e. */
-TL_HD int32_t tl_log_exponent(float x)
-{
-    return (int32_t)(tl_bits(x) - 0x3f3504f3u) >> 23;
-}
+TL_HD int32_t tl_log_exponent(float x) { return (int32_t)(tl_bits(x) - 0x3f3504f3u) >> 23; }
 
 /* ln x: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1 exact, ln x = e ln2 + ln(1 + f). Subnormals are scaled by
  * 2^32 first. ln(+-0) = -inf, ln(inf) = inf, NaN for x < 0 and for NaN; ln 1 = +0. */
@@ -204,10 +198,7 @@ TL_HD float tl_log(float x)
 }
 
 /* g / x. */
-TL_HD float tl_log_bwd(float x, float g)
-{
-    return g / x;
-}
+TL_HD float tl_log_bwd(float x, float g) { return g / x; }
 
 /* ---- sine and cosine ------------------------------------------------------------------------------------- */
 

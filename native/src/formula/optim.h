@@ -19,10 +19,7 @@ typedef struct tl_sgd {
     float lr, weight_decay;
 } tl_sgd;
 
-TL_HD float tl_sgd_element(tl_sgd s, float p, float g)
-{
-    return fmaf(-s.lr, tl_decayed(p, g, s.weight_decay), p);
-}
+TL_HD float tl_sgd_element(tl_sgd s, float p, float g) { return fmaf(-s.lr, tl_decayed(p, g, s.weight_decay), p); }
 
 typedef struct tl_momentum {
     float lr, weight_decay, momentum, fresh; /* fresh = 1 - dampening */
@@ -49,8 +46,8 @@ typedef struct tl_adam {
     float kept;          /* what is left of p before the step: 1 - lr·weight_decay for AdamW, 1 for Adam */
     float beta1, fresh1; /* fresh = 1 - beta */
     float beta2, fresh2;
-    float size;          /* lr / (1 - beta1^step) */
-    float root;          /* 1 / √(1 - beta2^step) */
+    float size; /* lr / (1 - beta1^step) */
+    float root; /* 1 / √(1 - beta2^step) */
     float eps;
 } tl_adam;
 
@@ -101,9 +98,6 @@ TL_HD float tl_clip_factor(float norm, float max_norm, float eps)
 }
 
 /* x² without rounding: 48 bits, from 2^-298 to 2^256. */
-TL_HD double tl_square(float x)
-{
-    return (double)x * (double)x;
-}
+TL_HD double tl_square(float x) { return (double)x * (double)x; }
 
 #endif

@@ -7,22 +7,13 @@
 #include "explog.h"
 
 /* Whether v takes the lead from the best cell so far: it is larger, or it is the first NaN. Zeros of both signs tie. */
-TL_HD int32_t tl_pool_takes(float v, float best)
-{
-    return (best == best) & !(v <= best);
-}
+TL_HD int32_t tl_pool_takes(float v, float best) { return (best == best) & !(v <= best); }
 
 /* What a winner receives of its window's g. */
-TL_HD float tl_pool_prize(float v, float g)
-{
-    return v != v ? TL_NAN : g;
-}
+TL_HD float tl_pool_prize(float v, float g) { return v != v ? TL_NAN : g; }
 
 /* e^(beta (v - p)), p the extreme of v's window; 1 for v = p, infinite or not. */
-TL_HD float tl_pool_weight(float v, float p, float beta)
-{
-    return tl_exp(v == p ? 0.0f : beta * (v - p));
-}
+TL_HD float tl_pool_weight(float v, float p, float beta) { return tl_exp(v == p ? 0.0f : beta * (v - p)); }
 
 /* The window's sum of weights: `sum` over its cells, and `padded` cells of value 0. */
 TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
@@ -31,9 +22,6 @@ TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
     return padded > 0.0f ? all : sum;
 }
 
-TL_HD float tl_pool_smooth(float total, float p, float beta)
-{
-    return p + tl_log(total) / beta;
-}
+TL_HD float tl_pool_smooth(float total, float p, float beta) { return p + tl_log(total) / beta; }
 
 #endif

@@ -17,27 +17,15 @@ TL_HD uint64_t tl_mix(uint64_t x)
 }
 
 /* The 24 bits element i draws from: the upper ones of the low word. */
-TL_HD uint32_t tl_random_bits(uint64_t key, uint64_t i)
-{
-    return (uint32_t)tl_mix(key + i) >> 8;
-}
+TL_HD uint32_t tl_random_bits(uint64_t key, uint64_t i) { return (uint32_t)tl_mix(key + i) >> 8; }
 
 /* In [0, 1), a multiple of 2^-24: exact. */
-TL_HD float tl_uniform_of(uint32_t bits)
-{
-    return (float)(int32_t)bits * 0x1p-24f;
-}
+TL_HD float tl_uniform_of(uint32_t bits) { return (float)(int32_t)bits * 0x1p-24f; }
 
-TL_HD float tl_random_uniform(uint64_t key, uint64_t i)
-{
-    return tl_uniform_of(tl_random_bits(key, i));
-}
+TL_HD float tl_random_uniform(uint64_t key, uint64_t i) { return tl_uniform_of(tl_random_bits(key, i)); }
 
 /* 1 with probability keep: keep 1 always, keep 0 never. */
-TL_HD float tl_bernoulli_of(uint32_t bits, float keep)
-{
-    return tl_uniform_of(bits) < keep ? 1.0f : 0.0f;
-}
+TL_HD float tl_bernoulli_of(uint32_t bits, float keep) { return tl_uniform_of(bits) < keep ? 1.0f : 0.0f; }
 
 TL_HD float tl_random_bernoulli(uint64_t key, uint64_t i, float keep)
 {

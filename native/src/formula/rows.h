@@ -16,28 +16,16 @@ TL_HD float tl_quotient(float e, float s, float r)
 }
 
 /* y (g - s), s = sum of g y. */
-TL_HD float tl_softmax_grad(float y, float g, float s)
-{
-    return y * (g - s);
-}
+TL_HD float tl_softmax_grad(float y, float g, float s) { return y * (g - s); }
 
 /* g - e^y s, s = sum of g. */
-TL_HD float tl_log_softmax_grad(float y, float g, float s)
-{
-    return fmaf(-tl_exp(y), s, g);
-}
+TL_HD float tl_log_softmax_grad(float y, float g, float s) { return fmaf(-tl_exp(y), s, g); }
 
 /* The loss of a row whose exponentials sum to s and whose labelled element lies `at` = x - max above the maximum. */
-TL_HD float tl_cross_entropy_row(float at, float s)
-{
-    return tl_log(s) - at;
-}
+TL_HD float tl_cross_entropy_row(float at, float s) { return tl_log(s) - at; }
 
 /* (y - onehot) c. */
-TL_HD float tl_cross_entropy_grad(float y, int32_t hit, float c)
-{
-    return (hit ? y - 1.0f : y) * c;
-}
+TL_HD float tl_cross_entropy_grad(float y, int32_t hit, float c) { return (hit ? y - 1.0f : y) * c; }
 
 /* 1 / sqrt(variance + eps) from the sum of n squares around the mean. */
 TL_HD float tl_inverse_deviation(float squares, int64_t n, float eps)
@@ -45,10 +33,7 @@ TL_HD float tl_inverse_deviation(float squares, int64_t n, float eps)
     return 1.0f / sqrtf(tl_per_count(squares, n) + eps);
 }
 
-TL_HD float tl_normalised(float x, float mean, float istd)
-{
-    return (x - mean) * istd;
-}
+TL_HD float tl_normalised(float x, float mean, float istd) { return (x - mean) * istd; }
 
 /* istd ((a - mean(a)) - xhat mean(a xhat)). */
 TL_HD float tl_norm_grad(float a, float xhat, float mean_a, float mean_ax, float istd)

@@ -42,10 +42,7 @@ static float dot_product(const float *x, const float *y, int64_t d)
 /* ---- the pass over queries --------------------------------------------------------------------------------------- */
 
 /* Work of a task, in floats: packed queries and cotangents, sums, panels of scores and of g·v. */
-static int64_t query_work(const problem *p)
-{
-    return 2 * BLOCK * p->d + BLOCK * p->width + 2 * TL_PANEL * TILE;
-}
+static int64_t query_work(const problem *p) { return 2 * BLOCK * p->d + BLOCK * p->width + 2 * TL_PANEL * TILE; }
 
 /* weights (of one query) times (g·v - D), 0 where blocked; in place of the weights. */
 static void score_gradients(float *restrict w, const float *restrict t, float dot, const problem *p, const float *mask,

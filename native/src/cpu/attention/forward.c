@@ -11,10 +11,7 @@ typedef struct forward_args {
 } forward_args;
 
 /* Work of a task, in floats: packed queries, weighted sums, a panel of scores. */
-static int64_t forward_work(const problem *p)
-{
-    return BLOCK * p->d + BLOCK * p->width + TL_PANEL * TILE;
-}
+static int64_t forward_work(const problem *p) { return BLOCK * p->d + BLOCK * p->width + TL_PANEL * TILE; }
 
 static void forward_task(void *arg, int64_t task, int32_t worker)
 {

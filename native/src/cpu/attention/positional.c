@@ -77,10 +77,7 @@ static void rotate_task(void *arg, int64_t task, int32_t worker)
     run_task((const position_args *)arg, task, worker, 1);
 }
 
-static void add_task(void *arg, int64_t task, int32_t worker)
-{
-    run_task((const position_args *)arg, task, worker, 0);
-}
+static void add_task(void *arg, int64_t task, int32_t worker) { run_task((const position_args *)arg, task, worker, 0); }
 
 static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
 {
@@ -113,8 +110,8 @@ int32_t tl_cpu_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n,
 int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
                           int64_t start, int64_t halves, float *gx)
 {
-    position_args a = {.x = g, .out = gx, .batch = batch, .n = n, .d = d, .start = start,
-                       .halves = halves != 0, .back = 1};
+    position_args a = {
+        .x = g, .out = gx, .batch = batch, .n = n, .d = d, .start = start, .halves = halves != 0, .back = 1};
     return encode(ctx, &a, base, rotate_task);
 }
 

@@ -288,8 +288,7 @@ static inline void pack_sides(problem *p, float *scratch)
 
 /* One pass: packs its sides, of `packed_size` floats, and runs a task per block of rows with `work` floats each. `arg`
  * begins with the problem. */
-static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t packed_size, int64_t work,
-                               tl_task_fn fn)
+static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t packed_size, int64_t work, tl_task_fn fn)
 {
     p->work_size = tl_ceil_div(work, 16) * 16;
     void *scratch;
@@ -305,8 +304,14 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
 
 static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
 {
-    return (problem){.batch = batch, .n = n, .d = d, .width = tl_ceil_div(d, WIDTH) * WIDTH,
-                     .tiles = tl_ceil_div(n, TILE), .mode = mode, .scale = scale, .mask = mask};
+    return (problem){.batch = batch,
+                     .n = n,
+                     .d = d,
+                     .width = tl_ceil_div(d, WIDTH) * WIDTH,
+                     .tiles = tl_ceil_div(n, TILE),
+                     .mode = mode,
+                     .scale = scale,
+                     .mask = mask};
 }
 
 #endif

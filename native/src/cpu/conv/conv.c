@@ -97,10 +97,7 @@ static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const 
     return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
 }
 
-static tl_dims two(int64_t h, int64_t w)
-{
-    return (tl_dims){2, {h, w}};
-}
+static tl_dims two(int64_t h, int64_t w) { return (tl_dims){2, {h, w}}; }
 
 int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch, int64_t in_channels,
                     const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
@@ -174,9 +171,9 @@ int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const
 }
 
 int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
-                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                int64_t padding_h, int64_t padding_w, float *out)
+                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
+                                int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
+                                int64_t padding_w, float *out)
 {
     const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
     const tl_dims p = two(padding_h, padding_w);

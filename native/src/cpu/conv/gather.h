@@ -74,7 +74,12 @@ INLINE lane_vector join_lanes(lane_vector x, lane_vector y)
     typedef int32_t bits __attribute__((vector_size(16)));
     return (lane_vector)((bits)x | (bits)y);
 }
-INLINE lane_vector read_all(const float *p) { lane_vector v; memcpy(&v, p, sizeof v); return v; }
+INLINE lane_vector read_all(const float *p)
+{
+    lane_vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 INLINE void write_all(float *p, lane_vector v) { memcpy(p, &v, sizeof v); }
 #endif
 #if !defined(__AVX512F__)

@@ -20,7 +20,7 @@ enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 256, TILE_COLUMNS = 256, MA
 typedef struct {
     const conv_view *v;
     const float *g;
-    float *sums, *blocks; /* (segments, rows, inner); scratch per worker */
+    float *sums, *blocks;                        /* (segments, rows, inner); scratch per worker */
     int64_t inner, positions, segments, segment; /* positions of the batch, and of a segment */
     int64_t row_tiles, tile_rows, column_tiles, tile_columns, worker_floats;
 } job_t;
@@ -79,8 +79,7 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
                     tl_gemm_panel_f32(h, vectors, kc, panel, strip, ld, edge, ld, 0);
                     for (int64_t r = 0; r < h; r++)
                         for (int64_t l = 0; l < width; l++)
-                            to[r * job->inner + l] =
-                                add ? to[r * job->inner + l] + edge[r * ld + l] : edge[r * ld + l];
+                            to[r * job->inner + l] = add ? to[r * job->inner + l] + edge[r * ld + l] : edge[r * ld + l];
                 }
                 panel += h * kc;
                 row += h;
@@ -91,8 +90,8 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
 
 int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw)
 {
-    job_t job = {.v = v, .g = g, .inner = v->channels * v->gather.taps_size,
-                 .positions = v->batch * v->gather.positions};
+    job_t job = {
+        .v = v, .g = g, .inner = v->channels * v->gather.taps_size, .positions = v->batch * v->gather.positions};
     job.row_tiles = tl_ceil_div(v->rows, TILE_ROWS / MR * MR);
     job.tile_rows = tl_ceil_div(v->rows, job.row_tiles);
     job.row_tiles = tl_ceil_div(v->rows, job.tile_rows);

@@ -181,12 +181,32 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 typedef float vec_f32 __attribute__((vector_size(16)));
 typedef double vec_f64 __attribute__((vector_size(16)));
 
-INLINE vec_f32 load_f32(const float *p) { vec_f32 v; memcpy(&v, p, sizeof v); return v; }
-INLINE vec_f64 load_f64(const double *p) { vec_f64 v; memcpy(&v, p, sizeof v); return v; }
+INLINE vec_f32 load_f32(const float *p)
+{
+    vec_f32 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE vec_f64 load_f64(const double *p)
+{
+    vec_f64 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 INLINE void store_f32(float *p, vec_f32 v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
-INLINE vec_f32 load_n_f32(const float *p, int64_t n) { vec_f32 v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
-INLINE vec_f64 load_n_f64(const double *p, int64_t n) { vec_f64 v = {0}; memcpy(&v, p, (size_t)n * 8); return v; }
+INLINE vec_f32 load_n_f32(const float *p, int64_t n)
+{
+    vec_f32 v = {0};
+    memcpy(&v, p, (size_t)n * 4);
+    return v;
+}
+INLINE vec_f64 load_n_f64(const double *p, int64_t n)
+{
+    vec_f64 v = {0};
+    memcpy(&v, p, (size_t)n * 8);
+    return v;
+}
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
 

@@ -49,23 +49,24 @@ typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, int64_t, REAL
     {                                                                                                                  \
         FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, add);                                                                  \
     }
-KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4)
+KERNEL(1)
+KERNEL(2) KERNEL(3) KERNEL(4)
 #if MR > 4
-KERNEL(5) KERNEL(6)
+    KERNEL(5) KERNEL(6)
 #endif
 #if MR > 6
-KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11) KERNEL(12) KERNEL(13) KERNEL(14)
+        KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11) KERNEL(12) KERNEL(13) KERNEL(14)
 #endif
 #undef KERNEL
 
 #define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)}
-static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {
-    {0, 0}, PAIR(1), PAIR(2), PAIR(3), PAIR(4),
+            static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {
+                {0, 0},  PAIR(1), PAIR(2), PAIR(3),  PAIR(4),
 #if MR > 4
-    PAIR(5), PAIR(6),
+                PAIR(5), PAIR(6),
 #endif
 #if MR > 6
-    PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
+                PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
 #endif
 };
 #undef PAIR
@@ -153,7 +154,7 @@ static void FN(store_tile)(const REAL *tile, int64_t rows, int64_t columns, REAL
 }
 
 /* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1. */
-static void FN(row_times_matrix)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
+static void FN(row_times_matrix)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
 {
     enum { SPAN = 2048 };
     _Alignas(64) REAL sums[SPAN + LANES];
@@ -193,7 +194,7 @@ static void FN(row_times_matrix)(const FN(job) *job, const REAL *a, const REAL *
 }
 
 /* One row of A times contiguous columns of B, two vectors of columns at a time. */
-static void FN(row_times_transpose)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
+static void FN(row_times_transpose)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
 {
     for (int64_t j = 0; j < columns; j += NR) {
         int64_t w = tl_imin(columns - j, NR), off[NR];
@@ -232,7 +233,7 @@ static void FN(row_times_transpose)(const FN(job) *job, const REAL *a, const REA
 /* Packs share q of `shares` of a whole strip of B and prefetches the next share. The hardware does not see it coming:
  * a row of the strip is two lines long, or there are NR rows of a few lines each. Prefetching more than a share ahead
  * fails when the rows are a large power of two apart: they then compete for a few sets of L2. */
-INLINE void FN(pack_share)(const FN(job) *job, REAL *strip, const REAL *from, int64_t kc, int64_t q, int64_t shares)
+INLINE void FN(pack_share)(const FN(job) * job, REAL *strip, const REAL *from, int64_t kc, int64_t q, int64_t shares)
 {
     enum { LINE = 64 / sizeof(REAL) };
     int64_t edge[3];
@@ -252,7 +253,7 @@ INLINE void FN(pack_share)(const FN(job) *job, REAL *strip, const REAL *from, in
 }
 
 /* A tile of C at most TILE_ROWS high, over all of n; a_block and two strips of B (strip, spare) are this worker's. */
-static void FN(multiply_tile)(const FN(job) *job, const REAL *a, const REAL *b, REAL *c, int64_t rows, int64_t columns,
+static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t rows, int64_t columns,
                               REAL *a_block, REAL *strip, REAL *spare)
 {
     _Alignas(64) REAL edge[MR * NR];
@@ -305,7 +306,7 @@ static void FN(multiply_tile)(const FN(job) *job, const REAL *a, const REAL *b, 
 }
 
 /* What no product is left to do for: C without an inner dimension, and the bias. */
-static void FN(finish_tile)(const FN(job) *job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
+static void FN(finish_tile)(const FN(job) * job, REAL *c, const REAL *bias, int64_t rows, int64_t columns)
 {
     if (job->n == 0 && !job->accumulate)
         for (int64_t i = 0; i < rows; i++)
@@ -349,7 +350,7 @@ static void FN(task)(void *arg, int64_t t, int32_t worker)
 }
 
 /* Cuts the product into tasks of at least TASK_COST multiply-adds, the packing counted in, while there are few. */
-static int64_t FN(plan)(FN(job) *job)
+static int64_t FN(plan)(FN(job) * job)
 {
     double m = (double)job->m, n = (double)job->n, p = (double)job->p, cost = m * n * p + 16 * n * (m + p);
     job->row_tiles = tl_ceil_div(job->m, TILE_ROWS);
@@ -377,9 +378,26 @@ static int64_t FN(plan)(FN(job) *job)
 
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
-    FN(job) job = {.a = A, .b = B, .bias = g->bias, .c = C, .batch = g->batch, .m = g->m, .n = g->n, .p = g->p,
-                   .rsa = g->rsa, .csa = g->csa, .rsb = g->rsb, .csb = g->csb, .rsc = g->ldc, .csc = 1, .sa = g->sa,
-                   .sb = g->sb, .sc = g->sc, .bias_columns = 1, .accumulate = g->accumulate};
+    FN(job)
+    job = {.a = A,
+           .b = B,
+           .bias = g->bias,
+           .c = C,
+           .batch = g->batch,
+           .m = g->m,
+           .n = g->n,
+           .p = g->p,
+           .rsa = g->rsa,
+           .csa = g->csa,
+           .rsb = g->rsb,
+           .csb = g->csb,
+           .rsc = g->ldc,
+           .csc = 1,
+           .sa = g->sa,
+           .sb = g->sb,
+           .sc = g->sc,
+           .bias_columns = 1,
+           .accumulate = g->accumulate};
     if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
         job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
@@ -450,8 +468,14 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
     if (status)
         return status;
-    FN(round) round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc,
-                       .rows_per_task = tl_ceil_div(1024, g->p), .accumulate = g->accumulate};
+    FN(round)
+    round = {.sums = sums,
+             .c = C,
+             .m = g->m,
+             .p = g->p,
+             .ldc = g->ldc,
+             .rows_per_task = tl_ceil_div(1024, g->p),
+             .accumulate = g->accumulate};
     for (int64_t first = 0; first < blocks && !status; first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
@@ -463,8 +487,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
             status = FN(product)(ctx, &part, a, b, sums);
         if (rest > whole * KC && !status) {
             part.batch = 1, part.n = rest - whole * KC;
-            status = FN(product)(ctx, &part, a + whole * part.sa, b + whole * part.sb,
-                                 (REAL *)sums + whole * part.sc);
+            status = FN(product)(ctx, &part, a + whole * part.sa, b + whole * part.sb, (REAL *)sums + whole * part.sc);
         }
         if (!status) {
             round.bias = first + ROUND >= blocks ? g->bias : 0;

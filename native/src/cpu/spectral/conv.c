@@ -14,10 +14,7 @@
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
 enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF };
 
-static int64_t up(int64_t n, int64_t to)
-{
-    return tl_ceil_div(n, to) * to;
-}
+static int64_t up(int64_t n, int64_t to) { return tl_ceil_div(n, to) * to; }
 
 /* A product and a sum per mode and element against about 5·log2(n)/2 butterflies' operations, twice over memory. */
 static int truncated(int64_t grid, int64_t modes)
@@ -30,7 +27,7 @@ static int truncated(int64_t grid, int64_t modes)
 /* One truncated transform or its adjoint. `table` holds for mode k and pair j cos(pi·k·(2j+1)/n), and after all of them
  * the sines, [k][j] for synthesis, [j][k] for analysis with the modes padded to a multiple of 4. */
 struct tiles {
-    const tl_fft *roots; /* packed: of 2n */
+    const tl_fft *roots;             /* packed: of 2n */
     int64_t n, width, modes, padded; /* padded: modes to a multiple of 4 */
     const float *table;
     const float *x; /* analysis: (n, width) */
@@ -354,10 +351,7 @@ struct mix {
     float *gr, *gi;       /* gwRe, gwIm */
 };
 
-static float weight(int64_t k, int64_t n)
-{
-    return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n);
-}
+static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
 
 /* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
 static void mix_task(void *arg, int64_t k, int32_t worker)
@@ -436,8 +430,15 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra);
     if (status)
         return status;
-    struct mix mix = {.width = width, .modes = modes, .n = grid, .wRe = wRe, .wIm = wIm,
-                      .xr = spectra, .xi = spectra + plane, .zr = spectra + 2 * plane, .zi = spectra + 3 * plane};
+    struct mix mix = {.width = width,
+                      .modes = modes,
+                      .n = grid,
+                      .wRe = wRe,
+                      .wIm = wIm,
+                      .xr = spectra,
+                      .xi = spectra + plane,
+                      .zr = spectra + 2 * plane,
+                      .zi = spectra + 3 * plane};
     status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
     if (!status) {
         tl_parallel(modes, mix_task, &mix);
@@ -461,9 +462,19 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra);
     if (status)
         return status;
-    struct mix mix = {.width = width, .modes = modes, .n = grid, .wRe = wRe, .wIm = wIm,
-                      .xr = spectra, .xi = spectra + plane, .zr = spectra + 2 * plane, .zi = spectra + 3 * plane,
-                      .dr = spectra + 4 * plane, .di = spectra + 5 * plane, .gr = gwRe, .gi = gwIm};
+    struct mix mix = {.width = width,
+                      .modes = modes,
+                      .n = grid,
+                      .wRe = wRe,
+                      .wIm = wIm,
+                      .xr = spectra,
+                      .xi = spectra + plane,
+                      .zr = spectra + 2 * plane,
+                      .zi = spectra + 3 * plane,
+                      .dr = spectra + 4 * plane,
+                      .di = spectra + 5 * plane,
+                      .gr = gwRe,
+                      .gi = gwIm};
     status = analysis(ctx, g, grid, width, modes, mix.zr, mix.zi);
     for (int64_t k = 0; k < modes; k++)
         for (int64_t o = 0; o < width; o++) {

@@ -55,10 +55,10 @@ static const float COS_11[] = {0.84125353283118117f, 0.41541501300188643f, -0.14
                                -0.95949297361449739f};
 static const float SIN_11[] = {0.54064081745559758f, 0.90963199535451837f, 0.98982144188093273f, 0.75574957435425828f,
                                0.28173255684142970f};
-static const float COS_13[] = {0.88545602565320990f, 0.56806474673115580f, 0.12053668025532305f, -0.35460488704253562f,
-                               -0.74851074817110110f, -0.97094181742605203f};
-static const float SIN_13[] = {0.46472317204376856f, 0.82298386589365639f, 0.99270887409805399f, 0.93501624268541482f,
-                               0.66312265824079520f, 0.23931566428755777f};
+static const float COS_13[] = {0.88545602565320990f,  0.56806474673115580f,  0.12053668025532305f,
+                               -0.35460488704253562f, -0.74851074817110110f, -0.97094181742605203f};
+static const float SIN_13[] = {0.46472317204376856f, 0.82298386589365639f, 0.99270887409805399f,
+                               0.93501624268541482f, 0.66312265824079520f, 0.23931566428755777f};
 
 /* Sums of a[j] and a[r-j] meet cosines, differences sines; both run over j in order. */
 TL_INLINE void butterfly_odd(tl_cvec *a, const int r, const float *c, const float *s)
@@ -187,7 +187,7 @@ struct four_step {
     int64_t groups; /* of TL_W columns i2 */
     /* floats of a row of the matrix: a group more than there are, so that rows fall into different sets of the cache */
     int64_t row;
-    float *matrix;  /* [k1][group][re, im][lane] */
+    float *matrix; /* [k1][group][re, im][lane] */
     tl_cvec *vectors;
     int64_t per_worker;
 };

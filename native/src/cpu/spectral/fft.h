@@ -29,11 +29,11 @@ typedef struct tl_roots {
 
 typedef struct tl_fft {
     int64_t n;
-    int in_lanes;    /* direct, or Bluestein over a direct one: tl_fft_lanes transforms it, else tl_fft_large */
+    int in_lanes; /* direct, or Bluestein over a direct one: tl_fft_lanes transforms it, else tl_fft_large */
     int stages;
     int radix[TL_FFT_STAGES];
-    float *twiddle;  /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
-    float *real;     /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
+    float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
+    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; in_lanes only */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
     tl_roots roots;                /* of n (four-step) */
@@ -70,10 +70,7 @@ const tl_fft *tl_fft_get(int64_t n, int kind);
 void tl_fft_put(const tl_fft *plan);
 
 /* Complex vectors of scratch that a transform in lanes takes besides its input. */
-static inline int64_t tl_fft_lanes_scratch(const tl_fft *f)
-{
-    return f->first ? 2 * f->first->n : f->n;
-}
+static inline int64_t tl_fft_lanes_scratch(const tl_fft *f) { return f->first ? 2 * f->first->n : f->n; }
 /* Complex vectors of the buffers one worker needs for tl_fft_large. */
 static inline int64_t tl_fft_large_scratch(const tl_fft *f)
 {
@@ -126,9 +123,6 @@ TL_INLINE void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
 }
 
 /* (a·b) for a root b = (c, s). */
-TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s)
-{
-    return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c};
-}
+TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s) { return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c}; }
 
 #endif

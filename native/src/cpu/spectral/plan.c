@@ -180,8 +180,8 @@ static void destroy(tl_fft *f)
         return;
     destroy(f->first);
     destroy(f->second);
-    void *owned[] = {f->twiddle, f->real, f->chirp, f->kernel, f->roots.coarse, f->roots.fine, f->packed.coarse,
-                     f->packed.fine, f->lane_roots};
+    void *owned[] = {f->twiddle,    f->real,          f->chirp,       f->kernel,    f->roots.coarse,
+                     f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
     free(f);

@@ -218,10 +218,7 @@ static void pieces(int64_t count, tl_task_fn fn, void *arg, int alone)
 }
 
 /* The next address for vectors. */
-static tl_cvec *aligned(float *p)
-{
-    return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64);
-}
+static tl_cvec *aligned(float *p) { return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64); }
 
 /* One row through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
  * vectors. */

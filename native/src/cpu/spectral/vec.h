@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif

@@ -352,7 +352,17 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
     BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr},
-                   out, g, gQ, gK, gV, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+                   out,
+                   g,
+                   gQ,
+                   gK,
+                   gV,
+                   nullptr,
+                   nullptr,
+                   nullptr,
+                   nullptr,
+                   nullptr,
+                   nullptr};
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
     void *scratch;
     TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(3 * batch * granules + batch), &scratch));

@@ -10,7 +10,7 @@ struct BackwardArgs {
     Problem p;
     const float *out, *g;
     float *gQ, *gK, *gV;
-    float *base, *inverse, *dot;            /* m, 1/Σ, D of every query */
+    float *base, *inverse, *dot;                   /* m, 1/Σ, D of every query */
     const uint8_t *finite_k, *finite_q, *finite_g; /* with a mask */
 };
 

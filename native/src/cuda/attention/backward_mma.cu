@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     for (int turn = 0; j0 < end; turn ^= 1) {
         tl_copy_wait<0>();
         __syncthreads();
-        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
-                                        lane);
+        const int64_t j1 =
+            next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax, lane);
         if (j1 < end)
             copy_tile(j1, turn ^ 1);
         tl_copy_commit();
@@ -228,7 +228,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             Words<C> words;
 #pragma unroll
             for (int r = 0; r < C::R; r++)
-                words[r] = stored ? team_bits[lane.row(r)]
+                words[r] = stored             ? team_bits[lane.row(r)]
                            : p.mode == CAUSAL ? ~low_bits(ahead + lane.row(r) - lane.first)
                                               : 0xffffffffu;
             float s[C::M][4][4], t[C::M][4][4];
@@ -337,10 +337,10 @@ int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
                                             : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
     if (status || (!a.gK && !a.gV))
         return status;
-    return teams       ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
-           : d <= 32   ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
-           : d <= 64   ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)
-                       : key_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+    return teams     ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+           : d <= 32 ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
+           : d <= 64 ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)
+                     : key_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
 }
 
 } /* namespace attention */

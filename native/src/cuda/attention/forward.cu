@@ -148,8 +148,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     for (int turn = 0; j0 < end; turn ^= 1) {
         tl_copy_wait<0>();
         __syncthreads();
-        const int64_t j1 = next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax,
-                                        lane);
+        const int64_t j1 =
+            next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax, lane);
         if (j1 < end) {
             copy_rows<C, C::TILES>(Ks + (turn ^ 1) * C::TILES * C::LD, K, j1, p, 0);
             copy_rows<C, C::TILES>(Vs + (turn ^ 1) * C::TILES * C::LD, V, j1, p, 0);
@@ -266,12 +266,12 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
         const bool few = a.p.batch * tl_ceil_div(a.p.n, 128) < tl_cuda_sms(ctx);
         const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
         const int32_t status = wgmma_serves(ctx, a.p) ? forward_wgmma(ctx, a.p, a.out)
-                               : teams && few ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
-                               : teams ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
-                               : few && d <= 64 ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
-                               : d <= 32 ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
-                               : d <= 64 ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
-                                         : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
+                               : teams && few         ? forward_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
+                               : teams                ? forward_tensor<Tensor<64, 2, 8, 1, 4>>(ctx, a)
+                               : few && d <= 64       ? forward_tensor<Tensor<64, 1, 4, 2>>(ctx, a)
+                               : d <= 32              ? forward_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
+                               : d <= 64              ? forward_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
+                                                      : forward_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
         TL_TRY(status);
     }
     /* Two blocks of 128 threads share a multiprocessor up to d = 64, one of 256 beyond: bound by shared memory. */

@@ -50,9 +50,10 @@ template <int DP_, int M_, int WARPS_, int BLOCKS_, int SPLIT_ = 1> struct Tenso
 struct Lane {
     int g, t, first, team;
     template <class C>
-    __device__ __forceinline__ explicit Lane(C) : g(threadIdx.x % 32 / 4), t(threadIdx.x % 4),
-                                                  first((int)threadIdx.x % C::TEAM / 32 * (16 * C::M)),
-                                                  team(C::SPLIT == 1 ? 0 : (int)threadIdx.x / C::TEAM) {}
+    __device__ __forceinline__ explicit Lane(C)
+        : g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first((int)threadIdx.x % C::TEAM / 32 * (16 * C::M)),
+          team(C::SPLIT == 1 ? 0 : (int)threadIdx.x / C::TEAM)
+    {}
     /* of the block, for index r = 2m + h of the lane's rows */
     __device__ __forceinline__ int row(int r) const { return first + 8 * r + g; }
 };
@@ -181,7 +182,7 @@ __device__ __forceinline__ void store_sums(float *row, const Sums<C> &sums, int 
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int c = 32 * group + 4 * (2 * lane.t + e), at = r % 2 * 2 + e;
-            const float(&v)[4][4] = sums[r / 2][group];
+            const float (&v)[4][4] = sums[r / 2][group];
             if (p.wide) {
                 if (c < p.d)
                     tl_store4(row + c, make_float4(v[0][at], v[1][at], v[2][at], v[3][at]));

@@ -79,9 +79,9 @@ template <class C> struct Consumer {
     const Head *headers;
     PanelRing<C, 0> ring;
     Ring<C::HEADERS, true> header_ring;
-    uint64_t panel; /* descriptor of stage 0 */
+    uint64_t panel;         /* descriptor of stage 0 */
     int group, g, t, first; /* first: the warp's first row of the block */
-    float *dots; /* of the block's queries */
+    float *dots;            /* of the block's queries */
     Rows rows;
     float by_weights[C::WEIGHTS ? C::HALVES : 1][32], by_slopes[C::SLOPES ? C::HALVES : 1][32];
 
@@ -89,9 +89,8 @@ template <class C> struct Consumer {
                                         const uint64_t (*barriers)[C::STAGES],
                                         const uint64_t (*header_barriers)[C::HEADERS], float *dots_)
         : a(args), p(args.p), own(own_), headers(headers_), ring(barriers), header_ring(header_barriers, 0),
-          panel(descriptor(tl_shared_address(stages))),
-          group(__shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0)), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4),
-          first((int)threadIdx.x / 32 * 16), dots(dots_)
+          panel(descriptor(tl_shared_address(stages))), group(__shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0)),
+          g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first((int)threadIdx.x / 32 * 16), dots(dots_)
     {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
@@ -129,8 +128,11 @@ template <class C> struct Consumer {
             const float4 v = present ? tl_load4(from + (int64_t)r * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int lane = 0; lane < 4; lane++)
-                *reinterpret_cast<float *>(column + r * ROW + 16 * ((2 * lane + q % 8 / 4) ^ r % 8)) =
-                    lane == 0 ? v.x : lane == 1 ? v.y : lane == 2 ? v.z : v.w;
+                *reinterpret_cast<float *>(column + r * ROW + 16 * ((2 * lane + q % 8 / 4) ^ r % 8)) = lane == 0   ? v.x
+                                                                                                       : lane == 1 ? v.y
+                                                                                                       : lane == 2
+                                                                                                           ? v.z
+                                                                                                           : v.w;
         }
     }
 

@@ -18,8 +18,8 @@ template <class C> struct Producer {
     PanelRing<C, 1> ring;
     Ring<C::HEADERS, true> header_ring;
     int64_t b;
-    int r0, thread; /* the block's first row */
-    int i, c, place;                    /* of a panel as it is: chunk c of rows i + 16u */
+    int r0, thread;                         /* the block's first row */
+    int i, c, place;                        /* of a panel as it is: chunk c of rows i + 16u */
     int turned_i, turned_row, turned_place; /* transposed: rows turned_row + 2e of the tile, coordinates turned_i + e */
 
     __device__ __forceinline__ Producer(const WgmmaArgs &args, char *stages_, Header<C::OF_KEYS> *headers_,
@@ -106,7 +106,7 @@ template <class C> struct Producer {
 #pragma unroll 4
                 for (int q = 0; q < 32; q++, from += p.n)
                     if (key < n && j + 32 * h + q < n)
-                        word |= (uint32_t) !(*from == 0.0f) << q;
+                        word |= (uint32_t)!(*from == 0.0f) << q;
                 bits[h][thread] = word;
                 any |= word;
             }
@@ -157,8 +157,7 @@ template <class C> struct Producer {
 
     /* Panel INDEX of the tile at j and those after it. Two are read ahead, the last two from the next tile, whose first
      * row is returned. */
-    template <int INDEX>
-    __device__ __forceinline__ int panels(float4 (&even)[4], float4 (&odd)[4], int j, int next)
+    template <int INDEX> __device__ __forceinline__ int panels(float4 (&even)[4], float4 (&odd)[4], int j, int next)
     {
         if constexpr (INDEX < C::PANELS) {
             if constexpr (INDEX == 0)

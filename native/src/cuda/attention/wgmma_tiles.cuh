@@ -48,7 +48,7 @@ using tl_wgmma::GROUP, tl_wgmma::ROW, tl_wgmma::WARPS;
 constexpr int GROUPS = 2, THREADS = (GROUPS + 1) * GROUP;
 constexpr int ROWS = 64 * GROUPS, COLS = 64, CHUNK = TL_DRAIN;
 constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO, OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
-constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048; /* static: for each header */
+constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048;                  /* static: for each header */
 static_assert(ROW == 4 * CHUNK, "one row is a chunk of coordinates");
 
 /* Of rows of up to DP elements. */
@@ -56,8 +56,8 @@ template <Pass PASS_, int DP_> struct Shape {
     static constexpr Pass PASS = PASS_;
     static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = DP / 64;
     static constexpr bool OF_KEYS = PASS == KEYS || PASS == KEYS_K || PASS == KEYS_V;
-    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K; /* dS and its product */
-    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V; /* the product of P */
+    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;      /* dS and its product */
+    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V;     /* the product of P */
     static constexpr int PANELS = CHUNKS * (1 + SLOPES) + 2 * HALVES * (WEIGHTS + SLOPES); /* of a tile */
     static constexpr int OPERANDS = (1 + SLOPES) * CHUNKS * OPERAND;
     static constexpr int HEADERS = DP == 64 || PASS == STATISTICS ? 2 : 1;
@@ -75,8 +75,8 @@ template <Pass PASS_, int DP_> struct Shape {
 
 /* What the producers say of a tile before its panels. */
 template <bool OF_KEYS> struct Header {
-    int first, ahead;        /* its first row, negative: there is none; how far that is after the block's first */
-    uint32_t bits[2][ROWS];  /* with a mask in memory: 32 of its rows, for each row of the block; 1 where allowed */
+    int first, ahead;       /* its first row, negative: there is none; how far that is after the block's first */
+    uint32_t bits[2][ROWS]; /* with a mask in memory: 32 of its rows, for each row of the block; 1 where allowed */
     float base[OF_KEYS ? COLS : 1], inverse[OF_KEYS ? COLS : 1], dot[OF_KEYS ? COLS : 1];
 };
 
@@ -102,8 +102,7 @@ __device__ __forceinline__ void start_part(float (&part)[32], uint32_t (&hi)[4][
 template <class C, uint32_t FIRST_PARITY> struct PanelRing : Ring<C::STAGES> {
     __device__ __forceinline__ explicit PanelRing(const uint64_t (*barriers)[C::STAGES])
         : Ring<C::STAGES>(barriers, FIRST_PARITY)
-    {
-    }
+    {}
     __device__ __forceinline__ void begin_tile()
     {
         if (C::TURNS > 0)

@@ -111,8 +111,8 @@ static inline int64_t tl_conv_segments(int64_t tiles, int64_t most, int64_t wave
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                              int64_t rows, const float *source, const float *w, const float *bias, float *target);
 /* target (batch, rows, size) of n elements: the sums of partial (blocks, n) in order, plus bias (NULL: none). */
-int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias, int64_t size,
-                         int64_t rows, float *target);
+int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
+                         int64_t size, int64_t rows, float *target);
 /* Whether conv/few_rows.cu serves a spread onto few rows, and that spread. */
 bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows);
 int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,

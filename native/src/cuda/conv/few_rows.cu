@@ -22,7 +22,7 @@ struct Job {
     float *large;
     uint32_t channels, rows, items, small_size, large_size;
     int32_t in[2], out[2], kernel[2], padding[2], first[2]; /* least j */
-    tl_fastdiv count1, count2; /* groups of P along the first axis, j along the second */
+    tl_fastdiv count1, count2;                              /* groups of P along the first axis, j along the second */
 };
 
 template <int S_, int T_, int R_> struct Form {

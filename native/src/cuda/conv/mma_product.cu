@@ -46,12 +46,12 @@ struct Job {
     const float *source, *w, *bias;
     float *target;
     Phase *phases;
-    float *packed;   /* (phase, slice, 16 rows, step of mma, part, lane, register) */
-    uint2 *offsets;  /* (phase, steps): source offset, tap bit */
-    float *partial;  /* (block of K, the target's elements), or NULL */
+    float *packed;  /* (phase, slice, 16 rows, step of mma, part, lane, register) */
+    uint2 *offsets; /* (phase, steps): source offset, tap bit */
+    float *partial; /* (block of K, the target's elements), or NULL */
     int64_t first_phase, most_steps, padded_rows, row_tiles, target_elements;
     int32_t phase_count, block; /* slices of a block of K */
-    bool alone; /* there is one phase, which the host has worked out */
+    bool alone;                 /* there is one phase, which the host has worked out */
     Phase phase;
 };
 
@@ -154,7 +154,7 @@ template <class T_> struct ProductLoader {
     const tl_conv_gather &g;
     const uint2 *offsets;
     const float *weights, *from; /* of this phase and row tile: all of them; the next slice's */
-    uint2 *table; /* slice % TABLE, step */
+    uint2 *table;                /* slice % TABLE, step */
     const uint32_t q;
     const bool used;
     const int last, slices_per_chunk;
@@ -190,7 +190,7 @@ template <class T_> struct ProductLoader {
             const int ahead = next + IN_FLIGHT;
             if ((int)threadIdx.x < SLICE / 2 && ahead < last)
                 tl_copy_async<16, false>(tl_shared_address(table + ahead % TABLE * SLICE + (int)threadIdx.x * 2),
-                              offsets + ahead * SLICE + (int)threadIdx.x * 2, true);
+                                         offsets + ahead * SLICE + (int)threadIdx.x * 2, true);
             if (next == chunk_end)
                 enter_chunk(next / slices_per_chunk);
             const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
@@ -282,7 +282,8 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
                      g,
                      job.offsets + (int64_t)phase_index * job.most_steps,
                      job.packed + (((int64_t)phase_index * (job.most_steps / SLICE)) * (job.padded_rows / 16) +
-                                   row_tile * (T::BM / 16)) * PACK,
+                                   row_tile * (T::BM / 16)) *
+                                      PACK,
                      nullptr,
                      table,
                      used ? (uint32_t)(q0 + column) : 0,
@@ -303,9 +304,9 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
 }
 
 /* A thread owns one element: its blocks' sums in order, then the bias. */
-__global__ void __launch_bounds__(256) add_kernel(const float *__restrict__ partial, int64_t blocks, int64_t n,
-                                                  const float *__restrict__ bias, tl_fastdiv size, tl_fastdiv rows,
-                                                  float *__restrict__ out)
+__global__ void __launch_bounds__(256)
+    add_kernel(const float *__restrict__ partial, int64_t blocks, int64_t n, const float *__restrict__ bias,
+               tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n)
@@ -323,8 +324,8 @@ __global__ void __launch_bounds__(256) add_kernel(const float *__restrict__ part
 }
 
 /* out[n, row, i] = bias[row], or 0. */
-__global__ void __launch_bounds__(256) fill_kernel(const float *__restrict__ bias, int64_t n, tl_fastdiv size,
-                                                   tl_fastdiv rows, float *__restrict__ out)
+__global__ void __launch_bounds__(256)
+    fill_kernel(const float *__restrict__ bias, int64_t n, tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= n)
@@ -417,8 +418,8 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
 
 } // namespace
 
-int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias, int64_t size,
-                         int64_t rows, float *target)
+int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
+                         int64_t size, int64_t rows, float *target)
 {
     add_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(partial, blocks, n, bias, tl_fastdiv(size),
                                                                  tl_fastdiv(rows), target);

@@ -25,14 +25,14 @@ constexpr int64_t SEGMENT_LEAST = 128, WAVE = 264, WAVES = 8;
 struct Job {
     tl_conv_gather gather;
     const float *large, *small;
-    float *sums; /* (segment, rows, channels, taps) */
+    float *sums;                      /* (segment, rows, channels, taps) */
     int64_t rows, channels, elements; /* elements of gw */
     /* per axis: positions per line; position coordinates low .. low + width - 1 have every tap inside; the source index
      * that a step along the axis adds, modulo 2^32 */
     tl_fastdiv count[TL_CONV_RANK], positions;
     uint32_t low[TL_CONV_RANK], width[TL_CONV_RANK], advance[TL_CONV_RANK];
     uint32_t origin, total, segment, row_tiles, chunk_tiles; /* column tiles of a full chunk */
-    int32_t by_four; /* four neighbouring positions of `small` are one access */
+    int32_t by_four;                                         /* four neighbouring positions of `small` are one access */
 };
 
 /* What position q of the batch reads: its index in `large` with tap 0 and in row 0 of `small`, the bits of `taps` taps
@@ -63,8 +63,8 @@ template <class T_> struct WeightsLoader {
     static constexpr int AHEAD = THREADS / SLICE; /* slices whose positions are worked out at a time */
 
     const Job &job;
-    uint4 *positions; /* of AHEAD slices: index in large, in small, bits, whether there is one */
-    const uint2 *columns; /* (group of threads, column / GROUPS) */
+    uint4 *positions;                   /* of AHEAD slices: index in large, in small, bits, whether there is one */
+    const uint2 *columns;               /* (group of threads, column / GROUPS) */
     const uint32_t begin, length, row0; /* of the segment; of the tile */
     const int64_t tap0;
     const int taps, last;
@@ -80,8 +80,8 @@ template <class T_> struct WeightsLoader {
         if (next < last) {
             if (next == worked_out) { /* uniform; all threads are past the barrier that ends the use of the old ones */
                 const uint32_t offset = (uint32_t)next * SLICE + threadIdx.x;
-                positions[threadIdx.x] =
-                    offset < length ? position_entry(job, begin + offset, tap0, taps) : make_uint4(0, 0, 0, 0);
+                positions[threadIdx.x] = offset < length ? position_entry(job, begin + offset, tap0, taps)
+                                                         : make_uint4(0, 0, 0, 0);
                 worked_out += AHEAD;
                 __syncthreads();
             }
@@ -112,9 +112,9 @@ template <class T_> struct WeightsLoader {
             for (int i = 0; i < BN; i += 2 * GROUPS) {
                 const uint4 entries = two[i / GROUPS / 2];
                 tl_copy_async<4, false>(to_k + 4 * (A + i * SLICE), job.large + (at.x + entries.x),
-                             (at.z & entries.y) != 0);
+                                        (at.z & entries.y) != 0);
                 tl_copy_async<4, false>(to_k + 4 * (A + (i + GROUPS) * SLICE), job.large + (at.x + entries.z),
-                             (at.z & entries.w) != 0);
+                                        (at.z & entries.w) != 0);
             }
         }
         tl_copy_commit();

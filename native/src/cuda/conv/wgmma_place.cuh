@@ -67,8 +67,7 @@ struct Sink {
     __device__ __forceinline__ Sink(const Job &job, uint32_t segment)
         : to(job.partial ? job.partial + segment * job.target_elements : job.target),
           bias(job.partial ? nullptr : job.bias)
-    {
-    }
+    {}
 };
 
 /* A position: coordinates with tap 0, what they and the image add to the source index (modulo 2^32), and the target

@@ -80,8 +80,7 @@ template <class T> struct ProductLoader {
 
     __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
         : job(job), targets(targets), thread((int)threadIdx.x % GROUP)
-    {
-    }
+    {}
     __device__ __forceinline__ int steps(uint32_t piece) const { return Place(job, piece, T::COLUMNS).steps(job); }
     __device__ __forceinline__ void open(uint32_t piece, uint32_t n, int)
     {
@@ -199,8 +198,7 @@ template <int BN> struct Total {
 
     __device__ __forceinline__ Total(const Job &job, int index)
         : group(job.total ? job.total + (blockIdx.x * GROUPS + (uint32_t)index) * (64u * BN) : nullptr)
-    {
-    }
+    {}
     __device__ __forceinline__ float4 *own() const { return reinterpret_cast<float4 *>(group) + threadIdx.x % GROUP; }
 
     __device__ __forceinline__ void read(float (&sum)[BN / 2]) const
@@ -307,7 +305,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
         consume<T, true>(
             stages, AlternatingSchedule{job.pieces, job.run}, group,
             [&](uint32_t piece) { return Place(job, piece, T::COLUMNS).steps(job); },
-            [&](uint32_t piece, uint32_t n, bool any, float(&sum)[T::BN / 2]) {
+            [&](uint32_t piece, uint32_t n, bool any, float (&sum)[T::BN / 2]) {
                 /* The vote tells the compiler that a warp stays together; else it keeps what is the same for all
                  * threads, stages and their addresses, in registers that the main loop does not have. */
                 const bool redo = __any_sync(0xffffffffu, any);
@@ -358,14 +356,12 @@ int phases_of(const tl_conv_shape &s, bool spread, tl_conv_gather *gathers)
         if (gathers[n].positions > 0)
             n++;
     }
-    std::stable_sort(gathers, gathers + n, [](const tl_conv_gather &a, const tl_conv_gather &b) {
-        return a.taps_size > b.taps_size;
-    });
+    std::stable_sort(gathers, gathers + n,
+                     [](const tl_conv_gather &a, const tl_conv_gather &b) { return a.taps_size > b.taps_size; });
     return n;
 }
 
-template <class T>
-int64_t tiles_of(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows)
+template <class T> int64_t tiles_of(const tl_conv_gather *gathers, int phases, int64_t batch, int64_t rows)
 {
     int64_t tiles = 0;
     for (int p = 0; p < phases; p++)

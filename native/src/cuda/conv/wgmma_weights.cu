@@ -107,10 +107,9 @@ template <class T> struct WeightsLoader {
     Unit unit[UNITS];
 
     __device__ __forceinline__ explicit WeightsLoader(const Job &job)
-        : job(job), lane((int)threadIdx.x % 32), warp((int)threadIdx.x % GROUP / 32),
-          row((int)threadIdx.x % GROUP / 8), chunk((int)threadIdx.x % 8)
-    {
-    }
+        : job(job), lane((int)threadIdx.x % 32), warp((int)threadIdx.x % GROUP / 32), row((int)threadIdx.x % GROUP / 8),
+          chunk((int)threadIdx.x % 8)
+    {}
     __device__ __forceinline__ int steps(uint32_t tile) const { return Place(job, tile).steps(); }
     __device__ __forceinline__ void open(uint32_t tile, uint32_t, int)
     {
@@ -269,7 +268,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(
         grow_registers<CONSUMER_REGISTERS>();
         consume<T, false>(
             stages, AlternatingSchedule{job.tiles, 1}, group, [&](uint32_t tile) { return Place(job, tile).steps(); },
-            [&](uint32_t tile, uint32_t, bool redo, const float(&sum)[T::BN / 2]) {
+            [&](uint32_t tile, uint32_t, bool redo, const float (&sum)[T::BN / 2]) {
                 const Place place(job, tile);
                 const uint32_t row0 = place.row_tile * T::ROWS + (T::WM == 2 ? 64 * group : 0);
                 const uint32_t column0 = place.column_tile * T::COLUMNS + (T::WM == 2 ? 0 : group * T::BN);
@@ -319,9 +318,8 @@ template <class T> bool prepare_kernel() { return tl_wgmma_prepare(weights_kerne
 
 bool runs(tl_context *ctx)
 {
-    return tl_wgmma_runs(ctx, [] {
-        return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>();
-    });
+    return tl_wgmma_runs(ctx,
+                         [] { return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>(); });
 }
 
 int64_t units_of(int64_t channels, int64_t taps) { return tl_ceil_div(channels, UNIT) * taps; }

@@ -19,9 +19,9 @@
 #include "cuda/device/row_tile.cuh"
 
 enum {
-    TL_CLUSTER_LEAVES = 16,                               /* the sums of a row's leaves are folded by half a warp */
-    TL_CLUSTER_FITS = TL_CLUSTER_LEAVES * TL_SUM_LEAF,    /* the longest row such a cluster takes */
-    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF                    /* up to here two quarters of rows fit a multiprocessor */
+    TL_CLUSTER_LEAVES = 16,                            /* the sums of a row's leaves are folded by half a warp */
+    TL_CLUSTER_FITS = TL_CLUSTER_LEAVES * TL_SUM_LEAF, /* the longest row such a cluster takes */
+    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF                 /* up to here two quarters of rows fit a multiprocessor */
 };
 
 /* ---- exchange between the blocks of a cluster -------------------------------------------------------------------- */
@@ -46,9 +46,7 @@ static __device__ __forceinline__ float tl_cluster_read(const float *p, int rank
     float v = 0.0f;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(at)
-                 : "r"(tl_shared_address(p)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(tl_shared_address(p)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
 #endif
     return v;
@@ -59,9 +57,7 @@ static __device__ __forceinline__ float4 tl_cluster_read4(const float4 *p, int r
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(at)
-                 : "r"(tl_shared_address(p)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(tl_shared_address(p)), "r"(rank));
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                  : "r"(at)
@@ -84,8 +80,7 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
     __device__ __forceinline__ explicit tl_cluster_row(int64_t cols)
         : row(blockIdx.x / C), n((int)cols), rank((int)(blockIdx.x % C)), lane((int)threadIdx.x % LANES),
           first((int)threadIdx.x / LANES)
-    {
-    }
+    {}
 
     static __host__ __device__ __forceinline__ int leaves(int64_t n)
     {
@@ -208,8 +203,7 @@ struct tl_cluster_quads {
         : n((int)cols), warp((int)threadIdx.x / 32), u((int)threadIdx.x % 32), warps((int)blockDim.x / 32),
           column(warp * TL_SUM_LEAF + (int)(blockIdx.x % C) * LANES + 4 * u),
           steps((max(n - column, 0) + TL_SUM_LANES - 1) / TL_SUM_LANES)
-    {
-    }
+    {}
 
     static int threads(int64_t cols) { return 32 * (int)((cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF); }
     /* Dynamic shared memory: the next row, the lanes and the leaves of two sums. */

@@ -65,8 +65,7 @@ struct tl_exponential {
 };
 
 static inline int32_t tl_long_row_exponentials(tl_context *ctx, const char *name, const float *x, int64_t rows,
-                                               int64_t cols,
-                                               float *maximum, float *sum)
+                                               int64_t cols, float *maximum, float *sum)
 {
     TL_TRY(tl_cuda_row_maxima(ctx, x, rows, cols, maximum));
     return tl_long_row_sums(ctx, name, tl_exponential{x, maximum, 0.0f}, rows, cols, 0, sum);

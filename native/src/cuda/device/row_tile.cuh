@@ -126,8 +126,8 @@ struct tl_given {};
 /* ---- short rows -------------------------------------------------------------------------------------------------- */
 
 /* G threads (up to a warp) own a row of up to G·N elements, one per lane of the tree; a block owns neighbouring rows. */
-template <bool VECTOR_, int G, int N_> struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1,
-    VECTOR_ ? N_ / 4 : N_, false> {
+template <bool VECTOR_, int G, int N_>
+struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 4 : N_, false> {
     static constexpr int N = N_, THREADS = 128, ROWS = THREADS / G, BLOCKS = 1, BLOCKS_OF_TWO = 1;
     static constexpr bool ONE_SHARED = false, SECOND_SHARED = false; /* two arrays fit the registers */
 
@@ -204,8 +204,8 @@ template <bool VECTOR_, int G, int N_> struct tl_short_row : tl_row_layout<VECTO
 
 /* A block owns a row, 256 threads a leaf of it: thread t lanes 4t..4t+3 (VECTOR) or t, t+256, t+512, t+768 of each run
  * of 1024 elements. */
-template <bool VECTOR_, int STEPS, int LEAVES> struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS,
-    (LEAVES > 1)> {
+template <bool VECTOR_, int STEPS, int LEAVES>
+struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     static constexpr int N = 4 * STEPS, THREADS = 256 * LEAVES, ROWS = 1;
     /* Where one array, or the second of two, is held, and blocks per multiprocessor: 64 registers or 64 KiB for an
      * array of a whole leaf, and at least 128 KiB of loads in flight. */
@@ -407,8 +407,7 @@ template <class Launch> static void tl_pick_row(bool vector, int64_t cols, Launc
 /* Launches kernel<Row>(arguments...) with a block, or a part of one, per row and `dynamic` bytes of shared memory. */
 template <class Row, class... Parameters, class... Arguments>
 static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
-                              size_t dynamic,
-                              Arguments... arguments)
+                              size_t dynamic, Arguments... arguments)
 {
     if (dynamic > 48 * 1024)
         TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
@@ -423,8 +422,8 @@ static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(
 
 /* A block sums one leaf: thread t lanes t, t+256, t+512, t+768. */
 template <class F>
-__global__ void __launch_bounds__(TL_TREE_THREADS) tl_leaf_sums(F f, uint32_t per_row, int64_t cols,
-                                                                float *__restrict__ out)
+__global__ void __launch_bounds__(TL_TREE_THREADS)
+    tl_leaf_sums(F f, uint32_t per_row, int64_t cols, float *__restrict__ out)
 {
     __shared__ float shared[TL_TREE_THREADS];
     const int64_t row = blockIdx.x / per_row, start = (int64_t)(blockIdx.x % per_row) * TL_SUM_LEAF;
@@ -444,8 +443,8 @@ __global__ void __launch_bounds__(TL_TREE_THREADS) tl_leaf_sums(F f, uint32_t pe
 }
 
 template <class F>
-__global__ void __launch_bounds__(TL_TREE_THREADS) tl_leaf_map(F f, uint32_t per_row, int64_t cols,
-                                                               float *__restrict__ out)
+__global__ void __launch_bounds__(TL_TREE_THREADS)
+    tl_leaf_map(F f, uint32_t per_row, int64_t cols, float *__restrict__ out)
 {
     const int64_t row = blockIdx.x / per_row, start = (int64_t)(blockIdx.x % per_row) * TL_SUM_LEAF;
     const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
@@ -464,7 +463,7 @@ static int32_t tl_long_row_sums(tl_context *ctx, const char *name, F f, int64_t 
     void *parts;
     TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * per_row) * sizeof(float), &parts));
     tl_leaf_sums<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,
-        (float *)parts);
+                                                                                          (float *)parts);
     int32_t status = tl_cuda_launched(ctx, name);
     if (!status)
         status = tl_cuda_row_sums(ctx, (const float *)parts, rows, per_row, count, out);
@@ -472,8 +471,8 @@ static int32_t tl_long_row_sums(tl_context *ctx, const char *name, F f, int64_t 
     return status;
 }
 
-template <class F> static int32_t tl_long_row_map(tl_context *ctx, const char *name, F f, int64_t rows, int64_t cols,
-                                                  float *out)
+template <class F>
+static int32_t tl_long_row_map(tl_context *ctx, const char *name, F f, int64_t rows, int64_t cols, float *out)
 {
     const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
     tl_leaf_map<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,

@@ -33,7 +33,7 @@ template <bool VECTOR, int V> constexpr int ROWS_AT_ONCE = VECTOR ? (V < 4 ? 4 /
  * contiguous piece. */
 template <class Op, bool VECTOR, int G, int V>
 __global__ void __launch_bounds__(SHORT_THREADS)
-short_rows(const float *__restrict__ x, int64_t rows, int cols, int64_t count, float *__restrict__ out)
+    short_rows(const float *__restrict__ x, int64_t rows, int cols, int64_t count, float *__restrict__ out)
 {
     constexpr int R = ROWS_AT_ONCE<VECTOR, V>, GROUPS = SHORT_THREADS / G;
     const int g = (int)threadIdx.x % G;
@@ -88,7 +88,7 @@ short_rows(const float *__restrict__ x, int64_t rows, int cols, int64_t count, f
  * three blocks per multiprocessor, several times what the latency of device memory asks for. */
 template <class Op, bool VECTOR, int STEPS>
 __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
-leaves(const float *__restrict__ x, uint32_t per_row, int64_t cols, int64_t count, float *__restrict__ out)
+    leaves(const float *__restrict__ x, uint32_t per_row, int64_t cols, int64_t count, float *__restrict__ out)
 {
     __shared__ float4 shared[TL_TREE_THREADS];
     const int t = (int)threadIdx.x;
@@ -304,7 +304,7 @@ struct column_shape {
  * contiguous read, and blocks that run at the same time lie side by side. The four chains meet in shared memory. */
 template <class C>
 __global__ void __launch_bounds__(256, 4)
-columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+    columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
 {
     __shared__ typename C::type shared[256];
     uint32_t tile, chunk;
@@ -330,7 +330,7 @@ constexpr int WHOLE_CHUNKS = 32, WHOLE_TX = 8;
 
 template <class C>
 __global__ void __launch_bounds__(256)
-whole_columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
+    whole_columns(const float *__restrict__ x, column_shape shape, float *__restrict__ out)
 {
     __shared__ typename C::type shared[256], sums[WHOLE_CHUNKS * WHOLE_TX];
     uint32_t tile;

@@ -172,8 +172,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
     const int lane = threadIdx.x % 32, swizzle = 16 * (lane / 4), thread = threadIdx.x % GROUP;
     const char *a = stages.data + (T::WM == 2 ? group * T::A_GROUP : 0) +
                     (PACKED ? 16 * thread : (thread / 32 * 16 + lane / 4) * ROW + 4 * (lane % 4));
-    const uint64_t b =
-        descriptor(tl_shared_address(stages.data) + T::B_HI + (T::WM == 2 ? 0 : group * T::BN * ROW));
+    const uint64_t b = descriptor(tl_shared_address(stages.data) + T::B_HI + (T::WM == 2 ? 0 : group * T::BN * ROW));
     float part[N] = {}, sum[N];
     Ring<T::STAGES> ring(stages.full, stages.empty, 0);
     uint32_t n = 0;

@@ -24,8 +24,8 @@ constexpr int THREADS = 256;
 
 /* A thread owns four of the output's vectors, THREADS apart. `cols` counts vectors. */
 template <class Vector>
-__global__ void __launch_bounds__(THREADS) repeat_row_kernel(const Vector *__restrict__ row, Vector *__restrict__ out,
-                                                             tl_fastdiv cols, int64_t total)
+__global__ void __launch_bounds__(THREADS)
+    repeat_row_kernel(const Vector *__restrict__ row, Vector *__restrict__ out, tl_fastdiv cols, int64_t total)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
 #pragma unroll
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
 
 /* The way back, plus a bias per column (NULL: none), rounded once. Ownership as in widen_kernel. */
 template <int V>
-__global__ void __launch_bounds__(THREADS) narrow_kernel(const double *__restrict__ from,
-                                                         const float *__restrict__ bias, float *__restrict__ to,
-                                                         int64_t stride, tl_fastdiv groups, int64_t total)
+__global__ void __launch_bounds__(THREADS)
+    narrow_kernel(const double *__restrict__ from, const float *__restrict__ bias, float *__restrict__ to,
+                  int64_t stride, tl_fastdiv groups, int64_t total)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     double v[4][V];
@@ -229,10 +229,9 @@ constexpr int TILE = 64, SMALL_THREADS = 64, PAD = 4;
  * Thread (ty, tx) owns rows ty + 8r and columns 4·tx .. + 3 and 32 + 4·tx .. + 3: 64 sums for 16 shared 16-byte loads
  * per four k, without bank conflicts (four rows of A per warp, padded apart; 128 contiguous bytes of B). Each sum is
  * one chain of fused multiply-adds in increasing k; elements past the arrays are zeros and add nothing. */
-__global__ void __launch_bounds__(SMALL_THREADS) small_products_kernel(const float *__restrict__ A,
-                                                                       const float *__restrict__ B,
-                                                                       float *__restrict__ C, int m, int n, int p,
-                                                                       tl_fastdiv row_tiles, tl_fastdiv column_tiles)
+__global__ void __launch_bounds__(SMALL_THREADS)
+    small_products_kernel(const float *__restrict__ A, const float *__restrict__ B, float *__restrict__ C, int m, int n,
+                          int p, tl_fastdiv row_tiles, tl_fastdiv column_tiles)
 {
     __shared__ alignas(16) float a[TILE][TILE + PAD];
     __shared__ alignas(16) float b[TILE][TILE];
@@ -435,8 +434,8 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
     if (!status)
         status = tl_cuda_upload(state, on_device + a, B, (size_t)(n * p) * sizeof *B);
     if (!status) {
-        const cublasStatus_t error = dgemm(blas, false, false, m, n, p, on_device, n, on_device + a, p, 0.0,
-                                           on_device + a + b, p);
+        const cublasStatus_t error =
+            dgemm(blas, false, false, m, n, p, on_device, n, on_device + a, p, 0.0, on_device + a + b, p);
         if (error != CUBLAS_STATUS_SUCCESS)
             status = tl_cublas_failed(ctx, error, "dgemm");
     }

@@ -304,17 +304,17 @@ template <class T, bool TA, bool TB> int32_t launch_split(tl_context *ctx, const
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES * (Operand<T, T::BM, TA>::SIZE + Operand<T, T::BN, !TB>::SIZE);
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(split_kernel<T, TA, TB>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared));
-    split_kernel<T, TA, TB><<<(unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared,
-                              tl_cuda_stream(ctx)>>>(
-        SplitArgs{x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)});
+    TL_CUDA_TRY(
+        ctx, cudaFuncSetAttribute(split_kernel<T, TA, TB>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    split_kernel<T, TA, TB>
+        <<<(unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, tl_cuda_stream(ctx)>>>(
+            SplitArgs{x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)});
     return tl_cuda_launched(ctx, "split_product");
 }
 
 template <class T> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
 {
-    return x.ta ? launch_split<T, true, false>(ctx, x)
+    return x.ta   ? launch_split<T, true, false>(ctx, x)
            : x.tb ? launch_split<T, false, true>(ctx, x)
                   : launch_split<T, false, false>(ctx, x);
 }

@@ -37,8 +37,16 @@ bool runs(tl_context *ctx)
 template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t count = tiles(x, BN);
-    const tl_wgmma_args args = {x.A, x.B, x.bias, x.C, x.m, x.n, x.p, (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS),
-                                (uint32_t)tl_ceil_div(x.p, BN), (uint32_t)count};
+    const tl_wgmma_args args = {x.A,
+                                x.B,
+                                x.bias,
+                                x.C,
+                                x.m,
+                                x.n,
+                                x.p,
+                                (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS),
+                                (uint32_t)tl_ceil_div(x.p, BN),
+                                (uint32_t)count};
     tl_wgmma_kernel<BN, TA, TB><<<tl_grid(count, 1, tl_cuda_sms(ctx)), tl_wgmma::THREADS,
                                   tl_linalg_wgmma::ProductTile<BN>::BYTES, tl_cuda_stream(ctx)>>>(args);
     return tl_cuda_launched(ctx, "wgmma_product");
@@ -46,7 +54,7 @@ template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_mat
 
 template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
 {
-    return x.ta ? launch<BN, true, false>(ctx, x)
+    return x.ta   ? launch<BN, true, false>(ctx, x)
            : x.tb ? launch<BN, false, true>(ctx, x)
                   : launch<BN, false, false>(ctx, x);
 }

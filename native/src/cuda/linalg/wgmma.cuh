@@ -152,8 +152,7 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
 
     __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_args &args)
         : x(args), a(threadIdx.x % GROUP), b(threadIdx.x % GROUP)
-    {
-    }
+    {}
     __device__ __forceinline__ int steps(uint32_t) const { return (int)((x.n + STEP - 1) / STEP); }
     __device__ __forceinline__ void open(uint32_t tile, uint32_t, int s)
     {
@@ -274,7 +273,7 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1) tl_wgmma_kernel(const __
         const int steps = (int)((x.n + STEP - 1) / STEP);
         consume<T, false>(
             stages, Schedule{x.tiles}, group, [=](uint32_t) { return steps; },
-            [=](uint32_t tile, uint32_t, bool redo, const float(&sum)[BN / 2]) {
+            [=](uint32_t tile, uint32_t, bool redo, const float (&sum)[BN / 2]) {
                 const Place<BN> at(x, tile);
                 float *C = x.C + at.product * x.m * x.p;
                 const int64_t i0 = at.i0 + 64 * group;

@@ -114,7 +114,8 @@ template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(colum
                 shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
         __syncthreads();
         for (int c = (int)threadIdx.x; c < (int)p.cols; c += 128)
-            out[c] = (shared[c] + shared[32 * Row::N + c]) + (shared[2 * 32 * Row::N + c] + shared[3 * 32 * Row::N + c]);
+            out[c] = (shared[c] + shared[32 * Row::N + c]) +
+                     (shared[2 * 32 * Row::N + c] + shared[3 * 32 * Row::N + c]);
     }
 }
 
@@ -297,9 +298,8 @@ __device__ __forceinline__ float join_four(float chain, float (*chains)[64])
 
 /* Chains (gamma or beta, chunk, chain, cols) to chunks, and these, as rows of the column tree, to (chunk of chunks,
  * cols). A block of (64, 4) threads owns 64 columns of a chunk of chunks, thread (., c) chain c of one column. */
-__global__ void __launch_bounds__(256)
-join_chains(const float *__restrict__ parts, int64_t cols, int64_t chunks, tl_fastdiv tiles, float *ggamma,
-            float *gbeta)
+__global__ void __launch_bounds__(256) join_chains(const float *__restrict__ parts, int64_t cols, int64_t chunks,
+                                                   tl_fastdiv tiles, float *ggamma, float *gbeta)
 {
     __shared__ float chains[4][64];
     float *const out = blockIdx.y == 0 ? ggamma : gbeta;
@@ -323,7 +323,7 @@ join_chains(const float *__restrict__ parts, int64_t cols, int64_t chunks, tl_fa
 
 /* A block of (64, 4) threads owns 64 columns of a chunk, thread (., c) chain c of one column. */
 __global__ void __launch_bounds__(256)
-columns_again(columns_grad p, const float *__restrict__ means, const float *__restrict__ istds, tl_fastdiv tiles)
+    columns_again(columns_grad p, const float *__restrict__ means, const float *__restrict__ istds, tl_fastdiv tiles)
 {
     __shared__ float chains[2][4][64];
     uint32_t tile;
@@ -342,9 +342,10 @@ columns_again(columns_grad p, const float *__restrict__ means, const float *__re
     chains[1][threadIdx.y][threadIdx.x] = sum_beta;
     __syncthreads();
     if (threadIdx.y < 2 && column < p.cols) {
-        const float(*c)[64] = chains[threadIdx.y];
+        const float (*c)[64] = chains[threadIdx.y];
         float *out = threadIdx.y == 0 ? p.gamma_parts : p.beta_parts;
-        out[chunk * p.cols + column] = (c[0][threadIdx.x] + c[1][threadIdx.x]) + (c[2][threadIdx.x] + c[3][threadIdx.x]);
+        out[chunk * p.cols + column] = (c[0][threadIdx.x] + c[1][threadIdx.x]) +
+                                       (c[2][threadIdx.x] + c[3][threadIdx.x]);
     }
 }
 
@@ -458,8 +459,8 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
         status = tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds);
         if (!status) {
             const int64_t tiles = tl_ceil_div(p.cols, 64);
-            columns_again<<<(unsigned)(tiles * chunks), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(p, means, istds,
-                                                                                            tl_fastdiv((uint64_t)tiles));
+            columns_again<<<(unsigned)(tiles * chunks), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(
+                p, means, istds, tl_fastdiv((uint64_t)tiles));
             status = tl_cuda_launched(ctx, "layer_norm_bwd");
         }
     }
@@ -473,8 +474,8 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
 
 } // namespace
 
-int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows, int64_t cols,
-                               float eps, float *gx, float *ggamma, float *gbeta)
+int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                               int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
     if (rows == 0) {
         if (ggamma)

@@ -14,8 +14,8 @@ namespace {
 
 template <class Row, bool CHANNEL>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
-          int64_t cols, float eps, float *__restrict__ out)
+    norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+              int64_t rows, int64_t cols, float eps, float *__restrict__ out)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::ONE_SHARED> v;
@@ -61,8 +61,8 @@ struct staged_row {
  * normalised. */
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, 1)
-norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-                  int64_t rows, int64_t cols, float eps, float *__restrict__ out)
+    norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+                      int64_t rows, int64_t cols, float eps, float *__restrict__ out)
 {
     constexpr int ARRAY = Row::N * Row::THREADS;
     float *const shared = reinterpret_cast<float *>(tl_dynamic_shared), *const stage = shared + 2 * ARRAY;
@@ -125,8 +125,8 @@ bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gam
 
 template <class Row, bool CHANNEL>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t cols,
-             float eps, float *__restrict__ out)
+    norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+                 int64_t cols, float eps, float *__restrict__ out)
 {
 #if __CUDA_ARCH__ >= 900
     const Row r(cols);
@@ -147,8 +147,8 @@ norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const
 /* Rows in registers, a cluster taking one after the other. */
 template <bool CHANNEL>
 __global__ void __launch_bounds__(512, 1)
-norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows,
-           int64_t cols, float eps, float *__restrict__ out)
+    norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
+               int64_t rows, int64_t cols, float eps, float *__restrict__ out)
 {
 #if __CUDA_ARCH__ >= 900
     constexpr int STEPS = tl_cluster_quads::STEPS;
@@ -173,8 +173,8 @@ norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const f
         for (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
-                lanes = tl_join4<tl_sum_op>(lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z,
-                                                               v[k].w * v[k].w));
+                lanes = tl_join4<tl_sum_op>(
+                    lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z, v[k].w * v[k].w));
             }
         const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
         const float gamma_row = CHANNEL ? gamma[row] : 0.0f, beta_row = CHANNEL ? beta[row] : 0.0f;
@@ -230,15 +230,14 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
     if (cols <= TL_ROW_FITS) {
         tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row,
-                                         Row::ONE_SHARED>, x,
-                                         gamma, beta, rows, cols, eps, out);
+            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows,
+                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, gamma, beta, rows, cols, eps, out);
         });
         return status;
     }
-    bool runs = cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
-                tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps,
-                                out);
+    bool runs =
+        cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
+        tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps, out);
     if (!runs && cols <= TL_CLUSTER_FITS)
         tl_pick_cluster<2>(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
@@ -254,8 +253,8 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
     float *means = (float *)scratch, *squares = means + rows;
     status = tl_long_row_squares(ctx, name, x, rows, cols, means, squares);
     if (!status)
-        status = tl_long_row_map(ctx, name, norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f,
-                                                                  0.0f, 0}, rows,
+        status = tl_long_row_map(ctx, name,
+                                 norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0}, rows,
                                  cols, out);
     tl_pool_free(ctx, scratch);
     return status;
@@ -388,17 +387,14 @@ template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name,
     }
     if (!status && (p.gx || p.sums_a))
         status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols,
-                                  0, sums_a);
+                                  p.rows, p.cols, 0, sums_a);
     if (!status && (p.gx || p.sums_ax))
         status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols,
-                                  0, sums_ax);
+                                  p.rows, p.cols, 0, sums_ax);
     if (!status && p.gx)
         status = tl_long_row_map(ctx, name,
                                  norm_grad_element<CHANNEL>{p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols,
-                                                            0.0f, 0.0f,
-                                                            0.0f, 0.0f, 0.0f},
+                                                            0.0f, 0.0f, 0.0f, 0.0f, 0.0f},
                                  p.rows, p.cols, p.gx);
     tl_pool_free(ctx, scratch);
     return status;
@@ -411,8 +407,8 @@ template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm
     int32_t status = TORCHLEAN_OK;
     tl_pick_row(p.cols % 4 == 0, p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
-        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows, tl_shared_bytes<Row,
-                                     Row::SECOND_SHARED>, p);
+        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
+                                     tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
     });
     return status;
 }
@@ -420,18 +416,16 @@ template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm
 } // namespace
 
 int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                               int64_t cols,
-                               float eps, float *gx, float *means, float *istds)
+                               int64_t cols, float eps, float *gx, float *means, float *istds)
 {
-    return rows_bwd<false>(ctx, "layer_norm_bwd", norm_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means,
-                                                            istds});
+    return rows_bwd<false>(ctx, "layer_norm_bwd",
+                           norm_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means, istds});
 }
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
 
 int32_t tl_cuda_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
-                           int64_t cols,
-                           float eps, float *out)
+                           int64_t cols, float eps, float *out)
 {
     return forward<false>(ctx, "layer_norm", x, gamma, beta, rows, cols, eps, out);
 }

@@ -70,7 +70,6 @@ static inline int32_t tl_long_row_squares(tl_context *ctx, const char *name, con
 /* layer_norm's gradient along the rows (norm/norm.cu). gx may be NULL; means and istds, both or neither, get the rows'
  * statistics. */
 int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                               int64_t cols,
-                               float eps, float *gx, float *means, float *istds);
+                               int64_t cols, float eps, float *gx, float *means, float *istds);
 
 #endif

@@ -19,8 +19,8 @@ constexpr int THREADS = 256;
 /* ---- any window -------------------------------------------------------------------------------------------------- */
 
 template <int KIND, int R>
-__global__ void __launch_bounds__(THREADS) each(const float *__restrict__ x, tl_pool_shape v, int64_t n,
-                                                float *__restrict__ out)
+__global__ void __launch_bounds__(THREADS)
+    each(const float *__restrict__ x, tl_pool_shape v, int64_t n, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(THREADS) each(const float *__restrict__ x, tl_
     out[i] = result;
 }
 
-template <int KIND>
-int32_t launch_each(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
+template <int KIND> int32_t launch_each(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
     const int64_t n = v.channels * v.windows;
     const unsigned blocks = tl_grid(n, THREADS);

@@ -44,8 +44,8 @@ __device__ __forceinline__ float take_share(float sum, float2 note, uint32_t cel
 /* ---- notes in scratch -------------------------------------------------------------------------------------------- */
 
 template <int KIND, int R>
-__global__ void __launch_bounds__(THREADS)
-notes(const float *__restrict__ x, const float *__restrict__ g, tl_pool_shape v, int64_t n, float2 *__restrict__ note)
+__global__ void __launch_bounds__(THREADS) notes(const float *__restrict__ x, const float *__restrict__ g,
+                                                 tl_pool_shape v, int64_t n, float2 *__restrict__ note)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
@@ -124,8 +124,8 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
 /* A thread owns four consecutive cells. */
 template <int KIND, int R>
 __global__ void __launch_bounds__(THREADS)
-gather(const float *__restrict__ x, const float2 *__restrict__ note, const float *__restrict__ g, tl_pool_shape v,
-       int64_t n, float *__restrict__ gx)
+    gather(const float *__restrict__ x, const float2 *__restrict__ note, const float *__restrict__ g, tl_pool_shape v,
+           int64_t n, float *__restrict__ gx)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (i >= n)
@@ -249,7 +249,7 @@ __device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, c
  * tile, and every 256th window. K, S: kernel and stride where they are small and square, else 0. */
 template <int KIND, int K, int S>
 __global__ void __launch_bounds__(THREADS)
-tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, float *__restrict__ gx)
+    tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, float *__restrict__ gx)
 {
     extern __shared__ float2 note[];
     constexpr int PITCH = K ? (int)windows_over(TILE_W, K, S ? S : 1) : 0;
@@ -264,8 +264,8 @@ tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, fl
     for (int i = t; KIND != TL_POOL_MEAN && i < pitch * v.rows; i += THREADS) {
         const int a = K ? i / (K ? PITCH : 1) : (int)v.pitch.div((uint32_t)i), y = y0 + a, b = x0 + (i - a * pitch);
         if (y < v.out_h && b < v.out_w)
-            note[i] = tile_note<KIND, K>(v, y * v.s_h - v.p_h, b * v.s_w - v.p_w, plane,
-                                         cotangent[(int64_t)y * v.out_w + b]);
+            note[i] =
+                tile_note<KIND, K>(v, y * v.s_h - v.p_h, b * v.s_w - v.p_w, plane, cotangent[(int64_t)y * v.out_w + b]);
     }
     __syncthreads();
     const int row = top + t / (TILE_W / 4), column = left + 4 * (t % (TILE_W / 4));

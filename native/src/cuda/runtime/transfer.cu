@@ -11,13 +11,13 @@
 
 namespace {
 
-constexpr size_t SMALL = 64 << 10;            /* transfers up to here go in one piece */
-constexpr size_t RING_SEGMENT = 256 << 10;    /* the ring is waited for segment by segment */
+constexpr size_t SMALL = 64 << 10;         /* transfers up to here go in one piece */
+constexpr size_t RING_SEGMENT = 256 << 10; /* the ring is waited for segment by segment */
 constexpr int RING_SEGMENTS = 4;
-constexpr size_t STAGING_BLOCK = 8 << 20;     /* about 150 us on a PCIe 5 bus, well above the cost of a wake-up */
+constexpr size_t STAGING_BLOCK = 8 << 20; /* about 150 us on a PCIe 5 bus, well above the cost of a wake-up */
 constexpr int STAGING_BLOCKS = 4;
-constexpr size_t SEND_TASK = 256 << 10;       /* what a CPU thread copies between two looks at the counter of tasks */
-constexpr int SEND_PIECES = 8;                /* copies that an upload which fits the blocks is queued as, at most */
+constexpr size_t SEND_TASK = 256 << 10; /* what a CPU thread copies between two looks at the counter of tasks */
+constexpr int SEND_PIECES = 8;          /* copies that an upload which fits the blocks is queued as, at most */
 
 static_assert(SMALL <= RING_SEGMENT, "a small upload must fit a segment of the ring");
 static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinned has room for TL_PIECES");
@@ -95,7 +95,7 @@ struct send_job {
     tl_cuda_state *state;
     char *device, *staged;
     const char *host;
-    size_t bytes, piece; /* pieces are whole tasks, but for the last */
+    size_t bytes, piece;                       /* pieces are whole tasks, but for the last */
     int32_t pieces, sent, filled[SEND_PIECES]; /* filled: tasks done of a piece */
     cudaError_t error;
 };
@@ -107,8 +107,8 @@ static void send_filled(send_job *job)
         const int32_t tasks = (int32_t)((length + SEND_TASK - 1) / SEND_TASK);
         if (__atomic_load_n(&job->filled[job->sent], __ATOMIC_ACQUIRE) < tasks)
             return;
-        job->error = cudaMemcpyAsync(job->device + at, job->staged + at, length, cudaMemcpyHostToDevice,
-                                     job->state->stream);
+        job->error =
+            cudaMemcpyAsync(job->device + at, job->staged + at, length, cudaMemcpyHostToDevice, job->state->stream);
     }
 }
 
@@ -247,8 +247,8 @@ extern "C" int32_t tl_cuda_stage(tl_context *ctx, const void *host, size_t bytes
 {
     tl_cuda_state *state = tl_context_cuda(ctx);
     TL_TRY(state->capturing ? tl_pool_alloc_constant(ctx, bytes, device) : tl_pool_alloc(ctx, bytes, device));
-    int32_t status = bytes == 0             ? TORCHLEAN_OK
-                     : state->capturing     ? send_beside(state, *device, host, bytes)
+    int32_t status = bytes == 0              ? TORCHLEAN_OK
+                     : state->capturing      ? send_beside(state, *device, host, bytes)
                      : bytes <= RING_SEGMENT ? send_small(state, *device, host, bytes)
                                              : send_large(state, (char *)*device, (const char *)host, bytes);
     if (status) {

@@ -61,9 +61,9 @@ __device__ __forceinline__ float4 load_row(const float *x, int64_t row, int64_t 
 
 /* shares[block][mode][re, im][width]: block (x: part of the grid, y: modes, z: channels). Every quarter adds its tiles
  * in order, q, q + 4, ... of the block's; the four sums are added in pairs. */
-__global__ void __launch_bounds__(THREADS, 2) analysis_kernel(const float *__restrict__ x, int64_t n, int64_t width,
-                                                              int64_t modes, int64_t tiles_per_block, bool vectors,
-                                                              float *__restrict__ shares)
+__global__ void __launch_bounds__(THREADS, 2)
+    analysis_kernel(const float *__restrict__ x, int64_t n, int64_t width, int64_t modes, int64_t tiles_per_block,
+                    bool vectors, float *__restrict__ shares)
 {
     extern __shared__ __align__(16) char memory[];
     AnalysisShared &s = *reinterpret_cast<AnalysisShared *>(memory);
@@ -172,9 +172,9 @@ __device__ __forceinline__ float sum_shares(const float *__restrict__ shares, in
 
 /* re, im (modes, width) from shares[part][mode][re, im][width], times a/n where weighted. A warp owns 32 channels of a
  * mode. */
-__global__ void __launch_bounds__(THREADS) gather_kernel(const float *__restrict__ shares, int64_t parts, int64_t n,
-                                                         int64_t width, int64_t modes, float inner, float edge,
-                                                         float *__restrict__ re, float *__restrict__ im)
+__global__ void __launch_bounds__(THREADS)
+    gather_kernel(const float *__restrict__ shares, int64_t parts, int64_t n, int64_t width, int64_t modes, float inner,
+                  float edge, float *__restrict__ re, float *__restrict__ im)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= modes * width)
@@ -196,10 +196,10 @@ __device__ __forceinline__ float2 coefficient(float r, float i, int64_t k, int64
 
 /* Z[k, o] = a/n·sum over c of X[k, c]·w[k, c, o]. Block (mode, 64 channels o); a thread owns one o and every fourth c;
  * the four sums are added in pairs. */
-__global__ void __launch_bounds__(THREADS) mix_kernel(const float *__restrict__ xr, const float *__restrict__ xi,
-                                                      const float *__restrict__ wRe, const float *__restrict__ wIm,
-                                                      int64_t n, int64_t width, float inner, float edge,
-                                                      float *__restrict__ zr, float *__restrict__ zi)
+__global__ void __launch_bounds__(THREADS)
+    mix_kernel(const float *__restrict__ xr, const float *__restrict__ xi, const float *__restrict__ wRe,
+               const float *__restrict__ wIm, int64_t n, int64_t width, float inner, float edge, float *__restrict__ zr,
+               float *__restrict__ zi)
 {
     __shared__ float2 part[4][CHANNELS];
     const int64_t k = blockIdx.x, o = (int64_t)blockIdx.y * CHANNELS + threadIdx.x % CHANNELS;
@@ -228,10 +228,10 @@ __global__ void __launch_bounds__(THREADS) mix_kernel(const float *__restrict__ 
 
 /* dX[k, c] = sum over o of dZ[k, o]·conj(w[k, c, o]). A warp owns one (k, c): a lane every 32nd o, the lanes folded in
  * halves. */
-__global__ void __launch_bounds__(THREADS) unmix_kernel(const float *__restrict__ zr, const float *__restrict__ zi,
-                                                        const float *__restrict__ wRe, const float *__restrict__ wIm,
-                                                        int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
-                                                        float *__restrict__ di)
+__global__ void __launch_bounds__(THREADS)
+    unmix_kernel(const float *__restrict__ zr, const float *__restrict__ zi, const float *__restrict__ wRe,
+                 const float *__restrict__ wIm, int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
+                 float *__restrict__ di)
 {
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     if (row >= rows)
@@ -257,10 +257,10 @@ __global__ void __launch_bounds__(THREADS) unmix_kernel(const float *__restrict_
 
 /* gwRe = Re X·Re dZ + Im X·Im dZ, gwIm = Re X·Im dZ - Im X·Re dZ; either may be NULL. A thread owns one o of four rows
  * (k, c). */
-__global__ void __launch_bounds__(THREADS) weights_kernel(const float *__restrict__ xr, const float *__restrict__ xi,
-                                                          const float *__restrict__ zr, const float *__restrict__ zi,
-                                                          int64_t width, int64_t total, tl_fastdiv by_width,
-                                                          float *__restrict__ gr, float *__restrict__ gi)
+__global__ void __launch_bounds__(THREADS)
+    weights_kernel(const float *__restrict__ xr, const float *__restrict__ xi, const float *__restrict__ zr,
+                   const float *__restrict__ zi, int64_t width, int64_t total, tl_fastdiv by_width,
+                   float *__restrict__ gr, float *__restrict__ gi)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
 #pragma unroll
@@ -286,10 +286,9 @@ struct SynthesisShared {
 };
 
 /* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). Block (x: part of the grid, y: channels). */
-__global__ void __launch_bounds__(THREADS, 2) synthesis_kernel(const float *__restrict__ re,
-                                                               const float *__restrict__ im, int64_t n, int64_t width,
-                                                               int64_t modes, int64_t tiles_per_block,
-                                                               float *__restrict__ y)
+__global__ void __launch_bounds__(THREADS, 2)
+    synthesis_kernel(const float *__restrict__ re, const float *__restrict__ im, int64_t n, int64_t width,
+                     int64_t modes, int64_t tiles_per_block, float *__restrict__ y)
 {
     __shared__ __align__(16) SynthesisShared s;
     const int half = threadIdx.x / 128, t = threadIdx.x % 128, pair = t % 32, group = t / 32;
@@ -372,9 +371,9 @@ __global__ void __launch_bounds__(THREADS, 2) synthesis_kernel(const float *__re
 /* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
 
 /* Planes from dense spectra S[width][bins]. A thread owns one (k, c), k fastest, so it reads in order. */
-__global__ void __launch_bounds__(THREADS) take_kernel(const float2 *__restrict__ S, int64_t n, int64_t width,
-                                                       int64_t modes, float inner, float edge, float *__restrict__ re,
-                                                       float *__restrict__ im)
+__global__ void __launch_bounds__(THREADS)
+    take_kernel(const float2 *__restrict__ S, int64_t n, int64_t width, int64_t modes, float inner, float edge,
+                float *__restrict__ re, float *__restrict__ im)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= modes * width)
@@ -388,9 +387,9 @@ __global__ void __launch_bounds__(THREADS) take_kernel(const float2 *__restrict_
 }
 
 /* Dense spectra from planes: zeros from mode `modes` on, half of every bin that stands for two. */
-__global__ void __launch_bounds__(THREADS) put_kernel(const float *__restrict__ re, const float *__restrict__ im,
-                                                      int64_t n, int64_t width, int64_t modes, int64_t total,
-                                                      float2 *__restrict__ S)
+__global__ void __launch_bounds__(THREADS)
+    put_kernel(const float *__restrict__ re, const float *__restrict__ im, int64_t n, int64_t width, int64_t modes,
+               int64_t total, float2 *__restrict__ S)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= total)

@@ -123,8 +123,10 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
             place = &e;
     }
     if (capturing) /* making one waits for the device */
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "a transform of %lld points for which there is no plan cannot be captured; "
-                                              "run it once before", (long long)shape.n);
+        return tl_fail(TORCHLEAN_UNAVAILABLE,
+                       "a transform of %lld points for which there is no plan cannot be captured; "
+                       "run it once before",
+                       (long long)shape.n);
     if (!place) {
         TL_TRY(widen(plans));
         place = plans->entries + plans->count - CACHED_PLANS;
@@ -162,8 +164,8 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
 }
 
 /* The whole spectrum of a real row from its first half: bin n - k is the conjugate of bin k. */
-__global__ void __launch_bounds__(THREADS) mirror_kernel(const float2 *__restrict__ half, float2 *__restrict__ rows,
-                                                         tl_fastdiv n, int64_t total)
+__global__ void __launch_bounds__(THREADS)
+    mirror_kernel(const float2 *__restrict__ half, float2 *__restrict__ rows, tl_fastdiv n, int64_t total)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= total)
@@ -176,8 +178,8 @@ __global__ void __launch_bounds__(THREADS) mirror_kernel(const float2 *__restric
     rows[e] = make_float2(v.x, upper ? -v.y : v.y);
 }
 
-__global__ void __launch_bounds__(THREADS) halve_kernel(const float2 *__restrict__ rows, float2 *__restrict__ half,
-                                                        tl_fastdiv bins, int64_t n, int64_t total)
+__global__ void __launch_bounds__(THREADS)
+    halve_kernel(const float2 *__restrict__ rows, float2 *__restrict__ half, tl_fastdiv bins, int64_t n, int64_t total)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= total)

@@ -22,9 +22,9 @@ constexpr int THREADS = 256, UNROLL = 4;
  * place, becomes NaN in the rows whose bin 0 is not finite; `first_bins` holds the real parts of these bins, which other
  * threads overwrite. A thread owns four bins, THREADS apart. */
 template <bool FORWARD>
-__global__ void __launch_bounds__(THREADS) weight_kernel(const float2 *from, const float *__restrict__ first_bins,
-                                                         float2 *to, tl_fastdiv bins, int64_t n, int64_t total,
-                                                         float edge, float inner)
+__global__ void __launch_bounds__(THREADS)
+    weight_kernel(const float2 *from, const float *__restrict__ first_bins, float2 *to, tl_fastdiv bins, int64_t n,
+                  int64_t total, float edge, float inner)
 {
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
     float2 v[UNROLL];
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t r
     }
 }
 
-__global__ void __launch_bounds__(THREADS) first_bins_kernel(const float2 *__restrict__ spec, int64_t rows,
-                                                             int64_t bins, float *__restrict__ out)
+__global__ void __launch_bounds__(THREADS)
+    first_bins_kernel(const float2 *__restrict__ spec, int64_t rows, int64_t bins, float *__restrict__ out)
 {
     const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row < rows)
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(THREADS) first_bins_kernel(const float2 *__res
 }
 
 /* One point: the transform is the element itself. */
-__global__ void __launch_bounds__(THREADS) point_kernel(const float *__restrict__ from, float *__restrict__ to,
-                                                        int64_t rows, bool inverse, float factor)
+__global__ void __launch_bounds__(THREADS)
+    point_kernel(const float *__restrict__ from, float *__restrict__ to, int64_t rows, bool inverse, float factor)
 {
     const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (row >= rows)
