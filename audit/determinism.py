@@ -67,10 +67,9 @@ def parts(case: Case) -> Iterator[tuple[np.ndarray, Case]]:
         cotangents = {
             k: np.take(x, which, axis=arrays[k] or 0) for k, x in case.cotangents.items() if arrays[k] is not None
         }
-        part = replace(case, dims=dims, inputs=inputs, cotangents=cotangents)
         # what a gradient reads of the forward's output is cut as well, not computed anew
-        part.__dict__["arguments"] = {k: _cut(x, arrays[k], which) for k, x in case.arguments.items()}
-        yield which, part
+        given = {k: _cut(x, arrays[k], which) for k, x in case.arguments.items()}
+        yield which, replace(case, dims=dims, inputs=inputs, cotangents=cotangents, given=given)
 
 
 class Determinism:

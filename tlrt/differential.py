@@ -199,12 +199,9 @@ def case_of(
     scalar = sig.outputs[0].dims == ("1",)  # has one axis in the row, none on the tape
     (name,) = cotangent_names(row)
     cotangents: dict[str, Any] = {name: _as_float32(g.reshape(1) if scalar else g)}
-    case = Case(row, "vjp", 0, "normal", "small", dims, params, inputs, cotangents, command="compare")
-    out = sig.outputs[0].name
-    if out in row.rule.reads:
-        known = {**inputs, **cotangents, out: _as_float32(result.reshape(1) if scalar else result)}
-        case.__dict__["arguments"] = {r: known[r] for r in row.rule.reads}
-    return case
+    known = {**inputs, **cotangents, sig.outputs[0].name: _as_float32(result.reshape(1) if scalar else result)}
+    given = {r: known[r] for r in row.rule.reads}
+    return Case(row, "vjp", 0, "normal", "small", dims, params, inputs, cotangents, command="compare", given=given)
 
 
 def _as_float32(x: npt.NDArray[Any] | None) -> Any:

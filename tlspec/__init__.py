@@ -3,5 +3,5 @@
 ``tlspec.registry`` holds one row per operation and ``tlspec.ops`` the references; ``tlspec.signature`` is the grammar of
 signatures, ``tlspec.validation`` what a sound row is. ``tlspec.bounds`` has the float32 error bounds, ``tlspec.cases`` the drawn
 test cases, ``tlspec.laws`` the algebraic laws. ``tlspec.entries`` gives the entry points of the C ABI that the rows determine,
-``tlspec.methods`` the methods of tapes and sessions, ``tlspec.declarations`` the hash that a library is known by.
+``tlspec.declarations`` the hash that a library is known by.
 """

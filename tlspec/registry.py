@@ -115,8 +115,6 @@ class Op:
     no_vjp: str | None = None
     #: the forward's exported C name ends in "_fwd"
     fwd: bool = False
-    #: tapes and sessions have a method of this name, where it can be derived (:mod:`tlspec.methods`)
-    method: bool = True
     #: the place among the rows in the order they were registered
     order: int = 0
 
@@ -221,7 +219,6 @@ def op(
     source: str = "",
     no_vjp: str | None = None,
     fwd: bool = False,
-    method: bool = True,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
 
@@ -241,7 +238,7 @@ def op(
             drawing=Drawing(
                 draw=draw, paths=tuple(paths), nonnegative=tuple(nonnegative), data=None if data is None else tuple(data)
             ),
-            doc=inspect.getdoc(function) or "", source=source, no_vjp=no_vjp, fwd=fwd, method=method,
+            doc=inspect.getdoc(function) or "", source=source, no_vjp=no_vjp, fwd=fwd,
             order=len(_OPS),
         )  # fmt: skip
         _OPS[name] = row

@@ -289,8 +289,8 @@ KERNELS = [
     ),
     Defect(
         "native/src/cpu/linalg/linalg.c",
-        ".sa = m * n, .sb = n * p, .sc = m * p};",
-        ".sa = n, .sb = n * p, .sc = m * p};",
+        ".sa = m * n,",
+        ".sa = n,",
         "wrong stride between a batch's matrices",
         "bmm",
     ),

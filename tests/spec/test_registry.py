@@ -6,7 +6,6 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import exact
-from tlspec.methods import forwarding_method
 from tlspec.registry import Op
 from tlspec.signature import Signature
 
@@ -103,18 +102,3 @@ def test_selection() -> None:
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
     assert (row.vjp_rule is None) == bool(row.no_vjp)
     assert row.doc
-
-
-def test_methods_that_rows_determine() -> None:
-    methods = {m.name: m for row in registry.ops() if (m := forwarding_method(row)) is not None}
-    assert {n for n, m in methods.items() if m.broadcast} == {"add", "sub", "mul", "div", "max", "min"}
-    assert methods["clamp"].operands == ("x",) and [p.name for p in methods["clamp"].parameters] == ["lo", "hi"]
-    assert methods["reduce_max_axis0"].doc == "Maximum down the rows of a matrix, one for each column."
-    assert not methods.keys() & {
-        "gather_vec",
-        "flash_attention",
-        "broadcast_to",
-        "sgd_step",
-        "reduce_sum_axis",
-        "dgemm",
-    }

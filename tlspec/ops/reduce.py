@@ -114,7 +114,6 @@ def reduce_sum_axis1_vjp(g, rows, cols):
     bound=tree(_axis_height),
     checks=[_AXIS],
     laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    method=False,  # reduce_sum(x, axis)
     source="native/src/formula/sum_tree.h",
 )
 def reduce_sum_axis(x, axis):

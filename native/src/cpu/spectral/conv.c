@@ -351,6 +351,22 @@ struct mix {
     float *gr, *gi;       /* gwRe, gwIm */
 };
 
+/* Lays out the planes of `modes * width` floats at `spectra`: X, Z and, for the VJP alone, dX. */
+static struct mix plan_mix(const float *wRe, const float *wIm, int64_t grid, int64_t width, int64_t modes,
+                           float *spectra)
+{
+    const int64_t plane = modes * width;
+    return (struct mix){.width = width,
+                        .modes = modes,
+                        .n = grid,
+                        .wRe = wRe,
+                        .wIm = wIm,
+                        .xr = spectra,
+                        .xi = spectra + plane,
+                        .zr = spectra + 2 * plane,
+                        .zi = spectra + 3 * plane};
+}
+
 static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
 
 /* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
@@ -430,15 +446,7 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra);
     if (status)
         return status;
-    struct mix mix = {.width = width,
-                      .modes = modes,
-                      .n = grid,
-                      .wRe = wRe,
-                      .wIm = wIm,
-                      .xr = spectra,
-                      .xi = spectra + plane,
-                      .zr = spectra + 2 * plane,
-                      .zi = spectra + 3 * plane};
+    struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
     status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
     if (!status) {
         tl_parallel(modes, mix_task, &mix);
@@ -462,19 +470,11 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra);
     if (status)
         return status;
-    struct mix mix = {.width = width,
-                      .modes = modes,
-                      .n = grid,
-                      .wRe = wRe,
-                      .wIm = wIm,
-                      .xr = spectra,
-                      .xi = spectra + plane,
-                      .zr = spectra + 2 * plane,
-                      .zi = spectra + 3 * plane,
-                      .dr = spectra + 4 * plane,
-                      .di = spectra + 5 * plane,
-                      .gr = gwRe,
-                      .gi = gwIm};
+    struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
+    mix.dr = spectra + 4 * plane;
+    mix.di = spectra + 5 * plane;
+    mix.gr = gwRe;
+    mix.gi = gwIm;
     status = analysis(ctx, g, grid, width, modes, mix.zr, mix.zi);
     for (int64_t k = 0; k < modes; k++)
         for (int64_t o = 0; o < width; o++) {
