@@ -203,12 +203,8 @@ class Session(Operations[TensorRef]):
         return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
 
     def _apply(
-        self,
-        name: str,
-        parents: tuple[Any, ...],
-        extra: tuple[Any, ...] = (),
-        hosts: Mapping[str, Any] | None = None,
-    ) -> TensorRef:
+        self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None,
+    ) -> TensorRef:  # fmt: skip
         epoch = self.epoch
         ids: list[Any] = []
         for p in parents:
@@ -491,12 +487,9 @@ class Session(Operations[TensorRef]):
             id = open_.pop()
             if id in changed:
                 raise refusal(
-                    ArgumentError,
-                    "backward",
-                    changed[id].name,
-                    "a value changed since this tape recorded it",
+                    ArgumentError, "backward", changed[id].name, "a value changed since this tape recorded it",
                     "reset() after an update",
-                )
+                )  # fmt: skip
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
             open_ += fresh

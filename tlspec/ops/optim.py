@@ -141,15 +141,10 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
     return Run.of(-lr).fma(_decayed(p, Run.of(gs), weight_decay), p)
 
 
-@op(
-    "ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
-    bound=followed(_sgd_run),
-    draw=_rates,
-    checks=RATES,
-    no_vjp=NO_VJP,
+@op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
+    bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
     laws=[split2, _unchanged_at_zero_rate("sgd_step")],
-    source="Robbins and Monro, Ann. Math. Statist. 22, 1951",
-)
+    source="Robbins and Monro, Ann. Math. Statist. 22, 1951")  # fmt: skip
 def sgd_step(ps, gs, lr, weight_decay):
     """A step of stochastic gradient descent on every tensor of a list.
 
@@ -261,22 +256,18 @@ def _decoupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **sc
 
 def _draw_adam(d: Any) -> dict[str, Any]:
     return {
-        **_rates(d),
-        "lr": d.choice([0.001, 0.001, 0.0, d.real(0, 1)]),
+        **_rates(d), "lr": d.choice([0.001, 0.001, 0.0, d.real(0, 1)]),
         "beta1": d.choice([0.9, 0.9, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
-        "beta2": d.choice([0.999, 0.999, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
-        "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]),
+        "beta2": d.choice([0.999, 0.999, 0.0, d.real(0, 0.99), 1 - 2.0**-24]), "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]),
         "step": d.choice([1, 1, 2, 10, 1000, 10**6, d.integer(1, 10**5), 2**32, 2**63 - 1]),
-    }
+    }  # fmt: skip
 
 
 ADAM_CHECKS = [
-    check("step", "step >= 1"),
-    *RATES,
-    check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
+    check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
     check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
     check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-]
+]  # fmt: skip
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
     lambda f: zip(

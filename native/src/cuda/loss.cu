@@ -5,6 +5,7 @@
  * logits on chip as softmax does (device/row_tile.cuh, device/cluster_row.cuh) and read it once: 4 bytes per element forward, 8
  * backward. */
 #include "cuda/device/row_exponentials.cuh"
+#include "generated/loss.h"
 #include "cuda/device/vector.cuh"
 
 namespace {

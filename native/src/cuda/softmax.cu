@@ -5,6 +5,7 @@
  * cluster of blocks where the chip has clusters (device/cluster_row.cuh). The traffic is the floor, 8 bytes per element
  * forward and 12 backward. Longer rows are read once per pass: three forward, two backward. */
 #include "cuda/device/row_exponentials.cuh"
+#include "generated/softmax.h"
 
 namespace {
 
