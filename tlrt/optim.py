@@ -422,11 +422,6 @@ class AdamW(Adam):
     _kernel = "adamw_step"
 
     def __init__(
-        self,
-        parameters: Iterable[Parameter],
-        lr: float = 1e-3,
-        *,
-        weight_decay: float = 0.01,
-        **others: float,
+        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, weight_decay: float = 0.01, **others: float
     ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, **others)

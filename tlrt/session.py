@@ -203,11 +203,7 @@ class Session(Operations[TensorRef]):
         return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
 
     def _apply(
-        self,
-        name: str,
-        parents: tuple[Any, ...],
-        extra: tuple[Any, ...] = (),
-        hosts: Mapping[str, Any] | None = None,
+        self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None
     ) -> TensorRef:
         epoch = self.epoch
         ids: list[Any] = []

@@ -330,9 +330,7 @@ def _norms_keep(f, x):
     )
 
 
-POSITION_CHECKS = [
-    check("base", "base > 0 and base < 1e38", say="0 < base < 1e38"),
-]
+POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e38")]
 
 
 @op(
@@ -340,11 +338,7 @@ POSITION_CHECKS = [
     bound=custom(
         lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0), "5u·(|x||cos| + |x'||sin|) + angle"
     ),
-    checks=[
-        *POSITION_CHECKS,
-        check("d", "d % 2 == 0", "SHAPE", say="an even d"),
-        check("halves", "halves <= 1"),
-    ],
+    checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
     source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34",

@@ -298,11 +298,7 @@ def clamp_vjp(x, g, lo, hi):
     return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=exact(),
-    laws=[laws.idempotent()],
-)
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()])
 def relu(x):
     """Rectified linear unit.
 
@@ -324,10 +320,7 @@ def relu_vjp(x, g):
 # ---- transcendental functions and activations ------------------------------------------------------------------------------
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def exp(x):
     """Exponential.
 
@@ -346,10 +339,7 @@ def exp_vjp(out, g):
     return g * out
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def log(x):
     """Natural logarithm.
 
@@ -419,10 +409,7 @@ def safe_log_vjp(x, g, eps):
     return g * _safe_log_tail(x, eps)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def sigmoid(x):
     """Logistic function.
 
@@ -441,11 +428,7 @@ def sigmoid_vjp(out, g):
     return g * out * (1 - out)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-    laws=[laws.odd("x")],
-)
+@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")])
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
 
@@ -464,10 +447,7 @@ def tanh_vjp(out, g):
     return g * (1 - out) * (1 + out)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def softplus(x):
     """Smooth rectifier.
 

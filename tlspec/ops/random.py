@@ -34,13 +34,7 @@ def _draw_key(d: Any) -> dict[str, Any]:
     return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
 
 
-@op(
-    "; key: u64 -> out[n]",
-    bound=exact(),
-    draw=_draw_key,
-    no_vjp=NO_VJP,
-    source=SOURCE,
-)
+@op("; key: u64 -> out[n]", bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE)
 def rand_uniform(n, key):
     """Uniform numbers in [0, 1).
 

@@ -19,12 +19,7 @@ from tlspec.shapes import swap
 # ---- ends and pieces of a vector ------------------------------------------------------------------------------------
 
 
-@op(
-    "a[n], b[m] -> out[n + m]",
-    bound=moved(),
-    laws=[linear("a", "b"), adjoint("a", "b")],
-    source="numpy.concatenate",
-)
+@op("a[n], b[m] -> out[n + m]", bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")
 def concat1d(a, b):
     """Two vectors, one after the other.
 
@@ -38,8 +33,7 @@ def concat1d(a, b):
 
 
 @concat1d.vjp(
-    "g -> ga, gb",
-    via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m)),
+    "g -> ga, gb", via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m))
 )
 def concat1d_vjp(g, n):
     """ga = g[:n], gb = g[n:]."""
