@@ -236,11 +236,9 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
 
     Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
-
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
     element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
-
     Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
     """
     _, E, total, _ = _softmax(Q, K, mask, mask_mode, scale)
@@ -350,10 +348,8 @@ def rotary(x, base, start, halves):
     the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
 
     Shapes: x, out (batch, n, d), d even.
-
     Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
     Empty dimensions give an empty result.
-
     Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
     """
     return _turn(x, base, start, halves, 1.0)
@@ -399,9 +395,7 @@ def sinusoidal(x, base, start):
     out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
 
     Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
-
     Special values: IEEE. Empty dimensions give an empty result.
-
     Errors: ARGUMENT unless 0 < base < 1e38.
     """
     return x + _sinusoid(x.shape[1], x.shape[2], base, start)

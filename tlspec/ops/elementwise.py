@@ -42,8 +42,6 @@ def add(a, b):
 
     out = a + b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
     Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
     """
     return a + b
@@ -60,8 +58,6 @@ def sub(a, b):
     """Difference, element by element.
 
     out = a - b
-
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
     """
@@ -80,8 +76,6 @@ def mul(a, b):
 
     out = a · b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
     """
     return a * b
@@ -98,8 +92,6 @@ def div(a, b):
     """Quotient, element by element, unguarded.
 
     out = a / b
-
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
     """
@@ -120,8 +112,6 @@ def scale(x, c):
 
     out = c · x, c rounded to float32 first
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: IEEE 754. Correctly rounded.
     """
     return c * x
@@ -138,8 +128,6 @@ def axpy(a, b, c):
     """Scaled sum with one rounding (a fused multiply-add).
 
     out = a + c · b, c rounded to float32 first
-
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
     """
@@ -158,8 +146,6 @@ def inv(x):
 
     out = 1 / x
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
     """
     return 1 / x
@@ -176,8 +162,6 @@ def sqrt(x):
     """Square root.
 
     out = √x
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
     """
@@ -198,8 +182,6 @@ def abs_(x):
     """Absolute value.
 
     out = |x|
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
     """
@@ -222,8 +204,6 @@ def max_(a, b):
     """Larger of two values.
 
     out = a if a > b else b
-
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
 
     Special values: NaN if either is NaN; +0 is larger than -0.
     """
@@ -254,8 +234,6 @@ def min_(a, b):
 
     out = a if a < b else b
 
-    Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
     Special values: NaN if either is NaN; -0 is smaller than +0.
     """
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
@@ -283,10 +261,7 @@ def clamp(x, lo, hi):
 
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: NaN stays NaN.
-
     Errors: ARGUMENT unless lo <= hi.
     """
     return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
@@ -303,8 +278,6 @@ def relu(x):
     """Rectified linear unit.
 
     out = max(x, 0)
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: NaN stays NaN; -0 gives +0.
     """
@@ -326,8 +299,6 @@ def exp(x):
 
     out = eˣ
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
     """
     return np.exp(x)
@@ -344,8 +315,6 @@ def log(x):
     """Natural logarithm.
 
     out = ln x
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
     """
@@ -384,10 +353,7 @@ def safe_log(x, eps):
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: inf gives inf, -inf gives ln eps.
-
     Errors: ARGUMENT unless eps >= 2^-50.
     """
     beyond_one = _softplus(x) + (eps - 1)
@@ -415,8 +381,6 @@ def sigmoid(x):
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: σ(-inf) = +0, σ(inf) = 1.
     """
     return expit(x)
@@ -433,8 +397,6 @@ def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
 
     out = tanh x
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: tanh ±inf = ±1, tanh ±0 = ±0.
     """
@@ -453,8 +415,6 @@ def softplus(x):
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
     """
     return _softplus(x)
@@ -471,8 +431,6 @@ def silu(x):
     """Sigmoid linear unit.
 
     out = x · σ(x)
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
     """
@@ -507,8 +465,6 @@ def gelu(x):
     """Gaussian error linear unit, tanh form.
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
-
-    Shapes: x and out alike, any shape; an empty x gives an empty out.
 
     Special values: -inf gives -0, its limit; inf gives inf.
     """

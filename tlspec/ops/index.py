@@ -70,9 +70,7 @@ def gather_vec(vec, indices):
     out[j] = vec[indices[j]] if indices[j] < n, else 0
 
     Shapes: vec (n), indices (k) on the host, out (k).
-
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-
     Errors: none beyond lengths; an index of n or more reads 0.
     """
     return gathered(vec, indices)
@@ -97,9 +95,7 @@ def gather_rows(mat, indices):
     out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
 
     Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
-
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
-
     Errors: none beyond lengths; an index of rows or more reads zeros.
     """
     return gathered(mat, indices)
@@ -124,9 +120,7 @@ def scatter_add(x, values, indices):
     out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
 
     Shapes: x (n), values (k), indices (k) on the host, out (n).
-
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-
     Errors: none beyond lengths; an index of n or more is ignored.
     """
     return scattered(x, values, indices)
@@ -155,10 +149,8 @@ def scatter_add_rows(mat, values, indices):
     out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
 
     Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
-
     Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
     result.
-
     Errors: none beyond lengths; an index of rows or more is ignored.
     """
     return scattered(mat, values, indices)
@@ -188,9 +180,7 @@ def scatter_add_row(mat, row, i):
     out[i, c] = mat[i, c] + row[c]; every other row is copied
 
     Shapes: mat (rows, cols), row (cols), out (rows, cols).
-
     Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
-
     Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
     """
     out = mat.copy()

@@ -42,7 +42,6 @@ def mse_loss(yhat, target):
     out[0] = (Σ_i (yhat[i] - target[i])²) / n
 
     Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
-
     Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
     """
     return squares(yhat, target) / yhat.size if yhat.size else np.full(1, np.nan)
@@ -111,10 +110,8 @@ def cross_entropy(logits, labels):
     out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
 
     Shapes: logits (rows, cols), labels (rows) on the host, out (1).
-
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
     -inf beside a finite one makes it +inf. rows = 0 gives NaN.
-
     Errors: INDEX if a label is cols or more.
     """
     each = losses(logits, labels)

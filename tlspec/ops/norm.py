@@ -154,11 +154,9 @@ def layer_norm(x, gamma, beta, eps):
     variance is that around the computed mean, eps is inside the root
 
     Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
     the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
     if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
-
     Errors: ARGUMENT if eps is negative or NaN.
     """
     mu, _, istd = statistics(x, eps)
@@ -229,10 +227,8 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     channel c; the variance is that around the computed mean, eps is inside the root
 
     Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
-
     Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
     the rounding of its mean over √eps. A size of 0 gives an empty result.
-
     Errors: ARGUMENT if eps is negative or NaN.
     """
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])

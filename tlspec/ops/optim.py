@@ -156,10 +156,8 @@ def sgd_step(ps, gs, lr, weight_decay):
     p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
 
     Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
-
     Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
     legal and does nothing.
-
     Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
     """
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
@@ -213,10 +211,8 @@ def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
 
     From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
     first step for that.
-
     Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
-
     Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
     with momentum > 0 and dampening = 0.
     """
@@ -309,10 +305,8 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
 
     Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
-
     Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
     IEEE 754. An empty list is legal and does nothing.
-
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
     more.
     """
@@ -342,10 +336,8 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
 
     Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
-
     Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
-
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
     more.
     """
@@ -386,7 +378,6 @@ def global_norm(gs):
     tensor by the row tree, then the tensors' sums by the same tree.
 
     Shapes: gs a list of tensors, out one element.
-
     Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
     empty list, or of empty tensors, is 0.
     """
@@ -436,10 +427,8 @@ def clip_scale(gs, norm, max_norm, eps):
     The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
 
     Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
-
     Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
     factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
-
     Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
     """
     return gs * np.minimum(max_norm / (norm + eps), 1.0)

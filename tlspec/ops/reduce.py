@@ -43,7 +43,6 @@ def reduce_sum(x):
     out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
 
     Shapes: x (n), out (1).
-
     Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0.
     """
     return x.sum(keepdims=True)
@@ -69,7 +68,6 @@ def reduce_sum_axis0(x):
     out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
 
     Shapes: x (rows, cols), out (cols).
-
     Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0.
     """
     return x.sum(axis=0)
@@ -95,7 +93,6 @@ def reduce_sum_axis1(x):
     out[i] = Σ_j x[i, j], by the row tree.
 
     Shapes: x (rows, cols), out (rows).
-
     Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0.
     """
     return x.sum(axis=1)
@@ -123,9 +120,7 @@ def reduce_sum_axis(x, axis):
     have one element), otherwise by the column tree.
 
     Shapes: x (*dims), out (*dims without axis).
-
     Special values: IEEE 754. A sum over an empty axis is 0; a sum is never -0.
-
     Errors: ARGUMENT if axis >= rank(dims).
     """
     return x.sum(axis=axis)
@@ -156,10 +151,8 @@ def reduce_mean(x, axis):
     out[..., ...] = (Σ_k x[..., k, ...]) / dims[axis]: the sum of reduce_sum_axis, then one division.
 
     Shapes: x (*dims), out (*dims without axis).
-
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite. The mean over an empty axis is
     NaN.
-
     Errors: ARGUMENT if axis >= rank(dims).
     """
     n = x.shape[axis]
@@ -203,9 +196,7 @@ def reduce_max_axis0(x):
     out[j] = max_i x[i, j]
 
     Shapes: x (rows, cols), out (cols).
-
     Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
-
     Errors: SHAPE if rows = 0.
     """
     return maximum(x, 0)
@@ -233,9 +224,7 @@ def reduce_max_axis1(x):
     out[i] = max_j x[i, j]
 
     Shapes: x (rows, cols), out (rows).
-
     Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
-
     Errors: SHAPE if cols = 0.
     """
     return maximum(x, 1)

@@ -191,9 +191,7 @@ def selective_scan_diag(A, B, x, h0):
     out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
 
     Shapes: A, B, h0 (state), x and out (seq_len, state).
-
     Special values: IEEE 754. seq_len = 0 gives an empty result.
-
     Errors: none beyond lengths.
     """
     return _scan(_constant(A, x), _gradual(B * x), h0)
@@ -267,9 +265,7 @@ def selective_scan_diag_var(A, B, x, h0):
     out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
 
     Shapes: A, B, x and out (seq_len, state), h0 (state).
-
     Special values: IEEE 754. seq_len = 0 gives an empty result.
-
     Errors: none beyond lengths.
     """
     return _scan(A, _gradual(B * x), h0)

@@ -26,7 +26,6 @@ def concat1d(a, b):
     out[i] = a[i] for i < n, b[i − n] from there on
 
     Shapes: a (n), b (m), out (n + m). Either may be empty.
-
     Errors: OVERFLOW where n + m reaches 2^32.
     """
     return np.concatenate([a, b])
@@ -60,7 +59,6 @@ def slice1d(x, start, len):
     out[i] = x[start + i]
 
     Shapes: x (n), out (len). len = 0 gives an empty buffer.
-
     Errors: INDEX unless start + len ≤ n.
     """
     return x[start : start + len]
@@ -218,7 +216,6 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
     axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
-
     Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
     input axis has size 1 or the size of its output axis.
     """
@@ -257,7 +254,6 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     repeated.
 
     Shapes: x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
-
     Errors: SHAPE as for broadcast_to.
     """
     return broadcast_to_vjp(x, in_dims, out_dims, axis_map)
@@ -319,7 +315,6 @@ def swap_adjacent_at_depth(x, depth):
     out[…, j, i, …] = x[…, i, j, …]
 
     Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
-
     Errors: ARGUMENT unless depth + 1 is an axis.
     """
     return np.swapaxes(x, depth, depth + 1)

@@ -98,7 +98,6 @@ def softmax(x):
     out[i, j] = e^(x[i, j] - m_i) / Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
     nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
     result.
@@ -127,7 +126,6 @@ def log_softmax(x):
     out[i, j] = (x[i, j] - m_i) - ln Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
     -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
     """

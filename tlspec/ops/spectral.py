@@ -126,10 +126,8 @@ def rfft1d_packed(x):
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
     Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
-
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
     the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
-
     Errors: ARGUMENT for n = 0.
     """
     return _packed(_rfft(x, 1))
@@ -167,10 +165,8 @@ def irfft1d_packed(spec, n):
     x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
 
     Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
-
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
     all of the row NaN. batch = 0 gives an empty result.
-
     Errors: ARGUMENT for n = 0.
     """
     return _inverse(spec, n)
@@ -334,10 +330,8 @@ def spectral_conv1d_rfft(x, wRe, wIm):
     y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
 
     Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
-
     Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
     all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
-
     Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
     """
     n, modes = len(x), len(wRe)
