@@ -43,11 +43,9 @@ def family_table(family: str) -> str:
     """``FAMILY_table.c``: compiled once per SIMD variant, like the kernels."""
     out = [
         f"/* The CPU kernels of the {family} family in one SIMD variant: this file is compiled once per variant.",
-        f" * {BANNER} */",
-        f'#include "{family}.h"',
-        "",
+        f" * {BANNER} */", f'#include "{family}.h"', "",
         f"const struct tl_{family}_kernels TL_V(tl_cpu_{family}_kernels) = {{",
-    ]
+    ]  # fmt: skip
     out += [f"    .{e.kernel} = tl_cpu_{e.kernel}," for e in kernel_entries(family)]
     return "\n".join([*out, "};", ""])
 

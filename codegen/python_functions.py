@@ -304,20 +304,12 @@ def python_module() -> str:
         *(["_take, _give = _free.pop, _free.append"] if "_take()" in text else []),
     ]  # fmt: skip
     share = [
-        "def share(x: Buffer) -> Buffer:",
-        '    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""',
-        "    try:",
-        "        return x.share()",
-        "    except AttributeError as error:",
-        "        raise _refusal(share, error, locals()) from None",
-        "",
-        "",
-        *PACK,
-        "    try:",
-        "        return _pack(xs)",
-        "    except _WRONG as error:",
+        "def share(x: Buffer) -> Buffer:", '    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""',
+        "    try:", "        return x.share()", "    except AttributeError as error:",
+        "        raise _refusal(share, error, locals()) from None", "", "", *PACK, "    try:",
+        "        return _pack(xs)", "    except _WRONG as error:",
         "        raise _refusal(pack, error, locals()) from None",
-    ]
+    ]  # fmt: skip
     return "\n".join([*head, "", "", *share, "", "", text])
 
 

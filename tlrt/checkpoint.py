@@ -45,11 +45,9 @@ def _library() -> Any:
 
 
 def save(
-    path: str | os.PathLike[str],
-    session: Session,
-    optimizers: Optimizer | Sequence[Optimizer] = (),
+    path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Writes a checkpoint; the file appears complete or not at all.
 
     `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
@@ -67,13 +65,10 @@ def save(
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
     about = {
-        "version": VERSION,
-        "precision": precision,
-        "parameters": list(session.parameters),
-        "random": {"seed": session.seed, "counter": session.counter},
-        "optimizers": settings,
+        "version": VERSION, "precision": precision, "parameters": list(session.parameters),
+        "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
         "extra": dict(extra or {}),
-    }
+    }  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
     data = library.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
     target = Path(path)

@@ -143,13 +143,9 @@ def _worst(values: Any) -> float | None:
 
 
 def compare(
-    program: Program,
-    devices: Sequence[str] = ("spec", "cpu"),
-    *,
-    reproduce: str | Path | None = None,
-    progress: Callable[[str], None] | None = None,
-    **options: Any,
-) -> Report:
+    program: Program, devices: Sequence[str] = ("spec", "cpu"), *, reproduce: str | Path | None = None,
+    progress: Callable[[str], None] | None = None, **options: Any,
+) -> Report:  # fmt: skip
     """Runs `program` on each device and compares; see the module. The first device is the reference of the drift.
 
     `reproduce` is a folder for the inputs of nodes out of bounds, with the command that checks each; `options` are those of
@@ -213,14 +209,9 @@ class _Watch(Observer):
     """Observes one session: checks its tape before each reset and every VJP as it runs."""
 
     def __init__(
-        self,
-        session: Session,
-        report: Report,
-        device: str,
-        reference: _Watch | None,
-        folder: Path | None,
+        self, session: Session, report: Report, device: str, reference: _Watch | None, folder: Path | None,
         progress: Callable[[str], None] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session, self.report, self.device = session, report, device
         self.reference, self.folder, self.progress = reference, folder, progress
         self.step = 0

@@ -345,14 +345,9 @@ class SGD(Optimizer):
     hyper = ("lr", "momentum", "weight_decay", "nesterov")
 
     def __init__(
-        self,
-        parameters: Iterable[Parameter],
-        lr: float = 0.01,
-        *,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        self, parameters: Iterable[Parameter], lr: float = 0.01, *, momentum: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.slots = ("velocity",) if momentum else ()  # a wrong momentum is refused below
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
@@ -391,15 +386,9 @@ class Adam(Optimizer):
     _kernel = "adam_step"
 
     def __init__(
-        self,
-        parameters: Iterable[Parameter],
-        lr: float = 1e-3,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
+        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
+        eps: float = 1e-8, weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(parameters)
         self.lr, self.beta1, self.beta2, self.eps, self.weight_decay = lr, beta1, beta2, eps, weight_decay
         self._check(self._settings())

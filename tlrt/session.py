@@ -487,12 +487,9 @@ class Session(Operations[TensorRef]):
             id = open_.pop()
             if id in changed:
                 raise refusal(
-                    ArgumentError,
-                    "backward",
-                    changed[id].name,
-                    "a value changed since this tape recorded it",
+                    ArgumentError, "backward", changed[id].name, "a value changed since this tape recorded it",
                     "reset() after an update",
-                )
+                )  # fmt: skip
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
             open_ += fresh

@@ -64,14 +64,9 @@ class Node(Uncopied):
     cleanup: tuple[Any, ...]
 
     def __init__(
-        self,
-        name: str,
-        value: AnyBuffer,
-        requires_grad: bool = True,
-        parents: Sequence[int] = (),
-        backward: Backward | None = None,
-        cleanup: Sequence[Any] = (),
-    ) -> None:
+        self, name: str, value: AnyBuffer, requires_grad: bool = True, parents: Sequence[int] = (),
+        backward: Backward | None = None, cleanup: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
         self.name = name
         self.shape = value.shape
         self.buffer = value.buffer
@@ -233,14 +228,9 @@ class Tape(Uncopied, Operations[int]):
         return self._append(Node(name, value, bool(requires_grad) and self.recording))
 
     def unary(
-        self,
-        name: str,
-        x: int,
-        in_shape: Sequence[int],
-        out_shape: Sequence[int],
-        forward: Callable[[Any], Any],
+        self, name: str, x: int, in_shape: Sequence[int], out_shape: Sequence[int], forward: Callable[[Any], Any],
         backward: Callable[[Any, Any], Any],
-    ) -> int:
+    ) -> int:  # fmt: skip
         """A node made by hand: `forward(x)` gives its buffer, `backward(x, g)` the gradient of x, as buffers."""
         parent = self.require_value(x, in_shape, name)
         value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
@@ -251,16 +241,9 @@ class Tape(Uncopied, Operations[int]):
         return self.add_node(Node(name, value, self._needs((x,)), (x,), pull))
 
     def binary(
-        self,
-        name: str,
-        a: int,
-        b: int,
-        a_shape: Sequence[int],
-        b_shape: Sequence[int],
-        out_shape: Sequence[int],
-        forward: Callable[[Any, Any], Any],
-        backward: Callable[[Any, Any, Any], tuple[Any, Any]],
-    ) -> int:
+        self, name: str, a: int, b: int, a_shape: Sequence[int], b_shape: Sequence[int], out_shape: Sequence[int],
+        forward: Callable[[Any, Any], Any], backward: Callable[[Any, Any, Any], tuple[Any, Any]],
+    ) -> int:  # fmt: skip
         """A node made by hand: `forward(a, b)` gives its buffer, `backward(a, b, g)` the gradients of a and b."""
         first, second = self.require_value(a, a_shape, name), self.require_value(b, b_shape, name)
         value = self._own_result(name, out_shape, forward(first.buffer, second.buffer), (first, second))
@@ -298,12 +281,9 @@ class Tape(Uncopied, Operations[int]):
         return f"{name} (node {x}, {self.nodes[x].name})"
 
     def _apply(
-        self,
-        name: str,
-        parents: tuple[int | None, ...],
-        extra: tuple[Any, ...] = (),
+        self, name: str, parents: tuple[int | None, ...], extra: tuple[Any, ...] = (),
         hosts: Mapping[str, Any] | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         nodes = self.nodes
         size = len(nodes)
         buffers: list[Any] = []

@@ -92,12 +92,9 @@ class Bound:
         return self.kind not in ("exact", "moved", "ordered", "ulp")
 
     def tolerance(
-        self,
-        reference: Callable[..., Any],
-        outputs: Sequence[F64],
-        inputs: Mapping[str, Any],
+        self, reference: Callable[..., Any], outputs: Sequence[F64], inputs: Mapping[str, Any],
         params: Mapping[str, Any],
-    ) -> list[F64]:
+    ) -> list[F64]:  # fmt: skip
         with np.errstate(all="ignore"):
             tols = self.function(reference, outputs, inputs, params)
         return [
@@ -105,12 +102,9 @@ class Bound:
         ]
 
     def bits(
-        self,
-        reference: Callable[..., Any],
-        outputs: Sequence[npt.NDArray[Any]],
-        inputs: Mapping[str, Any],
+        self, reference: Callable[..., Any], outputs: Sequence[npt.NDArray[Any]], inputs: Mapping[str, Any],
         params: Mapping[str, Any],
-    ) -> list[Bits] | None:
+    ) -> list[Bits] | None:  # fmt: skip
         """The bit patterns each output must have, :data:`FREE` where the tolerance decides; None where it decides everywhere.
         `inputs` are the call's own arrays, float32 and not widened; `outputs` are float32 too where the bound is
         :attr:`in_float32`."""
@@ -175,13 +169,9 @@ def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, tex
 
 
 def tree(
-    height: Callable[..., Any],
-    magnitude: Callable[..., Any] | None = None,
-    text: str = "",
-    *,
-    peak: Callable[..., Any] | None = None,
-    copies: bool = False,
-) -> Bound:
+    height: Callable[..., Any], magnitude: Callable[..., Any] | None = None, text: str = "", *,
+    peak: Callable[..., Any] | None = None, copies: bool = False,
+) -> Bound:  # fmt: skip
     """A sum. `height` gets the reference's inputs and parameters by keyword (those it names; arrays in their declared
     shapes) and returns h, or a sequence with one h per output. `magnitude` is called like the reference and returns M
     per output; by default M is the reference on absolute inputs. `peak` is the same for the largest intermediate, where that

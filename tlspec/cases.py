@@ -421,17 +421,9 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
 
 
 def build_case(
-    op: Op,
-    values: Mapping[str, Any],
-    given: Mapping[str, Any],
-    rng: np.random.Generator,
-    *,
-    seed: int = 0,
-    data: str = "normal",
-    size: str = "given",
-    which: str = "forward",
-    command: str = "",
-) -> Case:
+    op: Op, values: Mapping[str, Any], given: Mapping[str, Any], rng: np.random.Generator, *, seed: int = 0,
+    data: str = "normal", size: str = "given", which: str = "forward", command: str = "",
+) -> Case:  # fmt: skip
     """A case of given dimensions and parameters; arrays that are not `given` are drawn."""
     sig = op.signature
     dims = {n: values[n] for n in sig.sizes}

@@ -99,17 +99,9 @@ def compare(
     if bad and bits is not None and bits[index] != FREE:
         note = f"bits {int(got[index].view(np.uint32)):#010x}, expected {int(bits[index]):#010x}"
     return Comparison(
-        ok=bad == 0,
-        share=float(share.max()),
-        ulp=float(ulps.max()),
-        violations=bad,
-        count=int(ref.size),
-        index=index,
-        got=float(y[index]),
-        expected=float(ref[index]),
-        tolerance=float(tol[index]),
-        note=note,
-    )
+        ok=bad == 0, share=float(share.max()), ulp=float(ulps.max()), violations=bad, count=int(ref.size), index=index,
+        got=float(y[index]), expected=float(ref[index]), tolerance=float(tol[index]), note=note,
+    )  # fmt: skip
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> Comparison:

@@ -34,26 +34,10 @@ def generator(*key: object) -> np.random.Generator:
 
 _SPECIALS = np.array(
     [
-        0.0,
-        -0.0,
-        -0.0,
-        0.0,
-        -0.0,
-        np.inf,
-        -np.inf,
-        np.nan,
-        -np.nan,
-        2.0**-149,
-        -(2.0**-149),
-        2.0**-126,
-        -(2.0**-127),
-        1.0,
-        -1.0,
-        1 + 2.0**-23,
-        0.5,
-    ],
-    np.float32,
-)
+        0.0, -0.0, -0.0, 0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 2.0**-149, -(2.0**-149), 2.0**-126, -(2.0**-127),
+        1.0, -1.0, 1 + 2.0**-23, 0.5,
+    ], np.float32,
+)  # fmt: skip
 _EXTREMES = np.array(
     [np.finfo(np.float32).max, np.finfo(np.float32).min, 88.7, -104.0, 2.0**127, 2.0**24 + 2], np.float32
 )

@@ -204,22 +204,11 @@ _OPS: dict[str, Op] = {}
 
 
 def op(
-    text: str,
-    *,
-    bound: Bound,
-    order: str | None = None,
-    same_bits: bool = True,
-    cuda: str = "own",
-    checks: Sequence[Check] = (),
-    laws: Sequence[Any] = (),
-    draw: Callable[..., dict[str, Any]] | None = None,
-    paths: Sequence[dict[str, Any]] = (),
-    nonnegative: Sequence[str] = (),
-    data: Sequence[str] | None = None,
-    source: str = "",
-    no_vjp: str | None = None,
-    fwd: bool = False,
-) -> Callable[[Callable[..., Any]], Op]:
+    text: str, *, bound: Bound, order: str | None = None, same_bits: bool = True, cuda: str = "own",
+    checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
+    paths: Sequence[dict[str, Any]] = (), nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
+    source: str = "", no_vjp: str | None = None, fwd: bool = False,
+) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
 
     The reference gets the inputs as float64 arrays in their declared shapes, then by keyword those parameters and

@@ -10,25 +10,10 @@ import math
 from collections.abc import Sequence
 
 __all__ = [
-    "FUNCTIONS",
-    "all_below",
-    "axis_map_ok",
-    "conv_ok",
-    "conv_out",
-    "conv_size",
-    "conv_transpose_ok",
-    "conv_transpose_out",
-    "conv_transpose_size",
-    "drop",
-    "given",
-    "pool_ok",
-    "pool_out",
-    "pool_padding_ok",
-    "pool_size",
-    "positive",
-    "rank",
-    "swap",
-]
+    "FUNCTIONS", "all_below", "axis_map_ok", "conv_ok", "conv_out", "conv_size", "conv_transpose_ok",
+    "conv_transpose_out", "conv_transpose_size", "drop", "given", "pool_ok", "pool_out", "pool_padding_ok", "pool_size",
+    "positive", "rank", "swap",
+]  # fmt: skip
 
 
 def rank(dims: Sequence[int]) -> int:
@@ -150,21 +135,8 @@ def conv_transpose_ok(
 
 #: what expressions of the grammar may call
 FUNCTIONS = {
-    "rank": rank,
-    "drop": drop,
-    "swap": swap,
-    "axis_map_ok": axis_map_ok,
-    "all_below": all_below,
-    "given": given,
-    "positive": positive,
-    "conv_size": conv_size,
-    "conv_transpose_size": conv_transpose_size,
-    "conv_out": conv_out,
-    "conv_transpose_out": conv_transpose_out,
-    "conv_ok": conv_ok,
-    "conv_transpose_ok": conv_transpose_ok,
-    "pool_size": pool_size,
-    "pool_out": pool_out,
-    "pool_padding_ok": pool_padding_ok,
-    "pool_ok": pool_ok,
-}
+    "rank": rank, "drop": drop, "swap": swap, "axis_map_ok": axis_map_ok, "all_below": all_below, "given": given,
+    "positive": positive, "conv_size": conv_size, "conv_transpose_size": conv_transpose_size, "conv_out": conv_out,
+    "conv_transpose_out": conv_transpose_out, "conv_ok": conv_ok, "conv_transpose_ok": conv_transpose_ok,
+    "pool_size": pool_size, "pool_out": pool_out, "pool_padding_ok": pool_padding_ok, "pool_ok": pool_ok,
+}  # fmt: skip

@@ -23,12 +23,9 @@ __all__ = ["row_problems"]
 def row_problems(row: Op) -> list[str]:
     """What is wrong with a row; nothing for one that is sound."""
     found = [
-        *_gradient_problems(row),
-        *_bound_problems(row),
-        *_reference_problems(row),
-        *_check_problems(row),
+        *_gradient_problems(row), *_bound_problems(row), *_reference_problems(row), *_check_problems(row),
         *_docstring_problems(row),
-    ]
+    ]  # fmt: skip
     found = found or [*_case_problems(row)]
     return [f"tlspec/ops/{row.family}.py: {row.name}: {problem}" for problem in found]
 
@@ -62,10 +59,8 @@ def _reference_problems(row: Op) -> Iterator[str]:
 def _size_names(row: Op) -> list[str]:
     """The dimensions and parameters that references and checks may name."""
     names = [
-        *row.signature.sizes,
-        *(["n"] if row.signature.elementwise else []),
-        *(p.name for p in row.signature.params),
-    ]
+        *row.signature.sizes, *(["n"] if row.signature.elementwise else []), *(p.name for p in row.signature.params),
+    ]  # fmt: skip
     return list(dict.fromkeys(names))
 
 

@@ -23,17 +23,9 @@ from tlrt.errors import (
 )
 
 __all__ = [
-    "Live",
-    "Naturals",
-    "float32",
-    "float64",
-    "float64_out",
-    "host_array",
-    "is_list",
-    "type_name",
-    "uint32",
+    "Live", "Naturals", "float32", "float64", "float64_out", "host_array", "is_list", "type_name", "uint32",
     "uint32_list",
-]
+]  # fmt: skip
 
 _LIMIT = 2**32
 

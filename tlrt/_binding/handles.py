@@ -35,18 +35,9 @@ from tlrt.errors import (
 )
 
 __all__ = [
-    "Buffer",
-    "Device",
-    "Memory",
-    "Uncopied",
-    "count_references",
-    "describe",
-    "device",
-    "ignore_all",
-    "new",
-    "observe_all",
-    "own",
-]
+    "Buffer", "Device", "Memory", "Uncopied", "count_references", "describe", "device", "ignore_all", "new",
+    "observe_all", "own",
+]  # fmt: skip
 
 _CPU = -1
 _NAME = re.compile(r"(cpu)|cuda(?::(0|[1-9]\d{0,8}))?")
@@ -74,10 +65,8 @@ def _bind(library: Library) -> None:
         return
     lib, prefix = library.lib, "torchlean_cuda_"
     _release, _share, _copy = (
-        lib.torchlean_cuda_buffer_release,
-        lib.torchlean_cuda_buffer_share,
-        lib.torchlean_cuda_buffer_copy,
-    )
+        lib.torchlean_cuda_buffer_release, lib.torchlean_cuda_buffer_share, lib.torchlean_cuda_buffer_copy,
+    )  # fmt: skip
     _calls = Calls({name.removeprefix(prefix): getattr(lib, name) for name in dir(lib) if name.startswith(prefix)})
     _slot = library.ffi.typeof("torchlean_buffer **")
 
@@ -90,12 +79,9 @@ class Uncopied:
 
     def __reduce__(self) -> Any:
         raise refusal(
-            ArgumentTypeError,
-            type(self).__name__,
-            "",
-            "one to pickle or copy",
+            ArgumentTypeError, type(self).__name__, "", "one to pickle or copy",
             "the object itself, or a new one: it owns memory",
-        )
+        )  # fmt: skip
 
 
 class Buffer:
@@ -540,12 +526,9 @@ def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
     """Refuses a CUDA device if the library was built without CUDA."""
     if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
         raise refusal(
-            UnavailableError,
-            op,
-            "name",
-            f"{name!r}",
+            UnavailableError, op, "name", f"{name!r}",
             f"'cpu', as the library is a CPU-only build ({remedy(cuda=True)})",
-        )
+        )  # fmt: skip
 
 
 def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:

@@ -81,10 +81,8 @@ def candidates() -> list[Path]:
     if named := os.environ.get(ENVIRONMENT):
         return [Path(named)]
     return [
-        _PACKAGE / "_lib" / NAME,
-        _TREE / "native" / "build" / "cuda" / NAME,
-        _TREE / "native" / "build" / "cpu" / NAME,
-    ]
+        _PACKAGE / "_lib" / NAME, _TREE / "native" / "build" / "cuda" / NAME, _TREE / "native" / "build" / "cpu" / NAME,
+    ]  # fmt: skip
 
 
 def build_command(cuda: bool = False) -> str:

@@ -88,12 +88,9 @@ class Recorder(Observer):
         self._changing.append((array.ctypes.data, array.nbytes))
 
     def add_host_work(
-        self,
-        name: str,
-        prepare: Callable[[list[Buffer]], Runnable],
-        buffers: Sequence[Buffer],
+        self, name: str, prepare: Callable[[list[Buffer]], Runnable], buffers: Sequence[Buffer],
         calls: Sequence[Call | HostWork],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Records Python code that reads these buffers; `calls` is what it did now. What it makes is made anew by each replay,
         so later calls cannot use it."""
         self.items.append(HostWork(name, prepare, [self.storage(b._handle) for b in buffers]))
@@ -112,12 +109,9 @@ class Recorder(Observer):
         """The storage behind a handle. Raises CaptureError for one that a replay does not make."""
         if self._unmade and (maker := self._unmade.get(address(handle))):
             raise refusal(
-                CaptureError,
-                "capture",
-                "buffer",
-                f"one that {maker} made within a captured function",
+                CaptureError, "capture", "buffer", f"one that {maker} made within a captured function",
                 "one of a recorded call",
-            )
+            )  # fmt: skip
         found = self._by_handle.get(address(handle))
         return self._hold(handle, True) if found is None else found
 
@@ -129,12 +123,9 @@ class Recorder(Observer):
             raise failure(status, "capture")
         if address(context[0]) != self._context:
             raise refusal(
-                CaptureError,
-                "capture",
-                "buffer",
-                "a call on another device within a captured function",
+                CaptureError, "capture", "buffer", "a call on another device within a captured function",
                 "the session's",
-            )
+            )  # fmt: skip
         try:
             status = lib.torchlean_cuda_buffer_share(handle, slot)
             if not status:

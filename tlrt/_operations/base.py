@@ -47,12 +47,9 @@ class BaseOperations(Generic[Ref]):
     """Operations on references to values; a class that inherits them says how one is applied and what a shape is."""
 
     def _apply(
-        self,
-        name: str,
-        parents: tuple[Ref | None, ...],
-        extra: tuple[Any, ...] = (),
+        self, name: str, parents: tuple[Ref | None, ...], extra: tuple[Any, ...] = (),
         hosts: Mapping[str, Any] | None = None,
-    ) -> Ref:
+    ) -> Ref:  # fmt: skip
         """Records the registry's operation `name`; `extra` and `hosts` are those of :func:`tlrt._operations.plan.make_plan`."""
         raise NotImplementedError
 

@@ -104,12 +104,9 @@ class ShapeOperations(ForwardingOperations[Ref]):
         first, count = integer(op, "start", start), integer(op, "len", len)
         if first < 0 or count < 0 or first + count > shape[0]:
             raise refusal(
-                IndexOutOfRangeError,
-                op,
-                "start + len",
-                f"{first} + {count}",
+                IndexOutOfRangeError, op, "start + len", f"{first} + {count}",
                 f"at most {shape[0]}, neither of them negative",
-            )
+            )  # fmt: skip
         inner = math.prod(shape[1:])
         part = self._apply("slice1d", (self._flatten(op, x),), (first * inner, count * inner))
         return self._view(part, (count, *shape[1:]), op) if shape[1:] else part

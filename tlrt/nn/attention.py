@@ -25,16 +25,9 @@ class MultiHeadAttention(Layer):
     """
 
     def __init__(
-        self,
-        session: Session,
-        width: int,
-        heads: int,
-        *,
-        name: str,
-        causal: bool = False,
-        use_flash: bool = True,
+        self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
         weight_init: init.Initializer | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
@@ -67,18 +60,9 @@ class TransformerBlock(Layer):
     """
 
     def __init__(
-        self,
-        session: Session,
-        width: int,
-        heads: int,
-        *,
-        name: str,
-        causal: bool = False,
-        dropout: float = 0.0,
-        ratio: int = 4,
-        use_flash: bool = True,
-        weight_init: init.Initializer | None = None,
-    ) -> None:
+        self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, dropout: float = 0.0,
+        ratio: int = 4, use_flash: bool = True, weight_init: init.Initializer | None = None,
+    ) -> None:  # fmt: skip
         self.session = session
         self.norm1 = LayerNorm(session, width, name=f"{name}.norm1")
         self.attention = MultiHeadAttention(

@@ -35,20 +35,10 @@ class _Convolution(Layer):
     _operation = ""
 
     def __init__(
-        self,
-        session: Session,
-        in_channels: int,
-        out_channels: int,
-        kernel: Size,
-        *,
-        name: str,
-        rank: int | None = None,
-        stride: Size = 1,
-        padding: Size = 0,
-        bias: bool = True,
-        weight_init: init.Initializer | None = None,
-        bias_init: init.Initializer | None = None,
-    ) -> None:
+        self, session: Session, in_channels: int, out_channels: int, kernel: Size, *, name: str,
+        rank: int | None = None, stride: Size = 1, padding: Size = 0, bias: bool = True,
+        weight_init: init.Initializer | None = None, bias_init: init.Initializer | None = None,
+    ) -> None:  # fmt: skip
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
         self.weight = session.param(

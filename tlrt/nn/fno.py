@@ -40,12 +40,9 @@ class SpectralConv1d(Layer):
             return s.spectral_conv1d_rfft(x, s.use(self.weight_re), s.use(self.weight_im))
         if len(shape) != 3 or shape[2] != self.width or shape[1] // 2 + 1 < self.modes:
             raise refusal(
-                ShapeError,
-                "SpectralConv1d",
-                "x",
-                f"shape {shape}",
+                ShapeError, "SpectralConv1d", "x", f"shape {shape}",
                 f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}",
-            )
+            )  # fmt: skip
         return self._apply_batch(x, *shape[:2])
 
     def _apply_batch(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
@@ -80,14 +77,9 @@ class FNOBlock1d(Layer):
     """
 
     def __init__(
-        self,
-        session: Session,
-        width: int,
-        modes: int,
-        *,
-        name: str,
+        self, session: Session, width: int, modes: int, *, name: str,
         activation: Callable[[TensorRef], TensorRef] | str | None = "gelu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session = session
         self.spectral = SpectralConv1d(session, width, modes, name=f"{name}.spectral")
         self.point = Linear(session, width, width, name=f"{name}.point")

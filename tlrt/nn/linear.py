@@ -25,16 +25,9 @@ class Linear(Layer):
     """
 
     def __init__(
-        self,
-        session: Session,
-        inputs: int,
-        outputs: int,
-        *,
-        name: str,
-        bias: bool = True,
-        weight_init: init.Initializer | None = None,
-        bias_init: init.Initializer | None = None,
-    ) -> None:
+        self, session: Session, inputs: int, outputs: int, *, name: str, bias: bool = True,
+        weight_init: init.Initializer | None = None, bias_init: init.Initializer | None = None,
+    ) -> None:  # fmt: skip
         self.session = session
         weight = init.initial_value(weight_init, init.kaiming_uniform, session, (outputs, inputs))
         self.weight = session.param(weight, f"{name}.weight")

@@ -128,9 +128,5 @@ class MambaBlock(Layer):
     def parameters(self) -> list[Parameter]:
         own = [self.conv_weight, self.conv_bias]
         return [
-            *self.enter.parameters(),
-            *self.gate.parameters(),
-            *own,
-            *self.scan.parameters(),
-            *self.out.parameters(),
-        ]
+            *self.enter.parameters(), *self.gate.parameters(), *own, *self.scan.parameters(), *self.out.parameters(),
+        ]  # fmt: skip

@@ -245,11 +245,8 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     return (E @ V) / total
 
 
-@flash_attention.vjp(
-    "Q, K, V, mask, out, g -> gQ, gK, gV",
-    bound=custom(_attention_vjp_tolerance, "composite, first order"),
-    each=("q", "k", "v"),
-)
+@flash_attention.vjp("Q, K, V, mask, out, g -> gQ, gK, gV",
+    bound=custom(_attention_vjp_tolerance, "composite, first order"), each=("q", "k", "v"))  # fmt: skip
 def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
@@ -309,12 +306,9 @@ def _rotary_draw(d):
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
     start = d.choice([0, 0, 1, 4095, 10**6])
     return {
-        "n": n,
-        "d": width,
-        "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]),
-        "start": start,
+        "n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
         "halves": d.integer(0, 1),
-    }
+    }  # fmt: skip
 
 
 def _norms_keep(f, x):
@@ -331,16 +325,14 @@ def _norms_keep(f, x):
 POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e38")]
 
 
-@op(
-    "x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
+@op("x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
     bound=custom(
-        lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0), "5u·(|x||cos| + |x'||sin|) + angle"
-    ),
-    checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
+        lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
+        "5u·(|x||cos| + |x'||sin|) + angle",
+    ), checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
-    source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34",
-)
+    source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34")  # fmt: skip
 def rotary(x, base, start, halves):
     """Rotary position encoding: every pair of elements turns by an angle proportional to the position.
 
@@ -382,13 +374,9 @@ def _sinusoidal_draw(d):
     return {**values, "d": max(values["d"] - d.integer(0, 1), 0)}
 
 
-@op(
-    "x[batch, n, d]; base: float = 10000, start: u32 = 0 -> out[batch, n, d]",
-    bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"),
-    checks=POSITION_CHECKS,
-    draw=_sinusoidal_draw,
-    source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5",
-)
+@op("x[batch, n, d]; base: float = 10000, start: u32 = 0 -> out[batch, n, d]",
+    bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"), checks=POSITION_CHECKS, draw=_sinusoidal_draw,
+    source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5")  # fmt: skip
 def sinusoidal(x, base, start):
     """Adds the sinusoidal position encoding.
 

@@ -262,14 +262,9 @@ TRANSPOSE_PATHS = [
 @op(
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
-    same_bits=False,
-    checks=_checks("conv_ok", CONV_FORMULA),
-    draw=_draw(False),
-    paths=PATHS_OF_AXES,
-    laws=LAWS,
-    source="torch.nn.functional.conv1d, conv2d, conv3d",
-)
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES, laws=LAWS,
+    source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
 def conv(x, w, b, stride, padding):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
 
@@ -295,14 +290,9 @@ def conv_vjp(x, w, g, stride, padding):
 @op(
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
-    same_bits=False,
-    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA),
-    draw=_draw(True),
-    paths=TRANSPOSE_PATHS[:1],
-    laws=LAWS,
-    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
-)
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1], laws=LAWS,
+    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
 
@@ -331,14 +321,9 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
-    same_bits=False,
-    checks=_checks2d("conv_size", CONV_FORMULA),
-    draw=_draw(False, 2),
-    paths=[flatten_axes(p) for p in PATHS],
-    laws=[*LAWS, _same_as("conv")],
-    source="torch.nn.functional.conv2d",
-)
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
+    laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Convolution of images; conv with two spatial axes.
 
@@ -361,14 +346,10 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     "x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
-    same_bits=False,
-    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA),
-    draw=_draw(True, 2),
-    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS],
-    laws=[*LAWS, _same_as("conv_transpose")],
-    source="torch.nn.functional.conv_transpose2d",
-)
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
+    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], laws=[*LAWS, _same_as("conv_transpose")],
+    source="torch.nn.functional.conv_transpose2d")  # fmt: skip
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Transposed convolution of images; conv_transpose with two spatial axes.
 

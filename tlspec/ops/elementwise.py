@@ -104,9 +104,8 @@ def div_vjp(a, b, g):
     return g / b, -(g / b) * (a / b)
 
 
-@op(
-    "x[*]; c: float -> out[*]", bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], source="IEEE 754-2019, 5.4.1"
-)
+@op("x[*]; c: float -> out[*]",
+    bound=exact(), laws=[laws.linear("x"), laws.adjoint("x")], source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scale(x, c):
     """Product with a scalar.
 
@@ -194,12 +193,9 @@ def abs_vjp(x, g):
     return g * np.sign(x)
 
 
-@op(
-    "a[*], b[*] -> out[*]",
-    bound=exact(),
-    laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
-    source="IEEE 754-2019, 9.6, maximum",
-)
+@op("a[*], b[*] -> out[*]",
+    bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    source="IEEE 754-2019, 9.6, maximum")  # fmt: skip
 def max_(a, b):
     """Larger of two values.
 
@@ -223,12 +219,9 @@ def max_vjp(a, b, g):
     return _winner(a, b, g)
 
 
-@op(
-    "a[*], b[*] -> out[*]",
-    bound=exact(),
-    laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
-    source="IEEE 754-2019, 9.6, minimum",
-)
+@op("a[*], b[*] -> out[*]",
+    bound=exact(), laws=[laws.commutative("a", "b"), laws.associative("a", "b")],
+    source="IEEE 754-2019, 9.6, minimum")  # fmt: skip
 def min_(a, b):
     """Smaller of two values.
 
@@ -250,12 +243,9 @@ def _draw_interval(d: Any) -> dict[str, Any]:
     return {"lo": lo, "hi": d.choice([lo, 1.0, 1.5, 1e30, np.inf])}
 
 
-@op(
-    "x[*]; lo: float, hi: float -> out[*]",
-    bound=exact(),
-    checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
-    draw=_draw_interval,
-)
+@op("x[*]; lo: float, hi: float -> out[*]",
+    bound=exact(), checks=[check("hi", "lo <= hi", say="lo <= hi after rounding to float32, and no NaN")],
+    draw=_draw_interval)  # fmt: skip
 def clamp(x, lo, hi):
     """Limits values to an interval.
 
@@ -342,12 +332,10 @@ def _safe_log_floor(x: F64, eps: float) -> F64:
     return np.where((eps > 1e-3) & (np.abs(s + eps - 1) < 0.5), 2.0**-25 * s / (s + eps), 0.0)
 
 
-@op(
-    "x[*]; eps: float = 1e-6 -> out[*]",
+@op("x[*]; eps: float = 1e-6 -> out[*]",
     bound=ulp(1, floor=_safe_log_floor, text="1 ulp; eps > 1e-3: + 2⁻²⁵"),
     checks=[check("eps", "eps >= 8.881784197001252e-16", say="eps >= 2^-50")],
-    draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 2.0**-50, 0.5, 1.0, d.real(1e-3, 2.0)])},
-)
+    draw=lambda d: {"eps": d.choice([1e-6, 1e-6, 1e-3, 2.0**-50, 0.5, 1.0, d.real(1e-3, 2.0)])})  # fmt: skip
 def safe_log(x, eps):
     """Logarithm of a positive reparametrisation: finite for every finite x.
 
@@ -443,9 +431,8 @@ def _silu_slope(x: F64) -> F64:
 
 
 # next to the zero of the slope its two parts cancel: 2^-32 absolute is what their two-float sums keep
-@silu.vjp(
-    "x, g -> gx", bound=ulp(2, floor=lambda x, g: np.where(np.abs(x + 1.27846) < 0.01, 2.0**-32 * np.abs(g), 0.0))
-)
+@silu.vjp("x, g -> gx",
+    bound=ulp(2, floor=lambda x, g: np.where(np.abs(x + 1.27846) < 0.01, 2.0**-32 * np.abs(g), 0.0)))  # fmt: skip
 def silu_vjp(x, g):
     """gx = g · σ(x) · (1 + x · (1 - σ(x)))."""
     return g * _silu_slope(x)

@@ -57,13 +57,9 @@ def draw_row(d):
     return {"rows": rows, "cols": d.dim(), "i": d.integer(0, rows - 1)}
 
 
-@op(
-    "vec[n], indices: u32[k] -> out[k]",
-    bound=moved(),
-    draw=draw_vec,
-    laws=[linear("vec"), adjoint("vec")],
-    source="numpy.take; an index out of range reads 0",
-)
+@op("vec[n], indices: u32[k] -> out[k]",
+    bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
+    source="numpy.take; an index out of range reads 0")  # fmt: skip
 def gather_vec(vec, indices):
     """Elements of a vector picked by host indices.
 
@@ -82,13 +78,9 @@ def gather_vec_vjp(indices, g, n):
     return scattered(np.zeros(n, g.dtype), g, indices)
 
 
-@op(
-    "mat[rows, cols], indices: u32[k] -> out[k, cols]",
-    bound=moved(),
-    draw=draw_rows,
-    laws=[linear("mat"), adjoint("mat")],
-    source="torch.nn.functional.embedding; an index out of range reads a zero row",
-)
+@op("mat[rows, cols], indices: u32[k] -> out[k, cols]",
+    bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
+    source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
 def gather_rows(mat, indices):
     """Rows of a matrix picked by host indices.
 
@@ -107,13 +99,9 @@ def gather_rows_vjp(indices, g, rows, cols):
     return scattered(np.zeros((rows, cols), g.dtype), g, indices)
 
 
-@op(
-    "x[n], values[k], indices: u32[k] -> out[n]",
-    bound=ordered(lambda x, indices: hits(indices, len(x))),
-    draw=draw_vec,
-    laws=[linear("x", "values"), adjoint("x", "values")],
-    source="numpy.add.at, torch.index_add",
-)
+@op("x[n], values[k], indices: u32[k] -> out[n]",
+    bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
+    laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
 
@@ -126,23 +114,16 @@ def scatter_add(x, values, indices):
     return scattered(x, values, indices)
 
 
-@scatter_add.vjp(
-    "indices, g -> gx, gvalues",
-    bound=moved(),
-    via=lambda k, /, indices, g, n, **_: (k.share(g), k.gather_vec(g, indices, n=n)),
-)
+@scatter_add.vjp("indices, g -> gx, gvalues",
+    bound=moved(), via=lambda k, /, indices, g, n, **_: (k.share(g), k.gather_vec(g, indices, n=n)))  # fmt: skip
 def scatter_add_vjp(indices, g):
     """gx = g (shared storage), gvalues[j] = g[indices[j]], 0 where the index was out of range."""
     return g, gathered(g, indices)
 
 
-@op(
-    "mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]),
-    draw=draw_rows,
-    laws=[linear("mat", "values"), adjoint("mat", "values")],
-    source="numpy.add.at, torch.index_add",
-)
+@op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
+    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
 
@@ -166,14 +147,10 @@ def scatter_add_rows_vjp(indices, g):
     return g, gathered(g, indices)
 
 
-@op(
-    "mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
-    draw=draw_row,
-    bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
-    checks=[check("i", "i < rows", "INDEX", say="i < rows")],
-    laws=[linear("mat", "row"), adjoint("mat", "row")],
-    source="IEEE 754-2019, 5.4.1",
-)
+@op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
+    draw=draw_row, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
+    checks=[check("i", "i < rows", "INDEX", say="i < rows")], laws=[linear("mat", "row"), adjoint("mat", "row")],
+    source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scatter_add_row(mat, row, i):
     """A copy of a matrix with one row added to row i.
 
@@ -188,11 +165,9 @@ def scatter_add_row(mat, row, i):
     return out
 
 
-@scatter_add_row.vjp(
-    "g -> gmat, grow",
+@scatter_add_row.vjp("g -> gmat, grow",
     bound=moved(),
-    via=lambda k, g, rows, cols, i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)),
-)
+    via=lambda k, g, rows, cols, i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)))  # fmt: skip
 def scatter_add_row_vjp(g, i):
     """gmat = g (shared storage), grow = g[i]."""
     return g, g[i]

@@ -30,15 +30,10 @@ BATCH_PATHS = [
 ]  # fmt: skip
 
 
-@op(
-    "A[m, n], B[n, p] -> out[m, p]",
-    bound=tree(lambda n: n),
-    same_bits=False,
-    cuda="own kernel, cuBLAS",
-    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
-    paths=PATHS,
-    source="torch.matmul, numpy.matmul",
-)
+@op("A[m, n], B[n, p] -> out[m, p]",
+    bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=PATHS,
+    source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
     """Matrix product.
 
@@ -56,15 +51,10 @@ def matmul_vjp(A, B, g):
     return g @ B.T, A.T @ g
 
 
-@op(
-    "A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
-    bound=tree(lambda n: n),
-    same_bits=False,
-    cuda="own kernel, cuBLAS",
-    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")],
-    paths=BATCH_PATHS,
-    source="torch.bmm",
-)
+@op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
+    bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=BATCH_PATHS,
+    source="torch.bmm")  # fmt: skip
 def bmm(A, B):
     """Batched matrix product.
 
@@ -82,15 +72,11 @@ def bmm_vjp(A, B, g):
     return g @ B.swapaxes(1, 2), A.swapaxes(1, 2) @ g
 
 
-@op(
-    "W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
-    bound=tree(lambda inputs: inputs + 1),
-    same_bits=False,
-    cuda="own kernel, cuBLAS",
+@op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
+    bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
-    source="torch.nn.functional.linear",
-)
+    source="torch.nn.functional.linear")  # fmt: skip
 def linear(W, x, b):
     """Affine layer; one vector is a batch of 1.
 
@@ -114,15 +100,10 @@ def _dgemm_tolerance(A, B):
     return factor(h) * u * (np.abs(A) @ np.abs(B)) + 2 * u * np.abs(A @ B) + 2.0**-1074 * (h + 1)
 
 
-@op(
-    "A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
-    bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"),
-    same_bits=False,
-    cuda="cuBLAS",
-    data=["normal", "uniform", "integers", "special", "structured"],
-    source="BLAS dgemm",
-    no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves",
-)
+@op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
+    bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, cuda="cuBLAS",
+    data=["normal", "uniform", "integers", "special", "structured"], source="BLAS dgemm",
+    no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
 def dgemm(A, B):
     """Matrix product of host float64 arrays; the result is back on the host when the call returns.
 

@@ -26,16 +26,12 @@ def mse_vjp_tolerance(yhat, target, g):
     return t, t
 
 
-@op(
-    "yhat[n], target[n] -> out[1]",
+@op("yhat[n], target[n] -> out[1]",
     data=("normal", "uniform", "integers", "special", "structured"),
     bound=tree(
-        lambda n: tree_height(n) + 4,
-        lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
+        lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
         peak=lambda yhat, target: squares(yhat, target),
-    ),
-    source="native/src/formula/sum_tree.h",
-)
+    ), source="native/src/formula/sum_tree.h")  # fmt: skip
 def mse_loss(yhat, target):
     """Mean of the squared differences.
 
@@ -94,16 +90,11 @@ def draw_labels(d):
 LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
 
 
-@op(
-    "logits[rows, cols], labels: u32[rows] -> out[1]",
+@op("logits[rows, cols], labels: u32[rows] -> out[1]",
     bound=custom(
-        cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|"
-    ),
-    checks=[LABELS],
-    data=("normal", "uniform", "special", "structured"),
-    draw=draw_labels,
-    source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h",
-)
+        cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
+    ), checks=[LABELS], data=("normal", "uniform", "special", "structured"), draw=draw_labels,
+    source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h")  # fmt: skip
 def cross_entropy(logits, labels):
     """Mean negative log-likelihood of integer labels under the softmax of each row of logits.
 
@@ -118,10 +109,8 @@ def cross_entropy(logits, labels):
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
 
 
-@cross_entropy.vjp(
-    "logits, labels, g -> glogits",
-    bound=custom(cross_entropy_vjp_tolerance, "softmax's + 3u|y − onehot|, times |g|/rows"),
-)
+@cross_entropy.vjp("logits, labels, g -> glogits",
+    bound=custom(cross_entropy_vjp_tolerance, "softmax's + 3u|y − onehot|, times |g|/rows"))  # fmt: skip
 def cross_entropy_vjp(logits, labels, g):
     """glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows."""
     e = np.exp(shifted(logits))

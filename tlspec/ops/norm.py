@@ -163,9 +163,8 @@ def layer_norm(x, gamma, beta, eps):
     return gamma * ((x - mu) * istd) + beta
 
 
-@layer_norm.vjp(
-    "x, gamma, g -> gx, ggamma, gbeta", bound=custom(layer_norm_vjp_tolerance, "first order through μ, V, istd")
-)
+@layer_norm.vjp("x, gamma, g -> gx, ggamma, gbeta",
+    bound=custom(layer_norm_vjp_tolerance, "first order through μ, V, istd"))  # fmt: skip
 def layer_norm_vjp(x, gamma, g, eps):
     """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
     gbeta[j] = Σ_i g[i, j].
@@ -236,9 +235,8 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
 
 
-@batchnorm_channel_first.vjp(
-    "x, gamma, g -> gx, ggamma, gbeta", bound=custom(batchnorm_vjp_tolerance, "first order through μ, V, istd")
-)
+@batchnorm_channel_first.vjp("x, gamma, g -> gx, ggamma, gbeta",
+    bound=custom(batchnorm_vjp_tolerance, "first order through μ, V, istd"))  # fmt: skip
 def batchnorm_channel_first_vjp(x, gamma, g, eps):
     """gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
     the channel.

@@ -141,15 +141,10 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
     return Run.of(-lr).fma(_decayed(p, Run.of(gs), weight_decay), p)
 
 
-@op(
-    "ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
-    bound=followed(_sgd_run),
-    draw=_rates,
-    checks=RATES,
-    no_vjp=NO_VJP,
+@op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
+    bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
     laws=[split2, _unchanged_at_zero_rate("sgd_step")],
-    source="Robbins and Monro, Ann. Math. Statist. 22, 1951",
-)
+    source="Robbins and Monro, Ann. Math. Statist. 22, 1951")  # fmt: skip
 def sgd_step(ps, gs, lr, weight_decay):
     """A step of stochastic gradient descent on every tensor of a list.
 
@@ -183,23 +178,17 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
 @op(
     "ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
-    bound=followed(_momentum_run),
-    draw=_draw_momentum,
-    no_vjp=NO_VJP,
+    bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
     checks=[
-        *RATES,
-        check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+        *RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
         check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
         check(
-            "nesterov",
-            "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
+            "nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
             say="0, or 1 with momentum > 0 and dampening = 0",
         ),
-    ],
-    laws=[split3, _unchanged_at_zero_rate("momentum_step")],
+    ], laws=[split3, _unchanged_at_zero_rate("momentum_step")],
     source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
-    "ICML 2013",
-)
+    "ICML 2013")  # fmt: skip
 def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     """A step of gradient descent with momentum on every tensor of a list.
 
@@ -257,22 +246,18 @@ def _decoupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **sc
 
 def _draw_adam(d: Any) -> dict[str, Any]:
     return {
-        **_rates(d),
-        "lr": d.choice([0.001, 0.001, 0.0, d.real(0, 1)]),
+        **_rates(d), "lr": d.choice([0.001, 0.001, 0.0, d.real(0, 1)]),
         "beta1": d.choice([0.9, 0.9, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
-        "beta2": d.choice([0.999, 0.999, 0.0, d.real(0, 0.99), 1 - 2.0**-24]),
-        "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]),
+        "beta2": d.choice([0.999, 0.999, 0.0, d.real(0, 0.99), 1 - 2.0**-24]), "eps": d.choice([1e-8, 1e-8, 0.0, 1e-3]),
         "step": d.choice([1, 1, 2, 10, 1000, 10**6, d.integer(1, 10**5), 2**32, 2**63 - 1]),
-    }
+    }  # fmt: skip
 
 
 ADAM_CHECKS = [
-    check("step", "step >= 1"),
-    *RATES,
-    check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
+    check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
     check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
     check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-]
+]  # fmt: skip
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
     lambda f: zip(
@@ -287,14 +272,8 @@ adam_is_adamw = laws.equation(
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_coupled_run),
-    draw=_draw_adam,
-    nonnegative=("vs",),
-    checks=ADAM_CHECKS,
-    no_vjp=NO_VJP,
-    laws=[split4],
-    source=ADAM,
-)
+    bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    laws=[split4], source=ADAM)  # fmt: skip
 def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
 
@@ -318,14 +297,8 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_decoupled_run),
-    draw=_draw_adam,
-    nonnegative=("vs",),
-    checks=ADAM_CHECKS,
-    no_vjp=NO_VJP,
-    laws=[split4, adam_is_adamw],
-    source=ADAMW,
-)
+    bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    laws=[split4, adam_is_adamw], source=ADAMW)  # fmt: skip
 def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of AdamW on every tensor of a list, weight decay decoupled.
 

@@ -179,14 +179,9 @@ def _max_vjp(x, g, kernel, stride, padding):
     return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
-@op(
-    _TEXT.format(""),
-    bound=exact(),
-    checks=_CHECKS,
-    draw=_draw,
-    laws=[homogeneous("x")],
-    source="IEEE 754-2019, 9.6 (maximum)",
-)
+@op(_TEXT.format(""),
+    bound=exact(), checks=_CHECKS, draw=_draw, laws=[homogeneous("x")],
+    source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool(x, kernel, stride, padding):
     """Maximum over windows.
 
@@ -214,14 +209,9 @@ def max_pool_vjp(x, g, kernel, stride, padding):
     return _max_vjp(x, g, kernel, stride, padding)
 
 
-@op(
-    _TEXT_2D.format(""),
-    bound=exact(),
-    checks=_CHECKS_2D,
-    draw=lambda d: flatten_axes(_draw(d, 2)),
-    laws=[homogeneous("x"), _same_as("max_pool")],
-    source="IEEE 754-2019, 9.6 (maximum)",
-)
+@op(_TEXT_2D.format(""),
+    bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
+    laws=[homogeneous("x"), _same_as("max_pool")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """Maximum over 2-D windows: max_pool with two spatial axes.
 
@@ -261,14 +251,10 @@ def _mean_vjp(g, channels, spatial, kernel, stride, padding):
     return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
 
 
-@op(
-    _TEXT.format(""),
+@op(_TEXT.format(""),
     bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
-    checks=_CHECKS,
-    draw=_draw,
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/count.h",
-)
+    checks=_CHECKS, draw=_draw, laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/count.h")  # fmt: skip
 def avg_pool(x, kernel, stride, padding):
     """Average over windows; padded cells count in the divisor.
 
@@ -288,14 +274,10 @@ def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     return _mean_vjp(g, channels, spatial, kernel, stride, padding)
 
 
-@op(
-    _TEXT_2D.format(""),
-    bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)),
-    checks=_CHECKS_2D,
-    draw=lambda d: flatten_axes(_draw(d, 2)),
-    laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
-    source="native/src/formula/count.h",
-)
+@op(_TEXT_2D.format(""),
+    bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
+    draw=lambda d: flatten_axes(_draw(d, 2)), laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
+    source="native/src/formula/count.h")  # fmt: skip
 def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
 
@@ -393,14 +375,9 @@ def _plus_one(value):
     return dataclasses.replace(value, array=value.array.astype(np.float64) + 1)
 
 
-@op(
-    _TEXT.format(", beta: float"),
-    bound=custom(_smooth_bound, "ln of the window's sum"),
-    checks=[*_CHECKS, *_BETA],
-    draw=_smooth_draw,
-    laws=[_SMOOTH_LAW],
-    source="native/src/formula/explog.h",
-)
+@op(_TEXT.format(", beta: float"),
+    bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
+    laws=[_SMOOTH_LAW], source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
 
@@ -426,14 +403,10 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
     return _smooth_vjp(x, g, beta, kernel, stride, padding)
 
 
-@op(
-    _TEXT_2D.format(", beta: float"),
+@op(_TEXT_2D.format(", beta: float"),
     bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **axes_as_lists(**_only(v))), "ln of the window's sum"),
-    checks=[*_CHECKS_2D, *_BETA],
-    draw=lambda d: flatten_axes(_smooth_draw(d, 2)),
-    laws=[_same_as("smooth_max_pool")],
-    source="native/src/formula/explog.h",
-)
+    checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
+    source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
 
@@ -448,14 +421,11 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     return _smooth(x, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-@smooth_max_pool2d.vjp(
-    "x, g -> gx",
+@smooth_max_pool2d.vjp("x, g -> gx",
     bound=custom(
-        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **axes_as_lists(**_only(v))),
-        "softmax weights",
+        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **axes_as_lists(**_only(v))), "softmax weights",
         peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **axes_as_lists(**_only(v))),
-    ),
-)
+    ))  # fmt: skip
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
     return _smooth_vjp(x, g, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))

@@ -46,14 +46,10 @@ def rand_uniform(n, key):
     return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
-@op(
-    "; key: u64, keep: float -> out[n]",
-    bound=exact(),
-    no_vjp=NO_VJP,
-    source=SOURCE,
+@op("; key: u64, keep: float -> out[n]",
+    bound=exact(), no_vjp=NO_VJP, source=SOURCE,
     draw=lambda d: {**_draw_key(d), "keep": d.choice([0.0, 1.0, 0.5, 0.9, d.real(0, 1)])},
-    checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")],
-)
+    checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")])  # fmt: skip
 def bernoulli_mask(n, key, keep):
     """A mask that is 1 with probability keep, else 0.
 
@@ -81,14 +77,11 @@ def _normal_tolerance(n: int, key: int, mean: float, std: float) -> F64:
     return np.abs(std) * (7 * U * z + 1e-14) + U * np.abs(mean + std * _standard_normal(n, key)) + 2.0**-149
 
 
-@op(
-    "; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]",
-    bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"),
-    no_vjp=NO_VJP,
+@op("; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]",
+    bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"), no_vjp=NO_VJP,
     source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958",
     draw=lambda d: {**_draw_key(d), "mean": d.choice([0.0, d.real(-3, 3)]), "std": d.choice([1.0, 0.0, d.real(0, 3)])},
-    checks=[check("std", "std >= 0")],
-)
+    checks=[check("std", "std >= 0")])  # fmt: skip
 def rand_normal(n, key, mean, std):
     """Normal numbers.
 

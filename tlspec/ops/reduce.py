@@ -31,12 +31,9 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
 # ---- sums -----------------------------------------------------------------------------------------------------------
 
 
-@op(
-    "x[n] -> out[1]",
-    bound=tree(lambda n: tree_height(n)),
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h",
-)
+@op("x[n] -> out[1]",
+    bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum(x):
     """Sum over all elements.
 
@@ -48,20 +45,16 @@ def reduce_sum(x):
     return x.sum(keepdims=True)
 
 
-@reduce_sum.vjp(
-    "g -> gx", bound=exact(), via=lambda k, g, n: k.broadcast_to(g, in_dims=[1], out_dims=[n], axis_map=[1])
-)
+@reduce_sum.vjp("g -> gx",
+    bound=exact(), via=lambda k, g, n: k.broadcast_to(g, in_dims=[1], out_dims=[n], axis_map=[1]))  # fmt: skip
 def reduce_sum_vjp(g, n):
     """gx[i] = g[0]."""
     return np.broadcast_to(g, (n,))
 
 
-@op(
-    "x[rows, cols] -> out[cols]",
-    bound=tree(lambda rows, cols: axis_height(rows, cols)),
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h",
-)
+@op("x[rows, cols] -> out[cols]",
+    bound=tree(lambda rows, cols: axis_height(rows, cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis0(x):
     """Sum down the rows of a matrix, one for each column.
 
@@ -73,20 +66,16 @@ def reduce_sum_axis0(x):
     return x.sum(axis=0)
 
 
-@reduce_sum_axis0.vjp(
-    "g -> gx", bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_rows(g, rows=rows, cols=cols)
-)
+@reduce_sum_axis0.vjp("g -> gx",
+    bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_rows(g, rows=rows, cols=cols))  # fmt: skip
 def reduce_sum_axis0_vjp(g, rows, cols):
     """gx[i, j] = g[j]."""
     return np.broadcast_to(g, (rows, cols))
 
 
-@op(
-    "x[rows, cols] -> out[rows]",
-    bound=tree(lambda cols: tree_height(cols)),
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h",
-)
+@op("x[rows, cols] -> out[rows]",
+    bound=tree(lambda cols: tree_height(cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis1(x):
     """Sum across the columns of a matrix, one for each row.
 
@@ -98,21 +87,16 @@ def reduce_sum_axis1(x):
     return x.sum(axis=1)
 
 
-@reduce_sum_axis1.vjp(
-    "g -> gx", bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_cols(g, rows=rows, cols=cols)
-)
+@reduce_sum_axis1.vjp("g -> gx",
+    bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_cols(g, rows=rows, cols=cols))  # fmt: skip
 def reduce_sum_axis1_vjp(g, rows, cols):
     """gx[i, j] = g[i]."""
     return np.broadcast_to(g[:, None], (rows, cols))
 
 
-@op(
-    "x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    bound=tree(_axis_height),
-    checks=[_AXIS],
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h",
-)
+@op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
+    bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis(x, axis):
     """Sum along one axis, which is dropped.
 
@@ -138,13 +122,10 @@ def reduce_sum_axis_vjp(g, dims, axis):
     return np.broadcast_to(np.expand_dims(g, axis), dims)
 
 
-@op(
-    "x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
+@op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
     bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
-    checks=[_AXIS],
-    laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h, native/src/formula/count.h",
-)
+    checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    source="native/src/formula/sum_tree.h, native/src/formula/count.h")  # fmt: skip
 def reduce_mean(x, axis):
     """Mean along one axis, which is dropped.
 
@@ -183,13 +164,9 @@ def _shares(x, out, g, axis: int):
     return np.where(np.isnan(out), np.nan, np.where(wins, share, 0.0))
 
 
-@op(
-    "x[rows, cols] -> out[cols]",
-    bound=exact(),
-    checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
-    laws=[homogeneous("x")],
-    source="IEEE 754-2019, 9.6 (maximum)",
-)
+@op("x[rows, cols] -> out[cols]",
+    bound=exact(), checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
+    laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def reduce_max_axis0(x):
     """Maximum down the rows of a matrix, one for each column.
 
@@ -211,13 +188,9 @@ def reduce_max_axis0_vjp(x, out, g):
     return _shares(x, out, g, 0)
 
 
-@op(
-    "x[rows, cols] -> out[rows]",
-    bound=exact(),
-    checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
-    laws=[homogeneous("x")],
-    source="IEEE 754-2019, 9.6 (maximum)",
-)
+@op("x[rows, cols] -> out[rows]",
+    bound=exact(), checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
+    laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def reduce_max_axis1(x):
     """Maximum across the columns of a matrix, one for each row.
 

@@ -170,21 +170,13 @@ def _same_as_variable(f, A, B, x, h0, seq_len, state):
     yield f().array, f(wide, values={"seq_len": seq_len, "state": state}, op="selective_scan_diag_var").array
 
 
-@op(
-    "A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]",
-    order="seq_len, state",
-    bound=custom(_constant_bound, "λ·std of the chunked recurrence"),
-    draw=_draw_constant,
+@op("A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]",
+    order="seq_len, state", bound=custom(_constant_bound, "λ·std of the chunked recurrence"), draw=_draw_constant,
     data=_DATA,
     laws=[
-        linear("x", "h0"),
-        adjoint("x", "h0"),
-        homogeneous("x", "h0"),
+        linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
         equation("f(A, B, x, h0) = selective_scan_diag_var of A, B repeated", _same_as_variable),
-    ],
-    source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)",
-    fwd=True,
-)
+    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True)  # fmt: skip
 def selective_scan_diag(A, B, x, h0):
     """Linear recurrence over time, one for each channel, with constant coefficients.
 
@@ -197,9 +189,8 @@ def selective_scan_diag(A, B, x, h0):
     return _scan(_constant(A, x), _gradual(B * x), h0)
 
 
-@selective_scan_diag.vjp(
-    "A, B, x, h0, out, g -> gA, gB, gx, gh0", bound=custom(_constant_vjp_bound, "λ·std of the chunked recurrence")
-)
+@selective_scan_diag.vjp("A, B, x, h0, out, g -> gA, gB, gx, gh0",
+    bound=custom(_constant_vjp_bound, "λ·std of the chunked recurrence"))  # fmt: skip
 def selective_scan_diag_vjp(A, B, x, h0, out, g):
     """gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
 
@@ -235,30 +226,20 @@ def _composed(f, A, B, x, h0, seq_len, state):
     b = (B.astype(np.float64) * x)[: seq_len // 2 * 2]
     a = A.astype(np.float64)[: seq_len // 2 * 2]
     pairs = {
-        "A": (a[1::2] * a[::2]).astype(np.float32),
-        "B": np.ones_like(b[::2], np.float32),
-        "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32),
-        "h0": h0,
-    }
+        "A": (a[1::2] * a[::2]).astype(np.float32), "B": np.ones_like(b[::2], np.float32),
+        "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32), "h0": h0,
+    }  # fmt: skip
     every = f()
     second = Value(every.array[1::2], every.tolerance[1::2])
     yield second, f(pairs, values={"seq_len": seq_len // 2, "state": state})
 
 
-@op(
-    "A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]",
-    bound=custom(_variable_bound, "λ·std of the chunked recurrence"),
-    draw=_draw_variable,
-    data=_DATA,
+@op("A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]",
+    bound=custom(_variable_bound, "λ·std of the chunked recurrence"), draw=_draw_variable, data=_DATA,
     laws=[
-        linear("x", "h0"),
-        adjoint("x", "h0"),
-        homogeneous("x", "h0"),
+        linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
         equation("(a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2)", _composed, exact=False),
-    ],
-    source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)",
-    fwd=True,
-)
+    ], source="Blelloch, Prefix Sums and Their Applications (1990), 1.4 (recurrences as scans)", fwd=True)  # fmt: skip
 def selective_scan_diag_var(A, B, x, h0):
     """Linear recurrence over time, one for each channel, with coefficients of their own at every step.
 
@@ -271,9 +252,8 @@ def selective_scan_diag_var(A, B, x, h0):
     return _scan(A, _gradual(B * x), h0)
 
 
-@selective_scan_diag_var.vjp(
-    "A, B, x, h0, out, g -> gA, gB, gx, gh0", bound=custom(_variable_vjp_bound, "λ·std of the chunked recurrence")
-)
+@selective_scan_diag_var.vjp("A, B, x, h0, out, g -> gA, gB, gx, gh0",
+    bound=custom(_variable_vjp_bound, "λ·std of the chunked recurrence"))  # fmt: skip
 def selective_scan_diag_var_vjp(A, B, x, h0, out, g):
     """gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
 

@@ -31,9 +31,8 @@ def concat1d(a, b):
     return np.concatenate([a, b])
 
 
-@concat1d.vjp(
-    "g -> ga, gb", via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m))
-)
+@concat1d.vjp("g -> ga, gb",
+    via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m)))  # fmt: skip
 def concat1d_vjp(g, n):
     """ga = g[:n], gb = g[n:]."""
     return g[:n], g[n:]
@@ -45,14 +44,9 @@ def _draw_slice(d):
     return {"n": n, "start": start, "len": d.integer(0, n - start)}
 
 
-@op(
-    "x[n]; start: u32, len: u32 -> out[len]",
-    bound=moved(),
-    checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
-    draw=_draw_slice,
-    laws=[linear("x"), adjoint("x")],
-    source="numpy basic slicing",
-)
+@op("x[n]; start: u32, len: u32 -> out[len]",
+    bound=moved(), checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
+    draw=_draw_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing")  # fmt: skip
 def slice1d(x, start, len):
     """A run of consecutive elements.
 
@@ -75,13 +69,8 @@ def slice1d_vjp(g, n, start, len):
 # ---- broadcasts -----------------------------------------------------------------------------------------------------
 
 
-@op(
-    "vec[cols] -> out[rows, cols]",
-    order="rows, cols",
-    bound=moved(),
-    laws=[linear("vec"), adjoint("vec")],
-    source="numpy.broadcast_to",
-)
+@op("vec[cols] -> out[rows, cols]",
+    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_rows(vec, rows, cols):
     """A vector repeated as every row of a matrix.
 
@@ -92,23 +81,16 @@ def broadcast_vec_to_rows(vec, rows, cols):
     return np.broadcast_to(vec, (rows, cols))
 
 
-@broadcast_vec_to_rows.vjp(
-    "g -> gvec",
+@broadcast_vec_to_rows.vjp("g -> gvec",
     bound=tree(lambda rows, cols: axis_height(rows, cols)),
-    via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols),
-)
+    via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols))  # fmt: skip
 def broadcast_vec_to_rows_vjp(g):
     """gvec[j] = Σ_i g[i, j]; zeros where there are no rows. The sum is reduce_sum_axis0's."""
     return g.sum(axis=0)
 
 
-@op(
-    "vec[rows] -> out[rows, cols]",
-    order="rows, cols",
-    bound=moved(),
-    laws=[linear("vec"), adjoint("vec")],
-    source="numpy.broadcast_to",
-)
+@op("vec[rows] -> out[rows, cols]",
+    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_cols(vec, rows, cols):
     """A vector repeated as every column of a matrix.
 
@@ -119,11 +101,9 @@ def broadcast_vec_to_cols(vec, rows, cols):
     return np.broadcast_to(vec[:, None], (rows, cols))
 
 
-@broadcast_vec_to_cols.vjp(
-    "g -> gvec",
+@broadcast_vec_to_cols.vjp("g -> gvec",
     bound=tree(lambda cols: tree_height(cols)),
-    via=lambda k, g, rows, cols: k.reduce_sum_axis1(g, rows=rows, cols=cols),
-)
+    via=lambda k, g, rows, cols: k.reduce_sum_axis1(g, rows=rows, cols=cols))  # fmt: skip
 def broadcast_vec_to_cols_vjp(g):
     """gvec[i] = Σ_j g[i, j]; zeros where there are no columns. The sum is reduce_sum_axis1's."""
     return g.sum(axis=1)
@@ -193,21 +173,14 @@ def _draw_broadcast(d):
 
 
 _MAP_CHECK = check(
-    "axis_map",
-    "axis_map_ok(in_dims, out_dims, axis_map)",
-    status="SHAPE",
+    "axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", status="SHAPE",
     say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal",
-)
+)  # fmt: skip
 
 
-@op(
-    "x[*in_dims]; axis_map: dims -> out[*out_dims]",
-    bound=moved(),
-    checks=[_MAP_CHECK],
-    draw=_draw_broadcast,
-    laws=[linear("x"), adjoint("x")],
-    source="numpy.broadcast_to",
-)
+@op("x[*in_dims]; axis_map: dims -> out[*out_dims]",
+    bound=moved(), checks=[_MAP_CHECK], draw=_draw_broadcast, laws=[linear("x"), adjoint("x")],
+    source="numpy.broadcast_to")  # fmt: skip
 def broadcast_to(x, in_dims, out_dims, axis_map):
     """An array repeated along new axes and along its axes of size 1.
 
@@ -235,15 +208,9 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     return (np.sum(g, axis=axes) + 0.0 if axes else np.asarray(g)).reshape(in_dims)
 
 
-@op(
-    "x[*out_dims]; axis_map: dims -> out[*in_dims]",
-    order="*in_dims, *out_dims",
-    bound=tree(sum_height, copies=True),
-    checks=[_MAP_CHECK],
-    draw=_draw_broadcast,
-    laws=[linear("x"), adjoint("x")],
-    source="the adjoint of numpy.broadcast_to",
-)
+@op("x[*out_dims]; axis_map: dims -> out[*in_dims]",
+    order="*in_dims, *out_dims", bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
+    laws=[linear("x"), adjoint("x")], source="the adjoint of numpy.broadcast_to")  # fmt: skip
 def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     """The adjoint of broadcast_to: the sum of all output elements that read one input element.
 
@@ -274,12 +241,9 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 # ---- permutations of axes -------------------------------------------------------------------------------------------
 
 
-@op(
-    "x[rows, cols] -> out[cols, rows]",
-    bound=moved(),
-    laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
-    source="numpy.transpose",
-)
+@op("x[rows, cols] -> out[cols, rows]",
+    bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
+    source="numpy.transpose")  # fmt: skip
 def transpose2d(x):
     """The transpose of a matrix.
 
@@ -301,14 +265,10 @@ def _draw_swap(d):
     return {"dims": list(d.dims(rank)), "depth": d.integer(0, rank - 2)}
 
 
-@op(
-    "x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
-    bound=moved(),
-    checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
-    draw=_draw_swap,
-    laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
-    source="numpy.swapaxes",
-)
+@op("x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
+    bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
+    draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
+    source="numpy.swapaxes")  # fmt: skip
 def swap_adjacent_at_depth(x, depth):
     """An array with axes depth and depth + 1 exchanged.
 
@@ -320,20 +280,16 @@ def swap_adjacent_at_depth(x, depth):
     return np.swapaxes(x, depth, depth + 1)
 
 
-@swap_adjacent_at_depth.vjp(
-    "g -> gx", via=lambda k, g, dims, depth: k.swap_adjacent_at_depth(g, dims=swap(dims, depth), depth=depth)
-)
+@swap_adjacent_at_depth.vjp("g -> gx",
+    via=lambda k, g, dims, depth: k.swap_adjacent_at_depth(g, dims=swap(dims, depth), depth=depth))  # fmt: skip
 def swap_adjacent_at_depth_vjp(g, depth):
     """gx = g with the same two axes exchanged."""
     return np.swapaxes(g, depth, depth + 1)
 
 
-@op(
-    "x[a, b, c] -> out[b, c, a]",
-    bound=moved(),
-    laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
-    source="numpy.transpose",
-)
+@op("x[a, b, c] -> out[b, c, a]",
+    bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
+    source="numpy.transpose")  # fmt: skip
 def transpose3d_bca(x):
     """The axes (a, b, c) reordered to (b, c, a).
 
@@ -350,12 +306,9 @@ def transpose3d_bca_vjp(g):
     return g.transpose(2, 0, 1)
 
 
-@op(
-    "x[a, b, c] -> out[c, a, b]",
-    bound=moved(),
-    laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
-    source="numpy.transpose",
-)
+@op("x[a, b, c] -> out[c, a, b]",
+    bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
+    source="numpy.transpose")  # fmt: skip
 def transpose3d_cab(x):
     """The axes (a, b, c) reordered to (c, a, b).
 
@@ -372,12 +325,9 @@ def transpose3d_cab_vjp(g):
     return g.transpose(1, 2, 0)
 
 
-@op(
-    "x[a, b, c] -> out[a, c, b]",
-    bound=moved(),
-    laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
-    source="numpy.transpose",
-)
+@op("x[a, b, c] -> out[a, c, b]",
+    bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
+    source="numpy.transpose")  # fmt: skip
 def transpose3d_acb(x):
     """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
 

@@ -84,14 +84,9 @@ def draw_rows(d):
 LAWS = [equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)]
 
 
-@op(
-    "x[rows, cols] -> out[rows, cols]",
-    bound=custom(softmax_tolerance, "y·(u|x − m| + 3u + their mean + f(h)·u + 2u)"),
-    data=DATA,
-    draw=draw_rows,
-    laws=LAWS,
-    source="max-shifted softmax; native/src/formula/sum_tree.h",
-)
+@op("x[rows, cols] -> out[rows, cols]",
+    bound=custom(softmax_tolerance, "y·(u|x − m| + 3u + their mean + f(h)·u + 2u)"), data=DATA, draw=draw_rows,
+    laws=LAWS, source="max-shifted softmax; native/src/formula/sum_tree.h")  # fmt: skip
 def softmax(x):
     """Softmax of each row of a matrix.
 
@@ -112,14 +107,9 @@ def softmax_vjp(out, g):
     return out * (g - (g * out).sum(axis=1, keepdims=True))
 
 
-@op(
-    "x[rows, cols] -> out[rows, cols]",
-    bound=custom(log_softmax_tolerance, "u|x − m| + ΔS/S + 1½ ulp(ln S) + u|out|"),
-    data=DATA,
-    draw=draw_rows,
-    laws=LAWS,
-    source="max-shifted log-softmax; native/src/formula/sum_tree.h",
-)
+@op("x[rows, cols] -> out[rows, cols]",
+    bound=custom(log_softmax_tolerance, "u|x − m| + ΔS/S + 1½ ulp(ln S) + u|out|"), data=DATA, draw=draw_rows,
+    laws=LAWS, source="max-shifted log-softmax; native/src/formula/sum_tree.h")  # fmt: skip
 def log_softmax(x):
     """Logarithm of the softmax of each row of a matrix, without forming the softmax.
 

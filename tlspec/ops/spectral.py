@@ -106,20 +106,13 @@ def _inverse_tolerance(x, n):
     )
 
 
-@op(
-    "x[batch, n] -> spec[batch, n // 2 + 1, 2]",
-    bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"),
-    same_bits=False,
-    cuda="cuFFT",
-    data=DATA,
+@op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
+    bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False, cuda="cuFFT", data=DATA,
     checks=[check("n", "n >= 1")],
     laws=[
-        laws.linear("x"),
-        laws.adjoint("x"),
+        laws.linear("x"), laws.adjoint("x"),
         laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False),
-    ],
-    source="torch.fft.rfft, numpy.fft.rfft",
-)
+    ], source="torch.fft.rfft, numpy.fft.rfft")  # fmt: skip
 def rfft1d_packed(x):
     """Real Fourier transform of every row, unnormalised, as a packed half spectrum.
 
@@ -149,16 +142,10 @@ def _inverse(spec, n):
     return _irfft(_complex(spec[..., 0], spec[..., 1]), n, 1)
 
 
-@op(
-    "spec[batch, n // 2 + 1, 2] -> x[batch, n]",
-    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"),
-    same_bits=False,
-    cuda="cuFFT",
-    data=DATA,
-    checks=[check("n", "n >= 1")],
-    laws=[laws.linear("spec"), laws.adjoint("spec")],
-    source="torch.fft.irfft, numpy.fft.irfft",
-)
+@op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
+    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
+    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], laws=[laws.linear("spec"), laws.adjoint("spec")],
+    source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
 def irfft1d_packed(spec, n):
     """Inverse of rfft1d_packed, scaled by 1/n.
 
