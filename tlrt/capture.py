@@ -164,9 +164,8 @@ class Input(convert.Live):
 
     def _require_here(self, session: Any, op: str) -> None:
         if session is not self.session:
-            raise refusal(
-                DeviceMismatchError, op, self.name, "an argument of another session's captured function", "one of this"
-            )
+            got = "an argument of another session's captured function"
+            raise refusal(DeviceMismatchError, op, self.name, got, "one of this")
         if not self._recorder.is_active or self._closed:
             raise refusal(ReleasedError, op, self.name, "an argument of a captured function after its end", "it within")
 

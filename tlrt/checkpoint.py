@@ -100,9 +100,8 @@ def load(
     chosen = _as_list(optimizers)
     wanted = "float64" if session.device.name == "spec" else "float32"
     if about["precision"] != wanted:
-        raise refusal(
-            CheckpointError, "load", path, f"precision {about['precision']}", f"{wanted} for {session.device}"
-        )
+        expected = f"{wanted} for {session.device}"
+        raise refusal(CheckpointError, "load", path, f"precision {about['precision']}", expected)
     if list(session.parameters) != about["parameters"]:
         missing = [n for n in session.parameters if n not in about["parameters"]]
         surplus = [n for n in about["parameters"] if n not in session.parameters]

@@ -179,9 +179,8 @@ class Optimizer(Uncopied):
             missing = [p.name for p in chosen if p not in gradients]
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
-                raise refusal(
-                    ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()"
-                ) from None
+                expected = "backward() before step()"
+                raise refusal(ArgumentError, "step", "gradients", f"none of {got}", expected) from None
             found = [gradients[p].buffer for p in chosen]
         observers = self.session.device._observers
         if not observers:
@@ -290,9 +289,8 @@ class Optimizer(Uncopied):
             raise refusal(ArgumentError, "load_state", "parameters", settings.get("parameters"), names)
         steps = settings.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**63:
-            raise refusal(
-                ArgumentError, "load_state", "steps", f"{steps!r:.99}", "an integer of 0 or more, below 2**63"
-            )
+            expected = "an integer of 0 or more, below 2**63"
+            raise refusal(ArgumentError, "load_state", "steps", f"{steps!r:.99}", expected)
         for h in self.hyper:
             got, flag = settings.get(h), isinstance(getattr(self, h), bool)
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):

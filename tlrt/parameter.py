@@ -100,9 +100,8 @@ class Parameter(Arithmetic):
         if value.shape != self.shape:
             raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
-            raise refusal(
-                DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", self.session.device
-            )
+            expected = self.session.device
+            raise refusal(DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", expected)
         if value.buffer is not self._mirror:
             self._release()
         self._mirror = value.buffer

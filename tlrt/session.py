@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -305,9 +304,8 @@ class Session(Operations[TensorRef]):
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
         self._require_open("input")
         if isinstance(value, Arithmetic):
-            raise refusal(
-                ArgumentTypeError, name, "value", type(value).__name__, "an array (Session.detach stops gradients)"
-            )
+            expected = "an array (Session.detach stops gradients)"
+            raise refusal(ArgumentTypeError, name, "value", type(value).__name__, expected)
         if not isinstance(name, str):
             raise refusal(ArgumentTypeError, "input", "name", convert.type_name(name), "a name")
         wants = boolean("input", "requires_grad", requires_grad) and self.options.track_gradients
@@ -515,9 +513,8 @@ class Session(Operations[TensorRef]):
                 raise refusal(ArgumentTypeError, "clip_grad_norm", "parameters", got, "Parameter")
         missing = [p.name for p in chosen if p not in known]
         if missing or not chosen:
-            raise refusal(
-                ArgumentError, "clip_grad_norm", "parameters", missing or "none", "those of the last backward"
-            )
+            expected = "those of the last backward"
+            raise refusal(ArgumentError, "clip_grad_norm", "parameters", missing or "none", expected)
         kernels = self.tape.kernels
         gradients = kernels.pack([known[p].buffer for p in chosen])
         norm = kernels.global_norm(gradients)
@@ -575,17 +572,14 @@ class Session(Operations[TensorRef]):
                 self.device.close()
 
     def __reduce__(self) -> Any:
-        raise refusal(
-            ArgumentTypeError, "Session", "", "a session to pickle or copy", "a checkpoint (tlrt.checkpoint.save)"
-        )
+        expected = "a checkpoint (tlrt.checkpoint.save)"
+        raise refusal(ArgumentTypeError, "Session", "", "a session to pickle or copy", expected)
 
     def __enter__(self) -> Session:
         self._require_open("with")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -400,9 +399,8 @@ class Tape(Uncopied, Operations[int]):
         try:
             self._require_live("backward_from")
             if len(grads) != len(self.nodes):
-                raise refusal(
-                    ArgumentError, "backward_from", "gradients", len(grads), f"{len(self.nodes)}, one per node"
-                )
+                expected = f"{len(self.nodes)}, one per node"
+                raise refusal(ArgumentError, "backward_from", "gradients", len(grads), expected)
             seen: set[int] = set()
             for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
                 if g is not None:
@@ -531,9 +529,8 @@ class Tape(Uncopied, Operations[int]):
                 given.append((parent, contribution))
             for parent, contribution in given:
                 if parent not in node.parents:
-                    raise refusal(
-                        ArgumentError, node.name, "backward", f"a contribution to {parent}", f"parents {node.parents}"
-                    )
+                    expected = f"parents {node.parents}"
+                    raise refusal(ArgumentError, node.name, "backward", f"a contribution to {parent}", expected)
                 self.require_upstream(contribution, self.nodes[parent].shape, f"{node.name}: parent {parent}")
                 buffer = contribution.buffer
                 self._require_here(node.name, f"parent {parent}", buffer)
@@ -620,9 +617,7 @@ class Tape(Uncopied, Operations[int]):
     def __enter__(self) -> Tape:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -344,7 +344,6 @@ class NatVecRef(NatRef):
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
     if isinstance(values, convert.Live):
-        raise refusal(
-            CaptureError, op, "values", "an argument of a captured function", "it where the operation takes indices"
-        )
+        expected = "it where the operation takes indices"
+        raise refusal(CaptureError, op, "values", "an argument of a captured function", expected)
     return convert.uint32(op, "values", values).copy()

@@ -113,9 +113,8 @@ def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         try:
             out[i] = operator.index(item)
         except TypeError:
-            raise refusal(
-                ArgumentTypeError, op, name, f"{type(item).__name__} {item!r} at position {i}", "integers"
-            ) from None
+            got = f"{type(item).__name__} {item!r} at position {i}"
+            raise refusal(ArgumentTypeError, op, name, got, "integers") from None
     return out.reshape(array.shape)
 
 

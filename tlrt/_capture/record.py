@@ -185,9 +185,8 @@ class Recorder(Observer):
         """One argument as a call keeps it."""
         if role == "context":
             if address(argument) != self._context:
-                raise refusal(
-                    CaptureError, made.name, "device", "another device within a captured function", "the session's"
-                )
+                expected = "the session's"
+                raise refusal(CaptureError, made.name, "device", "another device within a captured function", expected)
             return argument
         if role in ("buffer", "output") and argument == ffi.NULL:
             return argument

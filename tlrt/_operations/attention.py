@@ -110,9 +110,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             raise refusal(ArgumentError, name, "causal", "True with a mask", "one of them")
         allowed = None if mask is None else convert.host_array(name, "mask", mask, "booleans")
         if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "biuf"):
-            raise refusal(
-                ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", f"{(n, n)} of booleans"
-            )
+            expected = f"{(n, n)} of booleans"
+            raise refusal(ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", expected)
         d = width // heads
         rows = self._view(x, (batch * n, d_model), "reshape")
         q, k, v = (self._split_heads(self._apply("matmul", (rows, w)), batch, n, heads, d) for w in (wq, wk, wv))

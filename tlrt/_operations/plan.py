@@ -199,9 +199,8 @@ def make_plan(
         if array.host and len(array.dims) == 1 and array.dims[0].isidentifier():
             known = values.setdefault(array.dims[0], lengths[array.name])
             if known != lengths[array.name]:
-                raise refusal(
-                    ShapeError, name, array.name, f"{lengths[array.name]} elements", f"{array.dims[0]} = {known}"
-                )
+                expected = f"{array.dims[0]} = {known}"
+                raise refusal(ShapeError, name, array.name, f"{lengths[array.name]} elements", expected)
     out = sig.outputs[0]
     if not out.elementwise:
         # one element is a scalar

@@ -33,9 +33,8 @@ class AnyBuffer:
     def __init__(self, shape: Sequence[int], buffer: Any) -> None:
         shape = tuple(shape)
         if buffer.length != size_of(shape):
-            raise refusal(
-                ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", f"{size_of(shape)} for {shape}"
-            )
+            expected = f"{size_of(shape)} for {shape}"
+            raise refusal(ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", expected)
         self.shape: Shape = shape
         self.buffer = buffer
 

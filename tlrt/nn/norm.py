@@ -56,9 +56,8 @@ class BatchNorm(Layer):
         batch, channels, *spatial = shape = s.shape(x)
         positions = math.prod(spatial)
         if batch * positions < 2:
-            raise refusal(
-                ShapeError, "BatchNorm", "x", f"shape {shape}", "two elements or more per channel in training"
-            )
+            expected = "two elements or more per channel in training"
+            raise refusal(ShapeError, "BatchNorm", "x", f"shape {shape}", expected)
         rows = s.swap_adjacent_at_depth(s.reshape(x, (batch, channels, positions)), 0)
         y = s.batchnorm_channel_first(rows, s.use(self.weight), s.use(self.bias), self.eps)
         self._observe(rows.value.buffer, channels, batch * positions)
