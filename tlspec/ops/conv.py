@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import column_height, tree, tree_height
+from tlspec.bounds import call_named, column_height, tree, tree_height
 from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
 from tlspec.shapes import conv_out, conv_transpose_out
@@ -114,6 +114,10 @@ def _conv_transpose_vjp_heights(batch, out_channels, spatial, kernel, stride, pa
     return out_channels * math.prod(kernel), batch * math.prod(spatial), _bias_height(batch, positions)
 
 
+#: a 2-D row's name of a list's entries, and the list
+AXES = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
+
+
 def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """The lists of a 2-D row."""
     return {
@@ -122,16 +126,14 @@ def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h,
     }  # fmt: skip
 
 
-def _conv2d_vjp_heights(batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_vjp_heights(batch, out_channels, **lists)
+def _on_lists(heights):
+    """The heights of a 2-D row by those of the N-D one."""
 
+    def call(**values):
+        lists = {to: [values[f"{name}_h"], values[f"{name}_w"]] for name, to in AXES.items()}
+        return call_named(heights, {**values, **lists})
 
-def _conv_transpose2d_vjp_heights(
-    batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_transpose_vjp_heights(batch, out_channels, **lists)
+    return call
 
 
 #: channels and batches around the widths of the micro-kernels' and the CUDA tiles' edges
@@ -217,9 +219,8 @@ TRANSPOSE_FORMULA = "(in - 1)*stride + kernel - 2*padding"
 
 def flatten_axes(size):
     """The same for a 2-D row."""
-    lists = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
     out = {k: v for k, v in size.items() if not isinstance(v, list)}
-    return out | {f"{to}_{a}": size[name][i] for to, name in lists.items() for i, a in enumerate("hw")}
+    return out | {f"{to}_{a}": size[name][i] for to, name in AXES.items() for i, a in enumerate("hw")}
 
 
 LAWS = [linear("x", "b"), linear("w", "b"), adjoint("x", "b"), adjoint("w", "b")]
@@ -336,7 +337,7 @@ def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv2d_vjp_heights))
+@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_vjp_heights)))
 def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv with two spatial axes."""
     return conv_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
@@ -362,7 +363,7 @@ def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose2d_vjp_heights))
+@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_transpose_vjp_heights)))
 def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv_transpose with two spatial axes."""
     return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])

@@ -9,6 +9,7 @@ Orders: a window's cells row-major; the windows that meet a cell row-major as we
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
 from tlspec.laws import adjoint, equation, homogeneous, linear
+from tlspec.ops.conv import flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
 
@@ -84,46 +86,37 @@ def _smooth_draw(d, rank=None):
     return {**_draw(d, rank), "beta": beta}
 
 
-def flatten_axes(values):
-    """The 2-D rows' arguments from the N-D rows'."""
-    out = {"channels": values["channels"]}
-    names = {"spatial": "in_{}", "kernel": "kernel_{}", "stride": "stride_{}", "padding": "padding_{}"}
-    for key, name in names.items():
-        for axis, value in zip("hw", values[key], strict=True):
-            out[name.format(axis)] = value
-    return {**out, **{k: v for k, v in values.items() if k == "beta"}}
-
-
 def axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     return {"kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w], "padding": [padding_h, padding_w]}
+
+
+def _axes(values):
+    """The kernel, stride and padding of a 2-D call as lists."""
+    return [[values[f"{n}_h"], values[f"{n}_w"]] for n in ("kernel", "stride", "padding")]
 
 
 def _same_as(name):
     """The law that ties a 2-D row to the N-D one."""
 
-    def state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta=None):
-        values = {
-            "channels": channels, "spatial": [in_h, in_w],
-            **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w),
-        }  # fmt: skip
-        if beta is not None:
-            values["beta"] = beta
-        yield f().array, f({"x": x}, values=values, op=name).array
+    def state(f):
+        values = f.case.values
+        lists = {
+            "spatial": [values["in_h"], values["in_w"]],
+            **dict(zip(("kernel", "stride", "padding"), _axes(values), strict=True)),
+        }
+        yield f().array, f(f.inputs, values={**values, **lists}, op=name).array
 
-    def plain(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-        return state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-
-    return equation(f"{name}2d = {name}", state if name.startswith("smooth") else plain)
+    return equation(f"{name}2d = {name}", state)
 
 
-# ---- checks and benchmarks --------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------------
 
 _CHECKS = [
-    check("kernel", "rank(kernel) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("stride", "rank(stride) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("padding", "rank(padding) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("kernel", "positive(kernel)", say="every entry >= 1"),
-    check("stride", "positive(stride)", say="every entry >= 1"),
+    *(
+        check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
+        for n in ("kernel", "stride", "padding")
+    ),
+    *(check(n, f"positive({n})", say="every entry >= 1") for n in ("kernel", "stride")),
     check("padding", "pool_padding_ok(kernel, padding)", say="padding <= kernel // 2 on every axis"),
     check(
         "spatial",
@@ -133,12 +126,8 @@ _CHECKS = [
     ),
 ]
 _CHECKS_2D = [
-    check("kernel_h", "kernel_h >= 1"),
-    check("kernel_w", "kernel_w >= 1"),
-    check("stride_h", "stride_h >= 1"),
-    check("stride_w", "stride_w >= 1"),
-    check("padding_h", "2 * padding_h <= kernel_h", say="padding_h <= kernel_h // 2"),
-    check("padding_w", "2 * padding_w <= kernel_w", say="padding_w <= kernel_w // 2"),
+    *(check(n, f"{n} >= 1") for n in ("kernel_h", "kernel_w", "stride_h", "stride_w")),
+    *(check(f"padding_{a}", f"2 * padding_{a} <= kernel_{a}", say=f"padding_{a} <= kernel_{a} // 2") for a in "hw"),
     check("in_h", "pool_size(in_h, kernel_h, stride_h, padding_h) >= 1", "SHAPE",
           say="1 <= in_h and kernel_h <= in_h + 2*padding_h"),
     check("in_w", "pool_size(in_w, kernel_w, stride_w, padding_w) >= 1 and kernel_h * kernel_w < 4294967296", "SHAPE",
@@ -224,19 +213,11 @@ def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     return _maximum(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-@max_pool2d.vjp(
-    "x, g -> gx",
-    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w]) - 1,
-               lambda x, g, **v: _max_vjp(x, np.abs(g), **axes_as_lists(**_only(v)))),
-)  # fmt: skip
+@max_pool2d.vjp("x, g -> gx",
+    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: _max_vjp(x, np.abs(g), *_axes(v))))  # fmt: skip
 def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As max_pool_bwd."""
     return _max_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
-
-
-def _only(values):
-    """The window's six scalars of a 2-D call."""
-    return {k: v for k, v in values.items() if k.startswith(("kernel_", "stride_", "padding_"))}
 
 
 # ---- average ----------------------------------------------------------------------------------------------------------
@@ -290,10 +271,7 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     return _mean(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-@avg_pool2d.vjp(
-    "g -> gx",
-    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w])),
-)
+@avg_pool2d.vjp("g -> gx", bound=tree(lambda **v: _cover(*_axes(v)[:2])))
 def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As avg_pool_bwd."""
     lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
@@ -362,22 +340,15 @@ def _smooth_vjp_peak(x, g, beta, kernel, stride, padding):
     return _smooth_vjp(x, np.abs(g), beta, kernel, stride, padding)
 
 
-_SMOOTH_LAW = equation(
-    "f(x + 1) = f(x) + 1",
-    lambda f, x, padding: [(f({"x": x + 1}), _plus_one(f()))] if not any(padding) else [],
-    exact=False,
-)
-
-
-def _plus_one(value):
-    import dataclasses
-
-    return dataclasses.replace(value, array=value.array.astype(np.float64) + 1)
+def _shift(f, x, padding):
+    if not any(padding):
+        out = f()
+        yield f({"x": x + 1}), dataclasses.replace(out, array=out.array.astype(np.float64) + 1)
 
 
 @op(_TEXT.format(", beta: float"),
     bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
-    laws=[_SMOOTH_LAW], source="native/src/formula/explog.h")  # fmt: skip
+    laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
 
@@ -404,7 +375,7 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 
 
 @op(_TEXT_2D.format(", beta: float"),
-    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **axes_as_lists(**_only(v))), "ln of the window's sum"),
+    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
     source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
@@ -422,10 +393,8 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
 
 
 @smooth_max_pool2d.vjp("x, g -> gx",
-    bound=custom(
-        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **axes_as_lists(**_only(v))), "softmax weights",
-        peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **axes_as_lists(**_only(v))),
-    ))  # fmt: skip
+    bound=custom(lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, *_axes(v)), "softmax weights",
+                 peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, *_axes(v))))  # fmt: skip
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
     return _smooth_vjp(x, g, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
