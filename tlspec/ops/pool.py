@@ -149,11 +149,6 @@ _TEXT_2D = (
 # ---- maximum ----------------------------------------------------------------------------------------------------------
 
 
-def _maximum(x, kernel, stride, padding):
-    """IEEE 754-2019 maximum of every window: NaN wins, +0 is above -0."""
-    return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
-
-
 def _winner(x, kernel, stride, padding):
     """The cell that takes every window's gradient, and whether it is NaN."""
     cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
@@ -161,11 +156,6 @@ def _winner(x, kernel, stride, padding):
     top = w.max(axis=-1, keepdims=True)
     first = np.argmax((cells >= 0) & ((w == top) | np.isnan(w)), axis=-1)[..., None]
     return np.take_along_axis(cells, first, -1), np.isnan(top)
-
-
-def _max_vjp(x, g, kernel, stride, padding):
-    cells, nan = _winner(x, kernel, stride, padding)
-    return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
 @op(_TEXT.format(""),
@@ -182,20 +172,21 @@ def max_pool(x, kernel, stride, padding):
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
     padding > kernel // 2.
     """
-    return _maximum(x, kernel, stride, padding)
+    return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
 
 
 @max_pool.vjp(
     "x, g -> gx",
     bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1,
-               lambda x, g, kernel, stride, padding: _max_vjp(x, np.abs(g), kernel, stride, padding)),
+               lambda x, g, kernel, stride, padding: max_pool_vjp(x, np.abs(g), kernel, stride, padding)),
 )  # fmt: skip
 def max_pool_vjp(x, g, kernel, stride, padding):
     """gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
 
     +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
     """
-    return _max_vjp(x, g, kernel, stride, padding)
+    cells, nan = _winner(x, kernel, stride, padding)
+    return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
 @op(_TEXT_2D.format(""),
@@ -210,26 +201,17 @@ def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     Special values: as max_pool.
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
     """
-    return _maximum(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return max_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @max_pool2d.vjp("x, g -> gx",
-    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: _max_vjp(x, np.abs(g), *_axes(v))))  # fmt: skip
+    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: max_pool_vjp(x, np.abs(g), *_axes(v))))  # fmt: skip
 def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As max_pool_bwd."""
-    return _max_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return max_pool_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 # ---- average ----------------------------------------------------------------------------------------------------------
-
-
-def _mean(x, kernel, stride, padding):
-    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
-
-
-def _mean_vjp(g, channels, spatial, kernel, stride, padding):
-    cells = _cells(channels, spatial, kernel, stride, padding)
-    return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
 
 
 @op(_TEXT.format(""),
@@ -246,13 +228,14 @@ def avg_pool(x, kernel, stride, padding):
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
     padding > kernel // 2.
     """
-    return _mean(x, kernel, stride, padding)
+    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
 
 
 @avg_pool.vjp("g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride)))
 def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     """gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division."""
-    return _mean_vjp(g, channels, spatial, kernel, stride, padding)
+    cells = _cells(channels, spatial, kernel, stride, padding)
+    return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
 
 
 @op(_TEXT_2D.format(""),
@@ -268,14 +251,14 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     Special values: as avg_pool.
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
     """
-    return _mean(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return avg_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @avg_pool2d.vjp("g -> gx", bound=tree(lambda **v: _cover(*_axes(v)[:2])))
 def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As avg_pool_bwd."""
     lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _mean_vjp(g, channels, [in_h, in_w], **lists)
+    return avg_pool_vjp(g, channels, [in_h, in_w], **lists)
 
 
 # ---- smooth maximum ---------------------------------------------------------------------------------------------------
@@ -290,11 +273,6 @@ def _softmax(x, beta, kernel, stride, padding):
     e = np.exp(a)
     e = np.where(e < TINY / 2, 0.0, e)  # as in float32: such a weight takes nothing, NaN from an infinite g
     return p[..., 0], a, e, e.sum(axis=-1)
-
-
-def _smooth(x, beta, kernel, stride, padding):
-    p, _, _, total = _softmax(x, beta, kernel, stride, padding)
-    return p + np.log(total) / beta
 
 
 def _total_error(a, e, total):
@@ -315,12 +293,6 @@ def _smooth_bound(x, beta, kernel, stride, padding):
     return error / abs(beta) + U * np.abs(log / beta) + spacing(p + log / beta) / 2 + 2 * TINY * (1 + 1 / abs(beta))
 
 
-def _smooth_vjp(x, g, beta, kernel, stride, padding):
-    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
-    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
-    return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
-
-
 def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     """A share e^a·(g/S) carries the errors of e^a (2u|a| + 3u), of S, of the quotient and of the product; the shares are
     summed in window order. Gradual underflow: TINY·|g| for e^a, TINY for quotient and product each."""
@@ -331,13 +303,13 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + factor(cover - 1))
     relative = relative + _total_error(a, e, total)[..., None]
     error = e * (g / total[..., None]) * relative + 2 * TINY * (g + 1)
-    exact_sum = _smooth_vjp(x, g[..., 0], beta, kernel, stride, padding)
+    exact_sum = smooth_max_pool_vjp(x, g[..., 0], kernel, stride, padding, beta)
     return _gather(cells, error, x.shape[0], x.shape[1:]) + spacing(exact_sum) / 2
 
 
 def _smooth_vjp_peak(x, g, beta, kernel, stride, padding):
     """Σ|share|: no partial sum of the shares is larger."""
-    return _smooth_vjp(x, np.abs(g), beta, kernel, stride, padding)
+    return smooth_max_pool_vjp(x, np.abs(g), kernel, stride, padding, beta)
 
 
 def _shift(f, x, padding):
@@ -362,7 +334,8 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
     padding > kernel // 2, or β zero or not finite as a float32.
     """
-    return _smooth(x, beta, kernel, stride, padding)
+    p, _, _, total = _softmax(x, beta, kernel, stride, padding)
+    return p + np.log(total) / beta
 
 
 @smooth_max_pool.vjp("x, g -> gx", bound=custom(_smooth_vjp_bound, "softmax weights", peak=_smooth_vjp_peak))
@@ -371,7 +344,9 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 
     Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
     """
-    return _smooth_vjp(x, g, beta, kernel, stride, padding)
+    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
 
 
 @op(_TEXT_2D.format(", beta: float"),
@@ -389,7 +364,9 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
     not finite as a float32.
     """
-    return _smooth(x, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return smooth_max_pool.reference(
+        x, beta=beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    )
 
 
 @smooth_max_pool2d.vjp("x, g -> gx",
@@ -397,4 +374,6 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
                  peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, *_axes(v))))  # fmt: skip
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
-    return _smooth_vjp(x, g, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    return smooth_max_pool_vjp(
+        x, g, beta=beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    )
