@@ -50,8 +50,7 @@ def save(
 ) -> None:  # fmt: skip
     """Writes a checkpoint; the file appears complete or not at all.
 
-    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
-    """
+    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError."""
     library = _library()
     precision = "float64" if session.device.name == "spec" else "float32"
     tensors: dict[str, npt.NDArray[Any]] = {}

@@ -149,8 +149,7 @@ def compare(
     """Runs `program` on each device and compares; see the module. The first device is the reference of the drift.
 
     `reproduce` is a folder for the inputs of nodes out of bounds, with the command that checks each; `options` are those of
-    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises.
-    """
+    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises."""
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
         raise refusal(ArgumentError, "compare", "devices", names, "one or more different names")

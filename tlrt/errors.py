@@ -21,8 +21,7 @@ class TorchleanError(Exception):
     """Base of all exceptions of this package.
 
     ``status`` is the C library's status code (0 for a wrong Python type, which never reaches it), ``op`` the operation
-    ("" if none).
-    """
+    ("" if none)."""
 
     status: int = 0
     op: str = ""

@@ -167,8 +167,7 @@ class Optimizer(Uncopied):
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
 
-        Raises ArgumentError before a backward pass, ReleasedError after close.
-        """
+        Raises ArgumentError before a backward pass, ReleasedError after close."""
         self._require_open("step")
         gradients = self.session._gradients._by_parameter
         chosen = self.parameters
@@ -337,8 +336,7 @@ class SGD(Optimizer):
     """p ← p - lr·(g + weight_decay·p), or with momentum v ← momentum·v + g', p ← p - lr·v (Nesterov: p - lr·(g' +
     momentum·v)), g' = g + weight_decay·p and v starting at 0.
 
-    Source: torch.optim.SGD; Sutskever et al., ICML 2013.
-    """
+    Source: torch.optim.SGD; Sutskever et al., ICML 2013."""
 
     hyper = ("lr", "momentum", "weight_decay", "nesterov")
 
@@ -376,8 +374,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """m ← β1·m + (1 - β1)·g, v ← β2·v + (1 - β2)·g², p ← p - lr·m̂/(√v̂ + eps), with weight_decay·p added to g.
 
-    Source: Kingma and Ba, arXiv:1412.6980; torch.optim.Adam.
-    """
+    Source: Kingma and Ba, arXiv:1412.6980; torch.optim.Adam."""
 
     hyper = ("lr", "beta1", "beta2", "eps", "weight_decay")
     slots = ("m", "v")
@@ -403,8 +400,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps). `others` are beta1, beta2 and eps.
 
-    Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW.
-    """
+    Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW."""
 
     _kernel = "adamw_step"
 

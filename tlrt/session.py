@@ -449,8 +449,7 @@ class Session(Operations[TensorRef]):
         `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
         earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
         and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a parameter that changed
-        since the tape recorded it.
-        """
+        since the tape recorded it."""
         self._require_open("backward")
         id = self._id(loss, "backward")
         tape = self.tape
@@ -484,10 +483,8 @@ class Session(Operations[TensorRef]):
         while open_:
             id = open_.pop()
             if id in changed:
-                raise refusal(
-                    ArgumentError, "backward", changed[id].name, "a value changed since this tape recorded it",
-                    "reset() after an update",
-                )  # fmt: skip
+                got = "a value changed since this tape recorded it"
+                raise refusal(ArgumentError, "backward", changed[id].name, got, "reset() after an update")
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
             open_ += fresh
@@ -500,8 +497,7 @@ class Session(Operations[TensorRef]):
     def clip_grad_norm(self, max_norm: float, parameters: Sequence[Parameter] | None = None) -> AnyBuffer:
         """Scales the gradients so that their global norm is at most `max_norm`; returns the norm before, on the device.
 
-        The norm is √Σg² over all elements of all gradients. Nothing waits for the device.
-        """
+        The norm is √Σg² over all elements of all gradients. Nothing waits for the device."""
         self._require_open("clip_grad_norm")
         known = self._gradients._by_parameter
         if isinstance(parameters, Parameter):
@@ -526,8 +522,7 @@ class Session(Operations[TensorRef]):
     def capture(self, function: Callable[..., Any], *example: Any) -> Captured:
         """Calls function(*example) once, as a step of the program, and gives it as a step that runs without Python's tape.
 
-        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become.
-        """
+        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become."""
         return capture(self, function, example)
 
     def reset(self) -> None:

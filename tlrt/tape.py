@@ -114,8 +114,7 @@ def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bo
 class Tape(Uncopied, Operations[int]):
     """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node.
 
-    Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then.
-    """
+    Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then."""
 
     def __init__(self, device: Any) -> None:
         self.device = device_of(device, "Tape")
@@ -139,8 +138,7 @@ class Tape(Uncopied, Operations[int]):
     def add_node(self, node: Node) -> int:
         """Appends a node and returns its id, the size before. The tape takes over the node's buffers; refused, it does not.
 
-        A node with parents that requires a gradient needs a `backward`.
-        """
+        A node with parents that requires a gradient needs a `backward`."""
         self._require_live("add_node")
         self._require_here("add_node", node.name, node.buffer)
         for parent in node.parents:
@@ -386,8 +384,7 @@ class Tape(Uncopied, Operations[int]):
         """Dense backward: the gradient of `output` (weighted by `seed`) for every node, zeros where it does not reach.
 
         `seed` is the cotangent of the output, in its shape; left out, 1, which a scalar output allows only. The caller owns
-        the buffers returned. A VJP that raises leaves nothing behind and the tape as it was.
-        """
+        the buffers returned. A VJP that raises leaves nothing behind and the tape as it was."""
         grads: list[AnyBuffer | None] = [None] * len(self.nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start

@@ -30,8 +30,7 @@ class Arithmetic:
     axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
     Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
-    them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with.
-    """
+    them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with."""
 
     __slots__ = ()
     #: makes NumPy's scalars and arrays leave `array * tensor` to the tensor
@@ -215,8 +214,7 @@ class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
     It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``), the operators + - * / @ ** with
-    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`.
-    """
+    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`."""
 
     __slots__ = ("epoch", "id", "session", "shape")
 
@@ -274,8 +272,7 @@ class TensorRef(Arithmetic):
 class CapturedTensor(Arithmetic):
     """What a captured step gives: the value of its last run, until the step is closed; see :meth:`tlrt.Session.capture`.
 
-    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then.
-    """
+    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then."""
 
     __slots__ = ("_value", "session", "shape")
 

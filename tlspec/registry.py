@@ -213,8 +213,7 @@ def op(
 
     The reference gets the inputs as float64 arrays in their declared shapes, then by keyword those parameters and
     output-only dimensions that it names, and returns the output (a tuple where there are several). Arguments of this
-    function are the fields of :class:`Op`, :class:`Contract` and :class:`Drawing`; `order` is :meth:`Signature.parse`'s.
-    """
+    function are the fields of :class:`Op`, :class:`Contract` and :class:`Drawing`; `order` is :meth:`Signature.parse`'s."""
 
     def register(function: Callable[..., Any]) -> Op:
         name = function.__name__.rstrip("_")

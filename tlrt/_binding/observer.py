@@ -61,8 +61,7 @@ class Observer:
 class Calls:
     """The entry points of the C library as attributes, without the prefix ``torchlean_cuda_``.
 
-    Operations call through these. A device without observers has the library's own functions.
-    """
+    Operations call through these. A device without observers has the library's own functions."""
 
     def __init__(self, functions: dict[str, Callable[..., int]]) -> None:
         self.__dict__.update(functions)

@@ -28,8 +28,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         """softmax(q·kᵀ·scale)·v for q, k, v (batch, n, d) and an optional mask (batch, n, n), 0 where blocked.
 
         mask_mode is that of ``tlrt.kernels.flash_attention``: 0 no mask, 1 the fill convention, 2 a hard mask, 3 causal;
-        left out, 2 with a mask and 0 without. scale is 1/√d unless given.
-        """
+        left out, 2 with a mask and 0 without. scale is 1/√d unless given."""
         mode, factor = self._attention_mode("flash_attention", q, mask, mask_mode, scale)
         return self._apply("flash_attention", (q, k, v, mask), (mode, factor))
 
@@ -94,8 +93,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         (heads·head_dim, d_model), and a Boolean mask (n, n), true = attend. Scores are scaled by 1/√head_dim.
 
         A blocked score becomes -1000, as the seed has it; `causal` blocks later positions exactly. `use_flash` off composes
-        it from products and a softmax.
-        """
+        it from products and a softmax."""
         name = "multi_head_attention"
         shape, heads = self._shape(name, x), integer(name, "heads", heads)
         if len(shape) not in (2, 3):

@@ -70,8 +70,7 @@ class Plan:
 
     Device buffers are called parents, in the order of the row's inputs, None where an optional one is left out; host arrays
     (indices, labels) come beside them by name. What the VJP reads is taken from a pool: the parents' buffers, the result,
-    the cotangent, the host arrays.
-    """
+    the cotangent, the host arrays."""
 
     __slots__ = ("_back_function", "_back_keywords", "_back_optional", "_back_reads", "_back_tail", "_calls", "_function",
                  "_inputs", "_keywords", "_optional", "_plain", "_tail", "gives", "name", "partial", "row", "shape",
@@ -164,8 +163,7 @@ def make_plan(
     """The plan of operation `name` on parents of these shapes.
 
     `extra` holds the row's parameters in their order, then the dimensions and dimension lists that only the outputs have;
-    `lengths` the lengths of the host arrays. Raises ShapeError where the shapes do not fit the row's signature.
-    """
+    `lengths` the lengths of the host arrays. Raises ShapeError where the shapes do not fit the row's signature."""
     row = _rows()[name]
     sig = row.signature
     values: dict[str, Any] = {}

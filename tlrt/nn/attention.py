@@ -21,8 +21,7 @@ class MultiHeadAttention(Layer):
     x (batch, n, width), or (n, width), to the same shape; NAME.query, NAME.key, NAME.value and NAME.out (width, width), inputs
     first, start Xavier uniform. `causal` blocks later positions exactly. `use_flash` picks the fused operation or the one
     composed from products and a softmax, equal within the bound. Raises ArgumentError unless heads divides width.
-    Source: Vaswani et al., arXiv:1706.03762.
-    """
+    Source: Vaswani et al., arXiv:1706.03762."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
@@ -56,8 +55,7 @@ class TransformerBlock(Layer):
 
     x (batch, n, width), or (n, width), to the same shape; NAME.norm1, NAME.attention, NAME.norm2, NAME.up (ratio·width outputs),
     NAME.down. gelu is the tanh form. Errors as its layers. Source: Radford et al., Language Models are Unsupervised
-    Multitask Learners, 2019 (the normalisation before).
-    """
+    Multitask Learners, 2019 (the normalisation before)."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, dropout: float = 0.0,

@@ -32,8 +32,7 @@ class BatchNorm(Layer):
     bounds and the VJP are that operation's. It keeps no statistics of its own. A batch of one is the operation itself.
 
     Raises ShapeError, ArgumentError unless 0 <= momentum <= 1. Source: Ioffe and Szegedy, arXiv:1502.03167;
-    torch.nn.BatchNorm1d, 2d and 3d.
-    """
+    torch.nn.BatchNorm1d, 2d and 3d."""
 
     def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
         if not 0 <= momentum <= 1:

@@ -87,8 +87,7 @@ def _weight_error(Q, K, shifted, E, blocked, scale):
     The score: a sum of d products and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
-    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
-    """
+    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights."""
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
     score = (_sum(d, d, _on_tensor_cores(n, d)) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (
@@ -239,8 +238,7 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
     element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
-    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
-    """
+    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask."""
     _, E, total, _ = _softmax(Q, K, mask, mask_mode, scale)
     return (E @ V) / total
 
@@ -251,8 +249,7 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
-    """
+    and gK; in modes 2 and 3 nothing at all."""
     _, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
     P = E / total
     dS = P * (g @ V.swapaxes(1, 2) - (g * out).sum(axis=2, keepdims=True))
@@ -342,8 +339,7 @@ def rotary(x, base, start, halves):
     Shapes: x, out (batch, n, d), d even.
     Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
     Empty dimensions give an empty result.
-    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
-    """
+    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd."""
     return _turn(x, base, start, halves, 1.0)
 
 
@@ -384,8 +380,7 @@ def sinusoidal(x, base, start):
 
     Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
     Special values: IEEE. Empty dimensions give an empty result.
-    Errors: ARGUMENT unless 0 < base < 1e38.
-    """
+    Errors: ARGUMENT unless 0 < base < 1e38."""
     return x + _sinusoid(x.shape[1], x.shape[2], base, start)
 
 

@@ -275,8 +275,7 @@ def conv(x, w, b, stride, padding):
     one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
     Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
     everywhere; batch = 0 or out_channels = 0 an empty result.
-    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
-    """
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0."""
     return _correlate(x, w, stride, padding) + _bias(b, x.ndim - 2)
 
 
@@ -304,8 +303,7 @@ def conv_transpose(x, w, b, stride, padding):
     Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
     everywhere; batch = 0 or out_channels = 0 an empty result.
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
-    not positive.
-    """
+    not positive."""
     size = conv_transpose_out(x.shape[2:], w.shape[2:], stride, padding)
     return _spread(x, w, size, stride, padding) + _bias(b, x.ndim - 2)
 
@@ -332,8 +330,7 @@ def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
-    Special values and errors: those of conv.
-    """
+    Special values and errors: those of conv."""
     return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
@@ -358,8 +355,7 @@ def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
-    Special values and errors: those of conv_transpose.
-    """
+    Special values and errors: those of conv_transpose."""
     return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 

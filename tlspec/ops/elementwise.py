@@ -42,8 +42,7 @@ def add(a, b):
 
     out = a + b
 
-    Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; inf + -inf is NaN. Correctly rounded."""
     return a + b
 
 
@@ -59,8 +58,7 @@ def sub(a, b):
 
     out = a - b
 
-    Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; inf - inf is NaN. Correctly rounded."""
     return a - b
 
 
@@ -76,8 +74,7 @@ def mul(a, b):
 
     out = a · b
 
-    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return a * b
 
 
@@ -93,8 +90,7 @@ def div(a, b):
 
     out = a / b
 
-    Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded."""
     return a / b
 
 
@@ -111,8 +107,7 @@ def scale(x, c):
 
     out = c · x, c rounded to float32 first
 
-    Special values: IEEE 754. Correctly rounded.
-    """
+    Special values: IEEE 754. Correctly rounded."""
     return c * x
 
 
@@ -128,8 +123,7 @@ def axpy(a, b, c):
 
     out = a + c · b, c rounded to float32 first
 
-    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return fused(a, c * b)
 
 
@@ -145,8 +139,7 @@ def inv(x):
 
     out = 1 / x
 
-    Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
-    """
+    Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded."""
     return 1 / x
 
 
@@ -162,8 +155,7 @@ def sqrt(x):
 
     out = √x
 
-    Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
-    """
+    Special values: √-0 = -0; NaN for x < 0. Correctly rounded."""
     return np.sqrt(x)
 
 
@@ -182,8 +174,7 @@ def abs_(x):
 
     out = |x|
 
-    Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
-    """
+    Special values: |-0| = +0, |±inf| = inf, NaN stays NaN."""
     return np.abs(x)
 
 
@@ -201,8 +192,7 @@ def max_(a, b):
 
     out = a if a > b else b
 
-    Special values: NaN if either is NaN; +0 is larger than -0.
-    """
+    Special values: NaN if either is NaN; +0 is larger than -0."""
     return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
 
 
@@ -227,8 +217,7 @@ def min_(a, b):
 
     out = a if a < b else b
 
-    Special values: NaN if either is NaN; -0 is smaller than +0.
-    """
+    Special values: NaN if either is NaN; -0 is smaller than +0."""
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
 
 
@@ -252,8 +241,7 @@ def clamp(x, lo, hi):
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
     Special values: NaN stays NaN.
-    Errors: ARGUMENT unless lo <= hi.
-    """
+    Errors: ARGUMENT unless lo <= hi."""
     return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
 
 
@@ -269,8 +257,7 @@ def relu(x):
 
     out = max(x, 0)
 
-    Special values: NaN stays NaN; -0 gives +0.
-    """
+    Special values: NaN stays NaN; -0 gives +0."""
     return np.where(np.isnan(x) | (x > 0), x, 0.0)
 
 
@@ -289,8 +276,7 @@ def exp(x):
 
     out = eˣ
 
-    Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
-    """
+    Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept."""
     return np.exp(x)
 
 
@@ -306,8 +292,7 @@ def log(x):
 
     out = ln x
 
-    Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
-    """
+    Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0."""
     return np.log(x)
 
 
@@ -342,8 +327,7 @@ def safe_log(x, eps):
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
     Special values: inf gives inf, -inf gives ln eps.
-    Errors: ARGUMENT unless eps >= 2^-50.
-    """
+    Errors: ARGUMENT unless eps >= 2^-50."""
     beyond_one = _softplus(x) + (eps - 1)
     return np.where(np.abs(beyond_one) < 0.5, np.log1p(beyond_one), np.log(_softplus(x) + eps))
 
@@ -369,8 +353,7 @@ def sigmoid(x):
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
-    Special values: σ(-inf) = +0, σ(inf) = 1.
-    """
+    Special values: σ(-inf) = +0, σ(inf) = 1."""
     return expit(x)
 
 
@@ -386,8 +369,7 @@ def tanh(x):
 
     out = tanh x
 
-    Special values: tanh ±inf = ±1, tanh ±0 = ±0.
-    """
+    Special values: tanh ±inf = ±1, tanh ±0 = ±0."""
     return np.tanh(x)
 
 
@@ -403,8 +385,7 @@ def softplus(x):
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
-    Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
-    """
+    Special values: -inf gives +0, inf gives inf. Subnormal results are kept."""
     return _softplus(x)
 
 
@@ -420,8 +401,7 @@ def silu(x):
 
     out = x · σ(x)
 
-    Special values: -inf gives -0, its limit; inf gives inf.
-    """
+    Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -745, 0 * x, x) * expit(x))
 
 
@@ -453,8 +433,7 @@ def gelu(x):
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
 
-    Special values: -inf gives -0, its limit; inf gives inf.
-    """
+    Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * expit(_gelu_twice(x)))
 
 

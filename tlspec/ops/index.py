@@ -67,8 +67,7 @@ def gather_vec(vec, indices):
 
     Shapes: vec (n), indices (k) on the host, out (k).
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-    Errors: none beyond lengths; an index of n or more reads 0.
-    """
+    Errors: none beyond lengths; an index of n or more reads 0."""
     return gathered(vec, indices)
 
 
@@ -88,8 +87,7 @@ def gather_rows(mat, indices):
 
     Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
-    Errors: none beyond lengths; an index of rows or more reads zeros.
-    """
+    Errors: none beyond lengths; an index of rows or more reads zeros."""
     return gathered(mat, indices)
 
 
@@ -109,8 +107,7 @@ def scatter_add(x, values, indices):
 
     Shapes: x (n), values (k), indices (k) on the host, out (n).
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-    Errors: none beyond lengths; an index of n or more is ignored.
-    """
+    Errors: none beyond lengths; an index of n or more is ignored."""
     return scattered(x, values, indices)
 
 
@@ -132,8 +129,7 @@ def scatter_add_rows(mat, values, indices):
     Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
     Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
     result.
-    Errors: none beyond lengths; an index of rows or more is ignored.
-    """
+    Errors: none beyond lengths; an index of rows or more is ignored."""
     return scattered(mat, values, indices)
 
 
@@ -158,8 +154,7 @@ def scatter_add_row(mat, row, i):
 
     Shapes: mat (rows, cols), row (cols), out (rows, cols).
     Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
-    Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
-    """
+    Errors: INDEX if i is rows or more, so a matrix without rows is always refused."""
     out = mat.copy()
     out[i] += row
     return out

@@ -38,8 +38,7 @@ def mse_loss(yhat, target):
     out[0] = (Σ_i (yhat[i] - target[i])²) / n
 
     Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
-    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
-    """
+    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN."""
     return squares(yhat, target) / yhat.size if yhat.size else np.full(1, np.nan)
 
 
@@ -103,8 +102,7 @@ def cross_entropy(logits, labels):
     Shapes: logits (rows, cols), labels (rows) on the host, out (1).
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
     -inf beside a finite one makes it +inf. rows = 0 gives NaN.
-    Errors: INDEX if a label is cols or more.
-    """
+    Errors: INDEX if a label is cols or more."""
     each = losses(logits, labels)
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
 

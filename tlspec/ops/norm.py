@@ -157,8 +157,7 @@ def layer_norm(x, gamma, beta, eps):
     Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
     the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
     if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
-    Errors: ARGUMENT if eps is negative or NaN.
-    """
+    Errors: ARGUMENT if eps is negative or NaN."""
     mu, _, istd = statistics(x, eps)
     return gamma * ((x - mu) * istd) + beta
 
@@ -169,8 +168,7 @@ def layer_norm_vjp(x, gamma, g, eps):
     """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
     gbeta[j] = Σ_i g[i, j].
 
-    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
-    """
+    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0."""
     mu, _, istd = statistics(x, eps)
     xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
     c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
@@ -228,8 +226,7 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
     Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
     the rounding of its mean over √eps. A size of 0 gives an empty result.
-    Errors: ARGUMENT if eps is negative or NaN.
-    """
+    Errors: ARGUMENT if eps is negative or NaN."""
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
     mu, _, istd = statistics(flat, eps)
     return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
@@ -241,8 +238,7 @@ def batchnorm_channel_first_vjp(x, gamma, g, eps):
     """gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
     the channel.
 
-    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
-    """
+    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0."""
     flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
     mu, _, istd = statistics(flat, eps)
     xhat, n = (flat - mu) * istd, max(flat.shape[1], 1)

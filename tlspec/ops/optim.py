@@ -153,8 +153,7 @@ def sgd_step(ps, gs, lr, weight_decay):
     Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
     Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
     legal and does nothing.
-    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
-    """
+    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     return ps - lr * gradient
 
@@ -203,8 +202,7 @@ def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
     Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
-    with momentum > 0 and dampening = 0.
-    """
+    with momentum > 0 and dampening = 0."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     v = momentum * vs + (1 - dampening) * gradient
     return ps - lr * (gradient + momentum * v if nesterov else v), v
@@ -287,8 +285,7 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
     IEEE 754. An empty list is legal and does nothing.
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
-    """
+    more."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     return _adam(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
 
@@ -312,8 +309,7 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
-    """
+    more."""
     return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
 
 
@@ -352,8 +348,7 @@ def global_norm(gs):
 
     Shapes: gs a list of tensors, out one element.
     Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
-    empty list, or of empty tensors, is 0.
-    """
+    empty list, or of empty tensors, is 0."""
     return np.sqrt(np.sum(gs * gs))[None]
 
 
@@ -402,6 +397,5 @@ def clip_scale(gs, norm, max_norm, eps):
     Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
     Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
     factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
-    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
-    """
+    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more."""
     return gs * np.minimum(max_norm / (norm + eps), 1.0)

@@ -170,21 +170,19 @@ def max_pool(x, kernel, stride, padding):
     Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
     empty result.
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
-    """
+    padding > kernel // 2."""
     return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
 
 
-@max_pool.vjp(
-    "x, g -> gx",
-    bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1,
-               lambda x, g, kernel, stride, padding: max_pool_vjp(x, np.abs(g), kernel, stride, padding)),
-)  # fmt: skip
+def _max_vjp_size(x, g, kernel, stride, padding):
+    return max_pool_vjp(x, np.abs(g), kernel, stride, padding)
+
+
+@max_pool.vjp("x, g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1, _max_vjp_size))
 def max_pool_vjp(x, g, kernel, stride, padding):
     """gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
 
-    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
-    """
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN."""
     cells, nan = _winner(x, kernel, stride, padding)
     return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
@@ -199,13 +197,12 @@ def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
     Special values: as max_pool.
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
-    """
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2."""
     return max_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @max_pool2d.vjp("x, g -> gx",
-    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: max_pool_vjp(x, np.abs(g), *_axes(v))))  # fmt: skip
+    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: _max_vjp_size(x, g, *_axes(v))))  # fmt: skip
 def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As max_pool_bwd."""
     return max_pool_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
@@ -226,8 +223,7 @@ def avg_pool(x, kernel, stride, padding):
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
     Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
-    """
+    padding > kernel // 2."""
     return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
 
 
@@ -249,8 +245,7 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
     Special values: as avg_pool.
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
-    """
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2."""
     return avg_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
@@ -332,8 +327,7 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
     Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
     channels = 0 gives an empty result.
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
-    padding > kernel // 2, or β zero or not finite as a float32.
-    """
+    padding > kernel // 2, or β zero or not finite as a float32."""
     p, _, _, total = _softmax(x, beta, kernel, stride, padding)
     return p + np.log(total) / beta
 
@@ -342,8 +336,7 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
 def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
     """gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
 
-    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
-    """
+    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally."""
     _, _, e, total = _softmax(x, beta, kernel, stride, padding)
     cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
     return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
@@ -362,8 +355,7 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
     Special values: as smooth_max_pool.
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
-    not finite as a float32.
-    """
+    not finite as a float32."""
     return smooth_max_pool.reference(
         x, beta=beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     )

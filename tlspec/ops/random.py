@@ -41,8 +41,7 @@ def rand_uniform(n, key):
     out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
 
     Shapes: out (n); n = 0 gives an empty result.
-    Special values: exact multiples of 2^-24, never 1.
-    """
+    Special values: exact multiples of 2^-24, never 1."""
     return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
@@ -57,8 +56,7 @@ def bernoulli_mask(n, key, keep):
 
     Shapes: out (n); n = 0 gives an empty result.
     Special values: keep = 1 always keeps, keep = 0 never does.
-    Errors: ARGUMENT unless 0 <= keep <= 1.
-    """
+    Errors: ARGUMENT unless 0 <= keep <= 1."""
     return (rand_uniform.reference(n, key) < keep).astype(np.float64)
 
 
@@ -90,6 +88,5 @@ def rand_normal(n, key, mean, std):
 
     Shapes: out (n); n = 0 gives an empty result.
     Special values: finite for finite mean and std; |z| is at most 5.77.
-    Errors: ARGUMENT unless std >= 0.
-    """
+    Errors: ARGUMENT unless std >= 0."""
     return mean + std * _standard_normal(n, key)

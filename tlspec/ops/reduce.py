@@ -40,8 +40,7 @@ def reduce_sum(x):
     out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
 
     Shapes: x (n), out (1).
-    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0.
-    """
+    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0."""
     return x.sum(keepdims=True)
 
 
@@ -61,8 +60,7 @@ def reduce_sum_axis0(x):
     out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
 
     Shapes: x (rows, cols), out (cols).
-    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0.
-    """
+    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0."""
     return x.sum(axis=0)
 
 
@@ -82,8 +80,7 @@ def reduce_sum_axis1(x):
     out[i] = Σ_j x[i, j], by the row tree.
 
     Shapes: x (rows, cols), out (rows).
-    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0.
-    """
+    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0."""
     return x.sum(axis=1)
 
 
@@ -105,8 +102,7 @@ def reduce_sum_axis(x, axis):
 
     Shapes: x (*dims), out (*dims without axis).
     Special values: IEEE 754. A sum over an empty axis is 0; a sum is never -0.
-    Errors: ARGUMENT if axis >= rank(dims).
-    """
+    Errors: ARGUMENT if axis >= rank(dims)."""
     return x.sum(axis=axis)
 
 
@@ -134,8 +130,7 @@ def reduce_mean(x, axis):
     Shapes: x (*dims), out (*dims without axis).
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite. The mean over an empty axis is
     NaN.
-    Errors: ARGUMENT if axis >= rank(dims).
-    """
+    Errors: ARGUMENT if axis >= rank(dims)."""
     n = x.shape[axis]
     return x.sum(axis=axis) / n if n else np.full(drop(x.shape, axis), np.nan)
 
@@ -174,8 +169,7 @@ def reduce_max_axis0(x):
 
     Shapes: x (rows, cols), out (cols).
     Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
-    Errors: SHAPE if rows = 0.
-    """
+    Errors: SHAPE if rows = 0."""
     return maximum(x, 0)
 
 
@@ -183,8 +177,7 @@ def reduce_max_axis0(x):
 def reduce_max_axis0_vjp(x, out, g):
     """gx[i, j] = g[j] / (number of winners of column j) where x[i, j] = out[j], else 0; one IEEE division.
 
-    Where out[j] is NaN the whole column is NaN. +0 and -0 win together.
-    """
+    Where out[j] is NaN the whole column is NaN. +0 and -0 win together."""
     return _shares(x, out, g, 0)
 
 
@@ -198,8 +191,7 @@ def reduce_max_axis1(x):
 
     Shapes: x (rows, cols), out (rows).
     Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
-    Errors: SHAPE if cols = 0.
-    """
+    Errors: SHAPE if cols = 0."""
     return maximum(x, 1)
 
 
@@ -207,6 +199,5 @@ def reduce_max_axis1(x):
 def reduce_max_axis1_vjp(x, out, g):
     """gx[i, j] = g[i] / (number of winners of row i) where x[i, j] = out[i], else 0; one IEEE division.
 
-    Where out[i] is NaN the whole row is NaN. +0 and -0 win together.
-    """
+    Where out[i] is NaN the whole row is NaN. +0 and -0 win together."""
     return _shares(x, out, g, 1)

@@ -26,8 +26,7 @@ def concat1d(a, b):
     out[i] = a[i] for i < n, b[i − n] from there on
 
     Shapes: a (n), b (m), out (n + m). Either may be empty.
-    Errors: OVERFLOW where n + m reaches 2^32.
-    """
+    Errors: OVERFLOW where n + m reaches 2^32."""
     return np.concatenate([a, b])
 
 
@@ -53,8 +52,7 @@ def slice1d(x, start, len):
     out[i] = x[start + i]
 
     Shapes: x (n), out (len). len = 0 gives an empty buffer.
-    Errors: INDEX unless start + len ≤ n.
-    """
+    Errors: INDEX unless start + len ≤ n."""
     return x[start : start + len]
 
 
@@ -76,8 +74,7 @@ def broadcast_vec_to_rows(vec, rows, cols):
 
     out[i, j] = vec[j]
 
-    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer.
-    """
+    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer."""
     return np.broadcast_to(vec, (rows, cols))
 
 
@@ -96,8 +93,7 @@ def broadcast_vec_to_cols(vec, rows, cols):
 
     out[i, j] = vec[i]
 
-    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer.
-    """
+    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer."""
     return np.broadcast_to(vec[:, None], (rows, cols))
 
 
@@ -190,8 +186,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
     Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
-    input axis has size 1 or the size of its output axis.
-    """
+    input axis has size 1 or the size of its output axis."""
     return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
 
 
@@ -221,8 +216,7 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     repeated.
 
     Shapes: x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
-    Errors: SHAPE as for broadcast_to.
-    """
+    Errors: SHAPE as for broadcast_to."""
     return broadcast_to_vjp(x, in_dims, out_dims, axis_map)
 
 
@@ -249,8 +243,7 @@ def transpose2d(x):
 
     out[j, i] = x[i, j]
 
-    Shapes: x (rows, cols), out (cols, rows).
-    """
+    Shapes: x (rows, cols), out (cols, rows)."""
     return x.T
 
 
@@ -275,8 +268,7 @@ def swap_adjacent_at_depth(x, depth):
     out[…, j, i, …] = x[…, i, j, …]
 
     Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
-    Errors: ARGUMENT unless depth + 1 is an axis.
-    """
+    Errors: ARGUMENT unless depth + 1 is an axis."""
     return np.swapaxes(x, depth, depth + 1)
 
 
@@ -295,8 +287,7 @@ def transpose3d_bca(x):
 
     out[j, k, i] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (b, c, a).
-    """
+    Shapes: x (a, b, c), out (b, c, a)."""
     return x.transpose(1, 2, 0)
 
 
@@ -314,8 +305,7 @@ def transpose3d_cab(x):
 
     out[k, i, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (c, a, b).
-    """
+    Shapes: x (a, b, c), out (c, a, b)."""
     return x.transpose(2, 0, 1)
 
 
@@ -333,8 +323,7 @@ def transpose3d_acb(x):
 
     out[i, k, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (a, c, b).
-    """
+    Shapes: x (a, b, c), out (a, c, b)."""
     return x.transpose(0, 2, 1)
 
 

@@ -95,8 +95,7 @@ def softmax(x):
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
     nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
-    result.
-    """
+    result."""
     e = np.exp(shifted(x))
     return e / e.sum(axis=1, keepdims=True)
 
@@ -117,8 +116,7 @@ def log_softmax(x):
 
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
-    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
-    """
+    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result."""
     t = shifted(x)
     return t - np.log(np.exp(t).sum(axis=1, keepdims=True))
 

@@ -121,8 +121,7 @@ def rfft1d_packed(x):
     Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
     the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
-    Errors: ARGUMENT for n = 0.
-    """
+    Errors: ARGUMENT for n = 0."""
     return _packed(_rfft(x, 1))
 
 
@@ -154,8 +153,7 @@ def irfft1d_packed(spec, n):
     Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
     all of the row NaN. batch = 0 gives an empty result.
-    Errors: ARGUMENT for n = 0.
-    """
+    Errors: ARGUMENT for n = 0."""
     return _inverse(spec, n)
 
 
@@ -319,8 +317,7 @@ def spectral_conv1d_rfft(x, wRe, wIm):
     Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
     Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
     all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
-    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
-    """
+    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1."""
     n, modes = len(x), len(wRe)
     if modes == 0:
         return np.zeros(x.shape)
