@@ -9,8 +9,6 @@ from codegen.ops_header import abi_hash_header, ops_header
 from codegen.python_functions import python_module
 from tlspec import registry
 
-__all__ = ["GENERATED", "generated_files"]
-
 #: the folder that holds generated files alone
 GENERATED = "native/generated"
 

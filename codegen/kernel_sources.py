@@ -10,8 +10,6 @@ from codegen.text import ROOT, call_text
 from tlspec import registry
 from tlspec.entries import Entry
 
-__all__ = ["missing_kernels"]
-
 #: the elementwise operations that both devices compile from one line each
 _ELEMENTWISE = "native/src/formula/elementwise.def"
 _SUFFIX = {"cpu": ".c", "cuda": ".cu"}

@@ -14,8 +14,6 @@ from tlspec import registry
 from tlspec.declarations import abi_hash
 from tlspec.entries import Entry, all_entries, checks_of, shapes_text
 
-__all__ = ["abi_hash_header", "ops_header"]
-
 _HEAD = f"""\
 /* torchlean_cuda_ops.h: the operations. {BANNER}
  *

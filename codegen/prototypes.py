@@ -6,8 +6,6 @@ from codegen.text import call_text
 from tlspec.entries import Entry, all_entries
 from tlspec.signature import Signature
 
-__all__ = ["exported_prototype", "kernel_entries", "kernel_parameters"]
-
 
 def _exported_parameters(e: Entry) -> list[str]:
     """The parameters of the exported function."""

@@ -13,8 +13,6 @@ from codegen.text import BANNER, call_text
 from tlspec.entries import EXCEPTIONS, Argument, Entry, all_entries, arguments, checks_of, inferred, shapes_text
 from tlspec.signature import Array
 
-__all__ = ["python_module", "python_signature"]
-
 WIDTH = 120
 INTRODUCTION = """\
 Arguments are device buffers, then dimensions, then scalars. A buffer has no shape: the dimensions say how its elements

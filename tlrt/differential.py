@@ -368,9 +368,6 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
     return error / scale if scale else (0.0 if error == 0 else math.inf)
 
 
-# ---- command line
-
-
 def _load_program(path: Path, function: str) -> Program:
     """The function of that name in a Python file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -239,9 +239,6 @@ def _read_and_release(buffer: Buffer | None, shape: tuple[int, ...]) -> Array:
         return buffer.numpy(shape)
 
 
-# ---- mean squared error -------------------------------------------------------------------------------------------------
-
-
 def mse_spec_vec(yhat: npt.ArrayLike, target: npt.ArrayLike) -> float:
     """Mean squared error of two vectors, in float64.
 
@@ -335,9 +332,6 @@ def _add_host_node(
         return [(p, upload(made)) for p, made in zip(parents, gradients, strict=True) if tape.nodes[p].requires_grad]
 
     return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))
-
-
-# ---- a session's operations
 
 
 def substitutes(tape: Tape, **how: Any) -> dict[str, Callable[..., int]]:

@@ -334,9 +334,6 @@ def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
     return ("normal", "uniform", "wide", "special", "structured")
 
 
-# ---- drawing -----------------------------------------------------------------------------------------------------------
-
-
 def _values(op: Op, d: Draw) -> dict[str, Any]:
     """Dimensions, parameters and host arrays: the row's draw, completed by the default one."""
     sig = op.signature

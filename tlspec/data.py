@@ -20,8 +20,6 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["DATA", "corners", "double", "fill", "generator"]
-
 #: the data classes
 DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "grid")
 

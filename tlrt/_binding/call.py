@@ -120,9 +120,6 @@ def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Devic
     )
 
 
-# ---- lists of buffers
-
-
 class Pack(tuple[Buffer, ...]):
     """Buffers as a tuple that remembers their handles."""
 

@@ -22,11 +22,6 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = [
-    "Live", "Naturals", "float32", "float64", "float64_out", "host_array", "is_list", "type_name", "uint32",
-    "uint32_list",
-]  # fmt: skip
-
 _LIMIT = 2**32
 
 

@@ -33,11 +33,6 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = [
-    "Buffer", "Device", "Memory", "Uncopied", "count_references", "describe", "device", "ignore_all", "new",
-    "observe_all", "own",
-]  # fmt: skip
-
 _CPU = -1
 _NAME = re.compile(r"(cpu)|cuda(?::(0|[1-9]\d{0,8}))?")
 

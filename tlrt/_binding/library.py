@@ -26,10 +26,6 @@ import cffi
 from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
 from tlspec.declarations import abi_hash, declarations
 
-__all__ = [
-    "NAME", "Library", "build_command", "candidates", "failure", "headers", "load", "remedy",
-]  # fmt: skip
-
 NAME = "libtorchlean_cuda.so"
 ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
 _PACKAGE = Path(__file__).resolve().parents[1]

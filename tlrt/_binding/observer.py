@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-__all__ = ["Calls", "Observer"]
-
 
 class Observer:
     """Does nothing at any event; a subclass overrides the events it needs. One that raises refuses what was to happen."""

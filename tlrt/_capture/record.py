@@ -23,8 +23,6 @@ from tlrt._capture.replay import Replay, build_replay
 from tlrt.errors import CaptureError, refusal
 from tlspec import entries
 
-__all__ = ["Recorder"]
-
 _SLOT = ffi.typeof("torchlean_buffer **")
 #: host arrays by the C type that operations read them as
 _HOST = {"u32": ("uint32_t[]", np.uint32), "f64": ("double[]", np.float64)}

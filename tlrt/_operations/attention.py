@@ -16,8 +16,6 @@ from tlrt._operations.norm import NormOperations
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlspec.ops.attention import FILL
 
-__all__ = ["AttentionOperations"]
-
 
 class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     """Attention in one kernel or composed of products, and position encodings."""

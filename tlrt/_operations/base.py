@@ -21,8 +21,6 @@ from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["BaseOperations", "Ref", "Sizes", "atomic", "indices", "per_axis"]
-
 Ref = TypeVar("Ref")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

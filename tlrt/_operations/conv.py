@@ -8,8 +8,6 @@ from tlrt._operations.base import Ref, Sizes, atomic, per_axis
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["ConvOperations"]
-
 
 class ConvOperations(ForwardingOperations[Ref]):
     """Convolutions."""

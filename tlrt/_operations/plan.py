@@ -16,8 +16,6 @@ from tlspec import registry
 from tlspec.cases import evaluate, refused_by, shape_of
 from tlspec.entries import arguments_of, composition_arguments
 
-__all__ = ["Plan", "Shape", "make_plan"]
-
 Shape = tuple[int, ...]
 
 

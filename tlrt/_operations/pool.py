@@ -9,8 +9,6 @@ from tlrt._operations.base import Ref, Sizes, atomic, per_axis
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["PoolOperations"]
-
 
 class PoolOperations(ForwardingOperations[Ref]):
     """Pooling over windows."""

@@ -11,8 +11,6 @@ from tlrt._operations.forwarding import ForwardingOperations
 from tlrt._operations.plan import Shape
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
-__all__ = ["ShapeOperations"]
-
 
 class ShapeOperations(ForwardingOperations[Ref]):
     """Operations on shapes."""

@@ -29,8 +29,6 @@ FILL = -1000.0
 #: no device rescales more often than once in this many keys
 KEY_TILE = 32
 
-# ---- attention ---------------------------------------------------------------------------------------------------------
-
 
 def _blocked(mask, mask_mode, n):
     """Where attention is blocked: an array that broadcasts against the scores, or None."""

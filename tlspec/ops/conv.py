@@ -29,8 +29,6 @@ from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
 from tlspec.shapes import conv_out, conv_transpose_out
 
-# ---- references ------------------------------------------------------------------------------------------------------
-
 
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
     """x[..., start + step·j] for j < count on the trailing axes; 0 outside x."""
@@ -256,8 +254,6 @@ PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 
 TRANSPOSE_PATHS = [
     _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
-
-# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 @op(

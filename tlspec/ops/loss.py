@@ -11,8 +11,6 @@ from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
 from tlspec.ops.softmax import exponentials, shifted
 from tlspec.registry import check, op
 
-# ---- mean squared error ---------------------------------------------------------------------------------------------
-
 
 def squares(yhat, target):
     """Σ (yhat - target)², the mean's largest intermediate."""
@@ -47,9 +45,6 @@ def mse_loss_vjp(yhat, target, g):
     """gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat."""
     gy = 2 * (yhat - target) * (g[0] / max(yhat.size, 1))
     return gy, -gy
-
-
-# ---- cross-entropy --------------------------------------------------------------------------------------------------
 
 
 def losses(logits, labels):

@@ -107,9 +107,6 @@ def row_gradient(istd, xhat, a):
     return times(fused((-xhat[0], xhat[1]), c2, minus(a, c1)), istd)
 
 
-# ---- layer_norm -----------------------------------------------------------------------------------------------------
-
-
 def layer_norm_tolerance(x, gamma, beta, eps):
     """As the module's docstring says, with γ and β of the column."""
     return affine_tolerance(x, gamma[None, :], beta[None, :], eps)
@@ -173,9 +170,6 @@ def layer_norm_vjp(x, gamma, g, eps):
     xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
     c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
-
-
-# ---- batchnorm_channel_first ------------------------------------------------------------------------------------------
 
 
 def batchnorm_tolerance(x, gamma, beta, eps):

@@ -96,9 +96,6 @@ def scalar(x: Any) -> Run:
     return Run.of(np.asarray(float(x)), U + 2.0**-28)
 
 
-# ---- SGD -------------------------------------------------------------------------------------------------------------------
-
-
 def _split(f: Any, lengths: list[int], lists: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
     """The step of a list and that of its two halves."""
     half = len(lengths) // 2
@@ -208,9 +205,6 @@ def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     return ps - lr * (gradient + momentum * v if nesterov else v), v
 
 
-# ---- Adam ------------------------------------------------------------------------------------------------------------------
-
-
 def _adam(
     ps: F64, gs: F64, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
 ) -> tuple[F64, F64, F64]:
@@ -311,9 +305,6 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
     more."""
     return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
-
-
-# ---- clipping --------------------------------------------------------------------------------------------------------------
 
 
 def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:

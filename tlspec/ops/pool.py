@@ -52,9 +52,6 @@ def _cover(kernel: Sequence[int], stride: Sequence[int]) -> int:
     return math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
 
 
-# ---- drawn shapes -----------------------------------------------------------------------------------------------------
-
-
 def _draw(d, rank=None):
     """Windows of 1 to 7 cells an axis, strides that overlap, touch and leave gaps, sizes from the smallest that fits."""
     rank = d.rank(1, 8) if rank is None else rank
@@ -109,8 +106,6 @@ def _same_as(name):
     return equation(f"{name}2d = {name}", state)
 
 
-# ---- checks --------------------------------------------------------------------------------------------
-
 _CHECKS = [
     *(
         check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
@@ -144,9 +139,6 @@ _TEXT_2D = (
     "x[channels, in_h, in_w]; kernel_h: u32, kernel_w: u32, stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32{}"
     " -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)]"
 )
-
-
-# ---- maximum ----------------------------------------------------------------------------------------------------------
 
 
 def _winner(x, kernel, stride, padding):
@@ -208,9 +200,6 @@ def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     return max_pool_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-# ---- average ----------------------------------------------------------------------------------------------------------
-
-
 @op(_TEXT.format(""),
     bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
     checks=_CHECKS, draw=_draw, laws=[linear("x"), adjoint("x"), homogeneous("x")],
@@ -254,9 +243,6 @@ def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride
     """As avg_pool_bwd."""
     lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
     return avg_pool_vjp(g, channels, [in_h, in_w], **lists)
-
-
-# ---- smooth maximum ---------------------------------------------------------------------------------------------------
 
 
 def _softmax(x, beta, kernel, stride, padding):

@@ -28,9 +28,6 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     return [0 if i == axis else i + (i < axis) for i in range(len(dims))]
 
 
-# ---- sums -----------------------------------------------------------------------------------------------------------
-
-
 @op("x[n] -> out[1]",
     bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
@@ -139,9 +136,6 @@ def reduce_mean(x, axis):
 def reduce_mean_vjp(g, dims, axis):
     """gx[..., k, ...] = g[..., ...] / dims[axis], one IEEE division."""
     return np.broadcast_to(np.expand_dims(g, axis) / max(dims[axis], 1), dims)
-
-
-# ---- maxima ---------------------------------------------------------------------------------------------------------
 
 
 def maximum(x, axis: int):

@@ -145,9 +145,6 @@ def _draw_variable(d):
 _DATA = ("normal", "uniform", "integers", "special", "structured")
 
 
-# ---- constant coefficients ------------------------------------------------------------------------------------------------
-
-
 def _constant_bound(A, B, x, h0):
     return _Errors(_constant(A, x), B * x, h0, False).tolerance
 
@@ -196,9 +193,6 @@ def selective_scan_diag_vjp(A, B, x, h0, out, g):
     q = _scan(*_reverse(_constant(A, x), g), np.zeros(A.shape))[::-1]
     gh0 = A * q[0] if len(x) else np.zeros(A.shape)
     return (q * _before(out, h0)).sum(axis=0), (q * x).sum(axis=0), q * B, gh0
-
-
-# ---- token-dependent coefficients -------------------------------------------------------------------------------------------
 
 
 def _variable_bound(A, B, x, h0):

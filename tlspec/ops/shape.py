@@ -16,8 +16,6 @@ from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
 
-# ---- ends and pieces of a vector ------------------------------------------------------------------------------------
-
 
 @op("a[n], b[m] -> out[n + m]", bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")
 def concat1d(a, b):

@@ -86,9 +86,6 @@ def _irfft(S, n, axis):
     return np.moveaxis(x, -1, axis)
 
 
-# ---- transforms --------------------------------------------------------------------------------------------------------
-
-
 def _forward_error(X, n, axis):
     """The error of an n-point transform with bins X along `axis`, the same for every bin."""
     return factor(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
@@ -177,9 +174,6 @@ def _back(f, x, batch, n):
     carried = (_weights(n, n // 2 + 1) / n * np.asarray(spectrum.tolerance).sum(axis=-1)).sum(axis=-1, keepdims=True)
     again = f({"spec": spectrum.array}, op="irfft1d_packed", values={"batch": batch, "n": n})
     return again, laws.Value(x, np.broadcast_to(carried, np.shape(x)))
-
-
-# ---- the spectral convolution ------------------------------------------------------------------------------------------
 
 
 class _Error:
