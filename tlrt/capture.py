@@ -326,9 +326,8 @@ class Captured(Uncopied):
         """An argument as the function gets it."""
         if isinstance(value, _FIXED):
             return value
-        return Input(
-            self.session, recorder, f"argument {place}", np.array(_content(f"argument {place}", value), order="C")
-        )
+        name = f"argument {place}"
+        return Input(self.session, recorder, name, np.array(_content(name, value), order="C"))
 
     def _keep(self, value: Any) -> Any:
         """What the function returned, with handles that belong to the step."""

@@ -104,9 +104,8 @@ def load(
     if list(session.parameters) != about["parameters"]:
         missing = [n for n in session.parameters if n not in about["parameters"]]
         surplus = [n for n in about["parameters"] if n not in session.parameters]
-        raise CheckpointError(
-            f"load: {path}: got other parameters (the file lacks {missing or 'none'}, the session lacks {surplus or 'none'})"
-        )
+        lacks = f"the file lacks {missing or 'none'}, the session lacks {surplus or 'none'}"
+        raise CheckpointError(f"load: {path}: got other parameters ({lacks})")
     for name, parameter in session.parameters.items():
         got = tensors.get(name)
         if got is None or got.shape != parameter.shape or got.dtype != np.dtype(wanted):

@@ -334,9 +334,8 @@ class _Watch(Observer):
             if value is None:
                 found.append(None)
                 continue
-            found.append(
-                compare_arrays(value.reshape(ref.shape), ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
-            )
+            shaped = value.reshape(ref.shape)
+            found.append(compare_arrays(shaped, ref, tol, signed_zeros=expected.signed_zeros, bits=bits))
         return found
 
     def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:

@@ -338,9 +338,8 @@ class Tape(Uncopied, Operations[int]):
         """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
             error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
-        operands = ", ".join(
-            f"node {p} ({self.nodes[p].name}: {self.nodes[p].shape})" for p in parents if p is not None
-        )
+        known = [(p, self.nodes[p]) for p in parents if p is not None]
+        operands = ", ".join(f"node {p} ({node.name}: {node.shape})" for p, node in known)
         error.add_note(f"in {name} of {operands or 'nothing'}")
         return error
 
@@ -586,10 +585,8 @@ class Tape(Uncopied, Operations[int]):
         where = f"node {output} ({node.name})"
         if seed is None:
             if prod(node.shape) != 1:
-                raise ArgumentError(
-                    f"backward: seed: missing, expected one of shape {node.shape}, as the output {where} is no scalar",
-                    op="backward",
-                )
+                text = f"missing, expected one of shape {node.shape}, as the output {where} is no scalar"
+                raise ArgumentError(f"backward: seed: {text}", op="backward")
             return AnyBuffer.of(node.shape, self.device.full(1, 1.0))
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)

@@ -186,9 +186,8 @@ class Arithmetic:
 
     def __getattr__(self, name: str) -> Any:
         known = [n for n in dir(type(self)) if not n.startswith("_")]
-        close = [n for n in known if len(name) > 2 and name in n.split("_")] or difflib.get_close_matches(
-            name, known, 3
-        )
+        close = [n for n in known if len(name) > 2 and name in n.split("_")]
+        close = close or difflib.get_close_matches(name, known, 3)
         hint = f"; there is {', '.join(sorted(close)[:4])}" if close and not name.startswith("_") else ""
         raise AttributeError(f"{type(self).__name__} has no attribute or operation {name!r}{hint}", name=name, obj=self)
 

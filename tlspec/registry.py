@@ -121,11 +121,8 @@ class Op:
     @property
     def stem(self) -> str:
         """What the exported C names of the row begin with."""
-        return (
-            f"torchlean_cuda_buffer_{self.name}"
-            if self.signature.buffers or self.outputs_on_device
-            else f"torchlean_cuda_{self.name}"
-        )
+        on_device = self.signature.buffers or self.outputs_on_device
+        return f"torchlean_cuda_{'buffer_' if on_device else ''}{self.name}"
 
     @property
     def symbol(self) -> str:
@@ -267,9 +264,8 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
         hits = [r for r in rows if pattern.fullmatch(r.name) or r.family == want]
         if not hits:
             close = difflib.get_close_matches(want, [r.name for r in rows] + list(FAMILIES))
-            raise KeyError(
-                f"no operation or family {want!r}" + (f"; did you mean {', '.join(close)}?" if close else "")
-            )
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise KeyError(f"no operation or family {want!r}{hint}")
         chosen.update((r.name, r) for r in hits)
     return tuple(r for r in rows if r.name in chosen)
 

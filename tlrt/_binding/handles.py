@@ -58,9 +58,8 @@ def _bind(library: Library) -> None:
     if _slot is not None:
         return
     lib, prefix = library.lib, "torchlean_cuda_"
-    _release, _share, _copy = (
-        lib.torchlean_cuda_buffer_release, lib.torchlean_cuda_buffer_share, lib.torchlean_cuda_buffer_copy,
-    )  # fmt: skip
+    _release, _share = lib.torchlean_cuda_buffer_release, lib.torchlean_cuda_buffer_share
+    _copy = lib.torchlean_cuda_buffer_copy
     _calls = Calls({name.removeprefix(prefix): getattr(lib, name) for name in dir(lib) if name.startswith(prefix)})
     _slot = library.ffi.typeof("torchlean_buffer **")
 

@@ -78,9 +78,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         """x where kept, elsewhere 0 without a gradient, whatever x is there: a gather with indices out of range."""
         places = np.where(kept.reshape(-1), np.arange(kept.size, dtype=np.uint32), np.uint32(2**32 - 1))
         hosts = {"indices": indices("attention", "mask", places)}
-        return self._view(
-            self._apply("gather_vec", (self._flatten("attention", x),), (), hosts), self.shape(x), "reshape"
-        )
+        gathered = self._apply("gather_vec", (self._flatten("attention", x),), (), hosts)
+        return self._view(gathered, self.shape(x), "reshape")
 
     @atomic
     def multi_head_attention(

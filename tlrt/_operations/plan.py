@@ -101,9 +101,8 @@ class Plan:
         pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
         pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
-            made = rule.via(
-                _Trace(kernels), *(_ArrayRead(pool[r]) for r in rule.reads), **composition_arguments(row, values)
-            )
+            reads = [_ArrayRead(pool[r]) for r in rule.reads]
+            made = rule.via(_Trace(kernels), *reads, **composition_arguments(row, values))
             self._calls = list(made) if isinstance(made, tuple) else [made]
             self.shares = any(call.function is kernels.share for call in self._calls)
             return

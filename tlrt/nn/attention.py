@@ -40,9 +40,8 @@ class MultiHeadAttention(Layer):
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         s = self.session
         query, key, value, out = (s.use(w) for w in (self.query, self.key, self.value, self.out))
-        return s.multi_head_attention(
-            x, query, key, value, out, self.heads, use_flash=self.use_flash, causal=self.causal
-        )
+        how = {"use_flash": self.use_flash, "causal": self.causal}
+        return s.multi_head_attention(x, query, key, value, out, self.heads, **how)
 
     def parameters(self) -> list[Parameter]:
         return [self.query, self.key, self.value, self.out]

@@ -41,9 +41,8 @@ class _Convolution(Layer):
     ) -> None:  # fmt: skip
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
-        self.weight = session.param(
-            init.initial_value(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight"
-        )
+        weight = init.initial_value(weight_init, init.kaiming_uniform, session, shape)
+        self.weight = session.param(weight, f"{name}.weight")
         self.bias: Parameter | None = None
         if bias:
             default = lambda s, size: init.bias(s, out_channels, math.prod(shape[1:]))

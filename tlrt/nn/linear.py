@@ -54,9 +54,8 @@ class Embedding(Layer):
         self, session: Session, count: int, width: int, *, name: str, weight_init: init.Initializer | None = None
     ) -> None:
         self.session = session
-        self.weight = session.param(
-            init.initial_value(weight_init, init.normal, session, (count, width)), f"{name}.weight"
-        )
+        weight = init.initial_value(weight_init, init.normal, session, (count, width))
+        self.weight = session.param(weight, f"{name}.weight")
 
     def __call__(self, x: npt.ArrayLike, *, training: bool = False) -> TensorRef:
         s: Any = self.session

@@ -125,6 +125,5 @@ class MambaBlock(Layer):
 
     def parameters(self) -> list[Parameter]:
         own = [self.conv_weight, self.conv_bias]
-        return [
-            *self.enter.parameters(), *self.gate.parameters(), *own, *self.scan.parameters(), *self.out.parameters(),
-        ]  # fmt: skip
+        before, after = (self.enter, self.gate), (self.scan, self.out)
+        return [*self._collect_parameters(before), *own, *self._collect_parameters(after)]

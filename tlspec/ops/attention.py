@@ -126,11 +126,8 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
-    error = (
-        _sum(d, d, split)
-        * U
-        * (np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True))
-    )
+    magnitude = np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True)
+    error = _sum(d, d, split) * U * magnitude
     dS = np.abs(P * t)
     ddS = P * (error + U * np.abs(t)) + dS * (eps + U) + TINY * (1 + np.abs(t) + d)
     dPV = P * eps + TINY
@@ -311,10 +308,8 @@ def _norms_keep(f, x):
     out = f()
     a, t = np.asarray(out.array, np.float64), out.tolerance
     length = np.sqrt((a**2).sum(axis=2) + 0.0)
-    yield (
-        laws.Value(length, np.sqrt((t**2).sum(axis=2)) + 1e-300),
-        np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=2)),
-    )
+    before = np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=2))
+    yield laws.Value(length, np.sqrt((t**2).sum(axis=2)) + 1e-300), before
 
 
 POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e38")]

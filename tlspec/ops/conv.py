@@ -67,9 +67,8 @@ def _spread(x, w, size, stride, padding):
         if min(count) == 0:
             continue
         to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
-        out[(slice(None), slice(None), *to)] += _mix(
-            w[(slice(None), slice(None), *k)].T, _window(x, first, [1] * len(k), count)
-        )
+        part = _window(x, first, [1] * len(k), count)
+        out[(slice(None), slice(None), *to)] += _mix(w[(slice(None), slice(None), *k)].T, part)
     return out
 
 

@@ -226,9 +226,8 @@ def _adam_run(
 
 def _coupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
     g = _decayed(Run.of(ps), Run.of(gs), weight_decay)
-    return call_named(
-        _adam_run, {**scalars, "p": Run.of(ps), "g": g, "ms": ms, "vs": vs, "decay": Run.of(np.asarray(1.0))}
-    )
+    decay = Run.of(np.asarray(1.0))
+    return call_named(_adam_run, {**scalars, "p": Run.of(ps), "g": g, "ms": ms, "vs": vs, "decay": decay})
 
 
 def _decoupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
@@ -353,11 +352,8 @@ def _clip_run(gs: F64, norm: F64, max_norm: float, eps: float) -> Run:
 
 def _draw_clip(d: Any) -> dict[str, Any]:
     norm = d.choice([np.nan, np.inf, 0.0, *(d.real(0, high) for high in (1, 3, 3, 100, 100))])
-    return {
-        "norm": np.array([norm], np.float32),
-        "max_norm": d.choice([1.0, 0.0, d.real(0, 3)]),
-        "eps": d.choice([1e-6, 1e-6, 0.0]),
-    }
+    limit = d.choice([1.0, 0.0, d.real(0, 3)])
+    return {"norm": np.array([norm], np.float32), "max_norm": limit, "eps": d.choice([1e-6, 1e-6, 0.0])}
 
 
 @op(

@@ -342,9 +342,8 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     Special values: as smooth_max_pool.
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
     not finite as a float32."""
-    return smooth_max_pool.reference(
-        x, beta=beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    )
+    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return smooth_max_pool.reference(x, beta=beta, **lists)
 
 
 @smooth_max_pool2d.vjp("x, g -> gx",
@@ -352,6 +351,5 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
                  peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, *_axes(v))))  # fmt: skip
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
-    return smooth_max_pool_vjp(
-        x, g, beta=beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    )
+    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return smooth_max_pool_vjp(x, g, beta=beta, **lists)

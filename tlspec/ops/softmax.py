@@ -46,10 +46,8 @@ def log_softmax_tolerance(x):
     """out = (x - m) - ln S: |Δ| <= u|x - m| + ΔS/S + 1½ ulp(ln S) + u|out|, a thousandth for the second order."""
     t, _, s, _, total = exponentials(x)
     out = t - np.log(s)
-    return (
-        1.001 * (np.where(np.isfinite(t), U * np.abs(t), 0.0) + total + 1.5 * spacing(np.log(s)) + U * np.abs(out))
-        + 2 * TINY
-    )
+    shift = np.where(np.isfinite(t), U * np.abs(t), 0.0)
+    return 1.001 * (shift + total + 1.5 * spacing(np.log(s)) + U * np.abs(out)) + 2 * TINY
 
 
 def softmax_vjp_tolerance(out, g):

@@ -97,10 +97,8 @@ def _rfft_tolerance(x):
 
 
 def _inverse_tolerance(x, n):
-    return (
-        factor(_height(n) + 2) * (U * np.sqrt(2) * np.abs(x).max(axis=1, keepdims=True, initial=0) + n * TINY)
-        + spacing(x) / 2
-    )
+    size = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    return factor(_height(n) + 2) * (U * np.sqrt(2) * size + n * TINY) + spacing(x) / 2
 
 
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
