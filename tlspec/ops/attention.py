@@ -203,25 +203,14 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
     yield out, np.where(rows[:, :, None], 0.0, np.ones(V.shape))
 
 
-@op(
-    "Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
-    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"),
-    fwd=True,
-    same_bits=False,
-    checks=[
-        check("mask_mode", "mask_mode <= 3"),
-        check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3"),
-    ],
-    draw=_attention_draw,
-    paths=PATHS,
-    data=["normal", "uniform", "special", "structured"],
-    laws=[
-        laws.linear("V"),
-        laws.adjoint("V"),
-        laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False),
-    ],
-    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)",
-)
+@op("Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
+    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"), fwd=True, same_bits=False,
+    checks=[check("mask_mode", "mask_mode <= 3"),
+            check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3")],
+    draw=_attention_draw, paths=PATHS, data=["normal", "uniform", "special", "structured"],
+    laws=[laws.linear("V"), laws.adjoint("V"),
+          laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False)],
+    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)")  # fmt: skip
 def flash_attention(Q, K, V, mask, mask_mode, scale):
     """Scaled dot-product attention over split heads, without an n x n array.
 
@@ -316,10 +305,9 @@ POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e3
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
-    bound=custom(
-        lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
-        "5u·(|x||cos| + |x'||sin|) + angle",
-    ), checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
+    bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
+                 "5u·(|x||cos| + |x'||sin|) + angle"),
+    checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
     source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34")  # fmt: skip

@@ -133,11 +133,8 @@ def scatter_add_rows(mat, values, indices):
     return scattered(mat, values, indices)
 
 
-@scatter_add_rows.vjp(
-    "indices, g -> gmat, gvalues",
-    bound=moved(),
-    via=lambda k, /, indices, g, rows, cols, **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)),
-)
+@scatter_add_rows.vjp("indices, g -> gmat, gvalues", bound=moved(),
+    via=lambda k, /, indices, g, rows, cols, **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)))  # fmt: skip
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
     return g, gathered(g, indices)

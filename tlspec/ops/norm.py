@@ -134,16 +134,12 @@ def _shift(f, x):
     yield f({"x": x + np.float32(3)}), f()
 
 
-@op(
-    "x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
+@op("x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
     bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
-    data=DATA,
-    checks=[EPS_CHECK],
-    draw=draw_rows,
+    data=DATA, checks=[EPS_CHECK], draw=draw_rows,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)],
     paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 8196, "eps": 1e-6}],  # rows in turn
-    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h",
-)
+    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h")  # fmt: skip
 def layer_norm(x, gamma, beta, eps):
     """Layer normalisation over the last axis.
 
@@ -199,18 +195,12 @@ def _channel(f, x, gamma, beta, channels):
     yield alone.array, f().array[k:]
 
 
-@op(
-    "x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
+@op("x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
     bound=custom(batchnorm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
-    data=DATA,
-    checks=[EPS_CHECK],
-    draw=draw_image,
-    laws=[
-        equation("f(x + 3) = f(x)", _shift, exact=False),
-        equation("a channel does not depend on the others", _channel),
-    ],
-    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h",
-)
+    data=DATA, checks=[EPS_CHECK], draw=draw_image,
+    laws=[equation("f(x + 3) = f(x)", _shift, exact=False),
+          equation("a channel does not depend on the others", _channel)],
+    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h")  # fmt: skip
 def batchnorm_channel_first(x, gamma, beta, eps):
     """Normalisation of each channel of one image over its pixels.
 

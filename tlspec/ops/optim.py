@@ -171,18 +171,14 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
     return {**_rates(d), "nesterov": nesterov, "momentum": momentum, "dampening": dampening}
 
 
-@op(
-    "ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
+@op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
     bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
-    checks=[
-        *RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
-        check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
-        check(
-            "nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
-            say="0, or 1 with momentum > 0 and dampening = 0",
-        ),
-    ], laws=[split3, _unchanged_at_zero_rate("momentum_step")],
+    checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+            check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
+            check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
+                  say="0, or 1 with momentum > 0 and dampening = 0")],
+    laws=[split3, _unchanged_at_zero_rate("momentum_step")],
     source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
     "ICML 2013")  # fmt: skip
 def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
@@ -314,20 +310,12 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
     return spacing(r) / 2 + np.abs(r) * ((h + 64) / 2 + 2) * 2.0**-53
 
 
-@op(
-    "gs: list[count] -> out[1]",
-    bound=custom(_norm_tolerance, "½ ulp"),
-    no_vjp="clipping is not part of what is differentiated",
-    laws=[
-        laws.homogeneous("gs"),
-        laws.equation(
-            "the norm of a list is the norm of all its numbers",
-            lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))],
-            exact=False,
-        ),
-    ],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
-)
+@op("gs: list[count] -> out[1]",
+    bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
+    laws=[laws.homogeneous("gs"),
+          laws.equation("the norm of a list is the norm of all its numbers",
+                        lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
 def global_norm(gs):
     """The Euclidean norm of all numbers of a list of tensors, left on the device.
 
@@ -356,24 +344,14 @@ def _draw_clip(d: Any) -> dict[str, Any]:
     return {"norm": np.array([norm], np.float32), "max_norm": limit, "eps": d.choice([1e-6, 1e-6, 0.0])}
 
 
-@op(
-    "gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
-    bound=followed(_clip_run),
-    nonnegative=("norm",),
-    no_vjp="clipping is not part of what is differentiated",
+@op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
+    bound=followed(_clip_run), nonnegative=("norm",), no_vjp="clipping is not part of what is differentiated",
     draw=_draw_clip,
-    checks=[
-        check("max_norm", "max_norm >= 0"),
-        check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-    ],
-    laws=[
-        laws.equation(
-            "gradients below the norm stay as they are, bit for bit",
-            lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)],
-        )
-    ],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
-)
+    checks=[check("max_norm", "max_norm >= 0"),
+            check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],
+    laws=[laws.equation("gradients below the norm stay as they are, bit for bit", lambda f, gs: [
+        (f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
 def clip_scale(gs, norm, max_norm, eps):
     """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
 

@@ -103,13 +103,8 @@ def reduce_sum_axis(x, axis):
     return x.sum(axis=axis)
 
 
-@reduce_sum_axis.vjp(
-    "g -> gx",
-    bound=exact(),
-    via=lambda k, g, dims, axis: k.broadcast_to(
-        g, in_dims=drop(dims, axis), out_dims=dims, axis_map=_insert_map(dims, axis)
-    ),
-)
+@reduce_sum_axis.vjp("g -> gx", bound=exact(), via=lambda k, g, dims, axis: k.broadcast_to(
+    g, in_dims=drop(dims, axis), out_dims=dims, axis_map=_insert_map(dims, axis)))  # fmt: skip
 def reduce_sum_axis_vjp(g, dims, axis):
     """gx[..., k, ...] = g[..., ...]."""
     return np.broadcast_to(np.expand_dims(g, axis), dims)

@@ -188,13 +188,9 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
     return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
 
 
-@broadcast_to.vjp(
-    "g -> gx",
-    bound=tree(sum_height, copies=True),
+@broadcast_to.vjp("g -> gx", bound=tree(sum_height, copies=True),
     via=lambda k, g, in_dims, out_dims, axis_map: k.reduce_from_broadcast(
-        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
-    ),
-)
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
     axes = repeated_axes(in_dims, out_dims, axis_map)
@@ -218,13 +214,9 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     return broadcast_to_vjp(x, in_dims, out_dims, axis_map)
 
 
-@reduce_from_broadcast.vjp(
-    "g -> gx",
-    bound=moved(),
+@reduce_from_broadcast.vjp("g -> gx", bound=moved(),
     via=lambda k, g, in_dims, out_dims, axis_map: k.broadcast_to(
-        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map
-    ),
-)
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
 def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
     """gx = broadcast_to(g)."""
     return np.broadcast_to(insert_axes(np.asarray(g), in_dims, axis_map), out_dims)

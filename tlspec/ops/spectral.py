@@ -290,17 +290,11 @@ def _draw(d):
     return {"grid": grid, "width": width, "modes": modes}
 
 
-@op(
-    "x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
-    fwd=True,
-    bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"),
-    same_bits=False,
-    data=DATA,
-    draw=_draw,
+@op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
+    fwd=True, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
     laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
-    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021",
-)
+    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip
 def spectral_conv1d_rfft(x, wRe, wIm):
     """Convolution along the grid by complex weights on the lowest Fourier modes.
 
