@@ -216,15 +216,14 @@ def op(
         name = function.__name__.rstrip("_")
         if name in _OPS:
             raise ValueError(f"operation {name} is registered twice")
-        signature = Signature.parse(text, order)
         row = Op(
-            name=name, family=function.__module__.rpartition(".")[2], text=text, signature=signature,
+            name=name, family=function.__module__.rpartition(".")[2], text=text, signature=Signature.parse(text, order),
             reference=function, bound=bound,
             contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda),
             drawing=Drawing(
                 draw=draw, paths=tuple(paths), nonnegative=tuple(nonnegative), data=None if data is None else tuple(data)
             ),
-            doc=_documentation(function, signature), source=source, no_vjp=no_vjp, fwd=fwd,
+            doc=_documentation(function), source=source, no_vjp=no_vjp, fwd=fwd,
             order=len(_OPS),
         )  # fmt: skip
         _OPS[name] = row
@@ -233,16 +232,9 @@ def op(
     return register
 
 
-def _documentation(function: Callable[..., Any], signature: Signature) -> str:
-    """The docstring with a blank line before each of its labelled paragraphs, and with the shapes of elementwise rows."""
-    doc = inspect.getdoc(function) or ""
-    if signature.elementwise and "Shapes: " not in doc:
-        names = [a.name for a in signature.inputs]
-        empty = f"an empty {names[0]} gives" if len(names) == 1 else "empty operands give"
-        shapes = f"Shapes: {', '.join(names)} and out alike, any shape; {empty} an empty out."
-        parts = re.split(r"\n+(?=Special values|Errors)", doc, maxsplit=1)
-        doc = "\n".join([parts[0], shapes, *parts[1:]])
-    return re.sub(r"\n+(?=Shapes: |Special values|Errors)", "\n\n", doc)
+def _documentation(function: Callable[..., Any]) -> str:
+    """The docstring with a blank line before each of its labelled paragraphs."""
+    return re.sub(r"\n+(?=Shapes: |Special values|Errors)", "\n\n", inspect.getdoc(function) or "")
 
 
 def families() -> tuple[str, ...]:

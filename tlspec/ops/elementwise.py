@@ -42,6 +42,7 @@ def add(a, b):
 
     out = a + b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: IEEE 754; inf + -inf is NaN. Correctly rounded."""
     return a + b
 
@@ -58,6 +59,7 @@ def sub(a, b):
 
     out = a - b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: IEEE 754; inf - inf is NaN. Correctly rounded."""
     return a - b
 
@@ -74,6 +76,7 @@ def mul(a, b):
 
     out = a · b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return a * b
 
@@ -90,6 +93,7 @@ def div(a, b):
 
     out = a / b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded."""
     return a / b
 
@@ -107,6 +111,7 @@ def scale(x, c):
 
     out = c · x, c rounded to float32 first
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: IEEE 754. Correctly rounded."""
     return c * x
 
@@ -123,6 +128,7 @@ def axpy(a, b, c):
 
     out = a + c · b, c rounded to float32 first
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return fused(a, c * b)
 
@@ -139,6 +145,7 @@ def inv(x):
 
     out = 1 / x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded."""
     return 1 / x
 
@@ -155,6 +162,7 @@ def sqrt(x):
 
     out = √x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: √-0 = -0; NaN for x < 0. Correctly rounded."""
     return np.sqrt(x)
 
@@ -174,6 +182,7 @@ def abs_(x):
 
     out = |x|
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: |-0| = +0, |±inf| = inf, NaN stays NaN."""
     return np.abs(x)
 
@@ -192,6 +201,7 @@ def max_(a, b):
 
     out = a if a > b else b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: NaN if either is NaN; +0 is larger than -0."""
     return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
 
@@ -217,6 +227,7 @@ def min_(a, b):
 
     out = a if a < b else b
 
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: NaN if either is NaN; -0 is smaller than +0."""
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
 
@@ -240,6 +251,7 @@ def clamp(x, lo, hi):
 
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: NaN stays NaN.
     Errors: ARGUMENT unless lo <= hi."""
     return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
@@ -257,6 +269,7 @@ def relu(x):
 
     out = max(x, 0)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: NaN stays NaN; -0 gives +0."""
     return np.where(np.isnan(x) | (x > 0), x, 0.0)
 
@@ -276,6 +289,7 @@ def exp(x):
 
     out = eˣ
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept."""
     return np.exp(x)
 
@@ -292,6 +306,7 @@ def log(x):
 
     out = ln x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0."""
     return np.log(x)
 
@@ -326,6 +341,7 @@ def safe_log(x, eps):
 
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: inf gives inf, -inf gives ln eps.
     Errors: ARGUMENT unless eps >= 2^-50."""
     beyond_one = _softplus(x) + (eps - 1)
@@ -353,6 +369,7 @@ def sigmoid(x):
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: σ(-inf) = +0, σ(inf) = 1."""
     return expit(x)
 
@@ -369,6 +386,7 @@ def tanh(x):
 
     out = tanh x
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: tanh ±inf = ±1, tanh ±0 = ±0."""
     return np.tanh(x)
 
@@ -385,6 +403,7 @@ def softplus(x):
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives +0, inf gives inf. Subnormal results are kept."""
     return _softplus(x)
 
@@ -401,6 +420,7 @@ def silu(x):
 
     out = x · σ(x)
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -745, 0 * x, x) * expit(x))
 
@@ -433,6 +453,7 @@ def gelu(x):
 
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
 
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * expit(_gelu_twice(x)))
 
