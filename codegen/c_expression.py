@@ -7,8 +7,6 @@ import re
 
 from tlspec.signature import Array, Signature
 
-__all__ = ["c_string", "to_c"]
-
 
 class _ToC(ast.NodeVisitor):
     """Translates an expression of the grammar to C over uint64_t locals and float scalars."""

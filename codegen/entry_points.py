@@ -10,9 +10,6 @@ from tlspec.expressions import names_in
 from tlspec.registry import Check
 from tlspec.signature import Array, Signature
 
-__all__ = ["array_length", "entry_points_source"]
-
-
 #: longest line of a function's body, which is indented by four
 _WIDTH = 116
 

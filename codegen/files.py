@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from codegen.entry_points import entry_points_source
-from codegen.kernel_headers import (
-    cpu_kernels_header,
-    cpu_kernels_source,
-    family_header,
-    family_table,
-)
+from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, family_header, family_table
 from codegen.operations import operations_module
 from codegen.ops_header import abi_hash_header, ops_header
 from codegen.python_functions import python_module
 from tlspec import registry
-
-__all__ = ["GENERATED", "generated_files"]
 
 #: the folder that holds generated files alone
 GENERATED = "native/generated"

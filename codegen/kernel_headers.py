@@ -9,8 +9,6 @@ from codegen.prototypes import kernel_entries, kernel_parameters
 from codegen.text import BANNER, call_text
 from tlspec import registry
 
-__all__ = ["cpu_kernels_header", "cpu_kernels_source", "family_header", "family_table"]
-
 
 def family_header(family: str) -> str:
     """``FAMILY.h``: a function type per kernel, which its CPU and its CUDA function have in common."""

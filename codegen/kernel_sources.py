@@ -10,8 +10,6 @@ from codegen.text import ROOT, call_text
 from tlspec import registry
 from tlspec.entries import Entry
 
-__all__ = ["missing_kernels"]
-
 #: the elementwise operations that both devices compile from one line each
 _ELEMENTWISE = "native/src/formula/elementwise.def"
 _SUFFIX = {"cpu": ".c", "cuda": ".cu"}
@@ -33,20 +31,16 @@ def missing_kernels(root: Path = ROOT) -> list[str]:
 def _defined(root: Path, device: str) -> set[str]:
     """The kernels that the sources of a device define outside macros."""
     files = sorted((root / "native/src" / device).rglob("*.[ch]*"))
-    return {
-        n for p in files for n in re.findall(rf'^(?:extern "C" )?int32_t\s+tl_{device}_(\w+)\(', p.read_text(), re.M)
-    }
+    definition = re.compile(rf'^(?:extern "C" )?int32_t\s+tl_{device}_(\w+)\(', re.M)
+    return {n for p in files for n in definition.findall(p.read_text())}
 
 
 def _sentence(e: Entry, device: str, root: Path) -> str:
     name = f"tl_{device}_{e.kernel}"
     prototype = " ".join(call_text(f"int32_t {name}", kernel_parameters(e.signature), "").split())
     stem = f"native/src/{device}/{e.op.family}"
-    place = (
-        f"{stem}{_SUFFIX[device]}"
-        if (root / f"{stem}{_SUFFIX[device]}").exists() or not (root / stem).is_dir()
-        else stem
-    )
+    file = f"{stem}{_SUFFIX[device]}"
+    place = file if (root / file).exists() or not (root / stem).is_dir() else stem
     if e.signature.elementwise:
         return f"{_ELEMENTWISE}: {e.kernel}: neither it nor {place} has the {device.upper()} kernel: add a line for {e.kernel}"
     return f"{place}: {e.kernel}: it has no {device.upper()} kernel: write {prototype}"

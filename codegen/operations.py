@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tlspec import registry
 
-__all__ = ["operations_module"]
-
 FOLDER = Path(__file__).resolve().parents[1] / "tlrt" / "_operations"
 NAME = "forwarding.py"
 HEAD = '''"""The operations that only forward to one row of the registry.

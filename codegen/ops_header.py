@@ -14,8 +14,6 @@ from tlspec import registry
 from tlspec.declarations import abi_hash
 from tlspec.entries import Entry, all_entries, checks_of, shapes_text
 
-__all__ = ["abi_hash_header", "ops_header"]
-
 _HEAD = f"""\
 /* torchlean_cuda_ops.h: the operations. {BANNER}
  *
@@ -50,9 +48,8 @@ def ops_header() -> str:
 def _summary(e: Entry) -> str:
     lines = [" ".join(e.doc.split("\n\n")[0].split()), shapes_text(e)]
     lines += [f"{c.status} unless {c.say or c.expression} ({c.name})." for c in checks_of(e)]
-    return "\n".join(
-        "\n".join(textwrap.wrap(line, 116, subsequent_indent="  ", break_long_words=False)) for line in lines
-    )
+    wrap = textwrap.TextWrapper(116, subsequent_indent="  ", break_long_words=False)
+    return "\n".join("\n".join(wrap.wrap(line)) for line in lines)
 
 
 def abi_hash_header() -> str:

@@ -6,7 +6,11 @@ from codegen.text import call_text
 from tlspec.entries import Entry, all_entries
 from tlspec.signature import Signature
 
-__all__ = ["exported_prototype", "kernel_entries", "kernel_parameters"]
+#: the C types of an input of an exported function and of a kernel, and of a kernel's parameter, by their kinds
+HOST = {"u32": "const uint32_t *", "f64": "const double *"}
+EXPORTED = {"f32": "torchlean_buffer *", "list": "torchlean_buffer *const *", **HOST}
+READ = {"f32": "const float *", "list": "const float *const *", **HOST}
+PARAMETER = {"float": "float ", "u32": "int64_t ", "u64": "uint64_t ", "dims": "const tl_dims *"}
 
 
 def _exported_parameters(e: Entry) -> list[str]:
@@ -15,11 +19,7 @@ def _exported_parameters(e: Entry) -> list[str]:
     if sig.needs_context:
         out.append("torchlean_context *context")
     for a in sig.inputs:
-        kind = {
-            "f32": "torchlean_buffer *", "list": "torchlean_buffer *const *", "u32": "const uint32_t *",
-            "f64": "const double *",
-        }[a.kind]  # fmt: skip
-        out.append(f"{kind}{a.name}")
+        out.append(EXPORTED[a.kind] + a.name)
     for d in sig.dims:
         out += [f"const uint32_t *{d[1:]}", f"uint32_t {d[1:]}_rank"] if d.startswith("*") else [f"uint32_t {d}"]
     for p in sig.params:
@@ -36,10 +36,7 @@ def kernel_parameters(sig: Signature) -> list[str]:
     """The parameters of a kernel: data pointers and checked 64-bit dimensions."""
     out = ["tl_context *ctx"]
     for a in sig.inputs:
-        kind = {
-            "f32": "const float *", "list": "const float *const *", "u32": "const uint32_t *", "f64": "const double *",
-        }[a.kind]  # fmt: skip
-        out.append(kind + a.name)
+        out.append(READ[a.kind] + a.name)
     if sig.elementwise:
         out.append("int64_t n")
     for d in sig.dims:
@@ -47,9 +44,7 @@ def kernel_parameters(sig: Signature) -> list[str]:
     if sig.lists:
         out.append("const int64_t *lengths")
     for p in sig.params:
-        out.append(
-            {"float": "float ", "u32": "int64_t ", "u64": "uint64_t ", "dims": "const tl_dims *"}[p.kind] + p.name
-        )
+        out.append(PARAMETER[p.kind] + p.name)
     for a in sig.outputs:
         out.append({"f32": "float *", "list": "float *const *", "f64": "double *"}[a.kind] + a.name)
     return out

@@ -13,8 +13,6 @@ from codegen.text import BANNER, call_text
 from tlspec.entries import EXCEPTIONS, Argument, Entry, all_entries, arguments, checks_of, inferred, shapes_text
 from tlspec.signature import Array
 
-__all__ = ["python_module", "python_signature"]
-
 WIDTH = 120
 INTRODUCTION = """\
 Arguments are device buffers, then dimensions, then scalars. A buffer has no shape: the dimensions say how its elements
@@ -24,12 +22,24 @@ on lists take sequences of buffers, and everything else by keyword; they work on
 Every function raises ArgumentTypeError for a wrong Python type, SizeOverflowError for dimensions whose product needs
 2^32 or more, DeviceMismatchError for buffers of different devices, AliasError where `out` is an input (elementwise
 operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then."""
-#: the hand-written function that goes with the list arguments
-PACK = [
-    "def pack(xs: Sequence[Buffer]) -> Sequence[Buffer]:",
-    '    """The same buffers as a tuple that remembers their handles: pass it where a list is taken, in `out` too, and the',
-    '    call costs the same in Python for one buffer and for a hundred."""',
-]
+#: the functions that are no operation's
+SHARE_AND_PACK = '''\
+def share(x: Buffer) -> Buffer:
+    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""
+    try:
+        return x.share()
+    except AttributeError as error:
+        raise _refusal(share, error, locals()) from None
+
+
+def pack(xs: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The same buffers as a tuple that remembers their handles: pass it where a list is taken, in `out` too, and the
+    call costs the same in Python for one buffer and for a hundred."""
+    try:
+        return _pack(xs)
+    except _WRONG as error:
+        raise _refusal(pack, error, locals()) from None
+'''
 
 
 def _result(e: Entry) -> str:
@@ -89,9 +99,8 @@ def docstring(e: Entry) -> str:
     if _takes_want(e):
         names = ", ".join(o.name for o in e.outputs)
         want = "`want` says which to compute, all by default; the others are None"
-        parts.append(
-            textwrap.fill(f"Returns ({names}). {want}. `out` may hold a buffer for each one wanted.", WIDTH - 8)
-        )
+        returns = f"Returns ({names}). {want}. `out` may hold a buffer for each one wanted."
+        parts.append(textwrap.fill(returns, WIDTH - 8))
     if any(o.listed for o in e.outputs):
         parts.append(textwrap.fill(_lists_text(e), WIDTH - 8))
     parts.append(textwrap.fill(_errors(e), WIDTH - 8, subsequent_indent="    "))
@@ -303,14 +312,7 @@ def python_module() -> str:
         "",
         *(["_take, _give = _free.pop, _free.append"] if "_take()" in text else []),
     ]  # fmt: skip
-    share = [
-        "def share(x: Buffer) -> Buffer:", '    """A second handle to the storage of `x`; see :meth:`Buffer.share`."""',
-        "    try:", "        return x.share()", "    except AttributeError as error:",
-        "        raise _refusal(share, error, locals()) from None", "", "", *PACK, "    try:",
-        "        return _pack(xs)", "    except _WRONG as error:",
-        "        raise _refusal(pack, error, locals()) from None",
-    ]  # fmt: skip
-    return "\n".join([*head, "", "", *share, "", "", text])
+    return "\n".join([*head, "", "", SHARE_AND_PACK, "", text])
 
 
 def _all_names(entries: list[Entry]) -> str:

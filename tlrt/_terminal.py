@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-__all__ = ["Progress", "format_table"]
-
 #: seconds after which a stream that is no terminal gets another line of progress
 INTERVAL = 20.0
 

@@ -164,9 +164,8 @@ class Input(convert.Live):
 
     def _require_here(self, session: Any, op: str) -> None:
         if session is not self.session:
-            raise refusal(
-                DeviceMismatchError, op, self.name, "an argument of another session's captured function", "one of this"
-            )
+            got = "an argument of another session's captured function"
+            raise refusal(DeviceMismatchError, op, self.name, got, "one of this")
         if not self._recorder.is_active or self._closed:
             raise refusal(ReleasedError, op, self.name, "an argument of a captured function after its end", "it within")
 
@@ -179,10 +178,8 @@ class Input(convert.Live):
         array = _content(self.name, value)
         if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
             kind = "integers" if self._integers else "floats or bool"
-            raise refusal(
-                CaptureError, "replay", self.name, f"{array.dtype} of shape {array.shape}",
-                f"{kind} of shape {self.shape}, as when it was captured",
-            )  # fmt: skip
+            expected = f"{kind} of shape {self.shape}, as when it was captured"
+            raise refusal(CaptureError, "replay", self.name, f"{array.dtype} of shape {array.shape}", expected)
         return _below_limit(self.name, array) if self._numbers is not None else array
 
     def _take(self, array: npt.NDArray[Any]) -> None:
@@ -329,9 +326,8 @@ class Captured(Uncopied):
         """An argument as the function gets it."""
         if isinstance(value, _FIXED):
             return value
-        return Input(
-            self.session, recorder, f"argument {place}", np.array(_content(f"argument {place}", value), order="C")
-        )
+        name = f"argument {place}"
+        return Input(self.session, recorder, name, np.array(_content(name, value), order="C"))
 
     def _keep(self, value: Any) -> Any:
         """What the function returned, with handles that belong to the step."""
@@ -349,10 +345,8 @@ class Captured(Uncopied):
             kept, source = value.share(), value.buffer
         else:
             got = convert.type_name(value)
-            raise refusal(
-                ArgumentTypeError, "capture", "result", f"{got} of {self.name}",
-                "tensors in tuples, lists or dicts, or None",
-            )  # fmt: skip
+            expected = "tensors in tuples, lists or dicts, or None"
+            raise refusal(ArgumentTypeError, "capture", "result", f"{got} of {self.name}", expected)
         self._results.append(kept)
         if self._recorder is not None:
             self._recorder.storage(source._handle)  # refuses what a replay does not make
@@ -387,10 +381,8 @@ class Captured(Uncopied):
 
         mirrored = [p for p in self.session.parameters.values() if p._mirror is not None]
         for first, second, *_ in alias_groups(self.session.device, [p._mirror._handle for p in mirrored]):
-            raise refusal(
-                CaptureError, op, mirrored[second].name, f"the buffer of {mirrored[first].name}",
-                "one of its own (assign a copy, or use one parameter in both places)",
-            )  # fmt: skip
+            expected = "one of its own (assign a copy, or use one parameter in both places)"
+            raise refusal(CaptureError, op, mirrored[second].name, f"the buffer of {mirrored[first].name}", expected)
 
     # ---- replaying
 
@@ -429,19 +421,15 @@ class Captured(Uncopied):
     def _take(self, arguments: tuple[Any, ...]) -> None:
         inputs = self._inputs
         if len(arguments) != len(inputs):
-            raise refusal(
-                CaptureError, "replay", self.name, f"{len(arguments)} arguments",
-                f"{len(inputs)}, as when it was captured",
-            )  # fmt: skip
+            expected = f"{len(inputs)}, as when it was captured"
+            raise refusal(CaptureError, "replay", self.name, f"{len(arguments)} arguments", expected)
         checked = []
         for place, (known, value) in enumerate(zip(inputs, arguments, strict=True)):
             if isinstance(known, Input):
                 checked.append((known, known._accepts(value)))
             elif type(value) is not type(known) or value != known:
-                raise refusal(
-                    CaptureError, "replay", f"argument {place}", f"{value!r:.99}",
-                    f"{known!r:.99}, as when it was captured",
-                )  # fmt: skip
+                expected = f"{known!r:.99}, as when it was captured"
+                raise refusal(CaptureError, "replay", f"argument {place}", f"{value!r:.99}", expected)
         for known, array in checked:
             known._take(array)
 
@@ -456,10 +444,8 @@ class Captured(Uncopied):
         for place in self._places:
             if place.storage is not None and place.parameter._requires_grad is not place.is_trained:
                 state = "trained" if place.is_trained else "frozen"
-                raise refusal(
-                    CaptureError, "replay", place.parameter.name, "requires_grad changed",
-                    f"it {state}, as when it was captured",
-                )  # fmt: skip
+                expected = f"it {state}, as when it was captured"
+                raise refusal(CaptureError, "replay", place.parameter.name, "requires_grad changed", expected)
         self._require_distinct("replay")
         moved = [place for place in self._places if place.is_moved]
         self._copy_overlapping(moved)
@@ -506,10 +492,8 @@ class Captured(Uncopied):
             made = self._keep(self._function(*arguments))
             found = self._results
             if before and [r.shape for r in found] != [r.shape for r in before]:
-                raise refusal(
-                    CaptureError, "replay", self.name, f"results of shapes {[r.shape for r in found]}",
-                    "those of before",
-                )  # fmt: skip
+                got = f"results of shapes {[r.shape for r in found]}"
+                raise refusal(CaptureError, "replay", self.name, got, "those of before")
         except BaseException:
             for fresh in self._results:
                 fresh.release()

@@ -50,8 +50,7 @@ def save(
 ) -> None:  # fmt: skip
     """Writes a checkpoint; the file appears complete or not at all.
 
-    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError.
-    """
+    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError."""
     library = _library()
     precision = "float64" if session.device.name == "spec" else "float32"
     tensors: dict[str, npt.NDArray[Any]] = {}
@@ -100,15 +99,13 @@ def load(
     chosen = _as_list(optimizers)
     wanted = "float64" if session.device.name == "spec" else "float32"
     if about["precision"] != wanted:
-        raise refusal(
-            CheckpointError, "load", path, f"precision {about['precision']}", f"{wanted} for {session.device}"
-        )
+        expected = f"{wanted} for {session.device}"
+        raise refusal(CheckpointError, "load", path, f"precision {about['precision']}", expected)
     if list(session.parameters) != about["parameters"]:
         missing = [n for n in session.parameters if n not in about["parameters"]]
         surplus = [n for n in about["parameters"] if n not in session.parameters]
-        raise CheckpointError(
-            f"load: {path}: got other parameters (the file lacks {missing or 'none'}, the session lacks {surplus or 'none'})"
-        )
+        lacks = f"the file lacks {missing or 'none'}, the session lacks {surplus or 'none'}"
+        raise CheckpointError(f"load: {path}: got other parameters ({lacks})")
     for name, parameter in session.parameters.items():
         got = tensors.get(name)
         if got is None or got.shape != parameter.shape or got.dtype != np.dtype(wanted):

@@ -149,8 +149,7 @@ def compare(
     """Runs `program` on each device and compares; see the module. The first device is the reference of the drift.
 
     `reproduce` is a folder for the inputs of nodes out of bounds, with the command that checks each; `options` are those of
-    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises.
-    """
+    :class:`tlrt.session.Options`; `progress` is called with a line now and then. Raises what the program raises."""
     names = tuple(devices)
     if not names or len(set(names)) != len(names):
         raise refusal(ArgumentError, "compare", "devices", names, "one or more different names")
@@ -335,9 +334,8 @@ class _Watch(Observer):
             if value is None:
                 found.append(None)
                 continue
-            found.append(
-                compare_arrays(value.reshape(ref.shape), ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
-            )
+            shaped = value.reshape(ref.shape)
+            found.append(compare_arrays(shaped, ref, tol, signed_zeros=expected.signed_zeros, bits=bits))
         return found
 
     def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
@@ -367,9 +365,6 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
         return 0.0
     error, scale = float(np.sqrt(np.mean((a - b)[finite] ** 2))), float(np.sqrt(np.mean(b[finite] ** 2)))
     return error / scale if scale else (0.0 if error == 0 else math.inf)
-
-
-# ---- command line
 
 
 def _load_program(path: Path, function: str) -> Program:

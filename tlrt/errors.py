@@ -21,8 +21,7 @@ class TorchleanError(Exception):
     """Base of all exceptions of this package.
 
     ``status`` is the C library's status code (0 for a wrong Python type, which never reaches it), ``op`` the operation
-    ("" if none).
-    """
+    ("" if none)."""
 
     status: int = 0
     op: str = ""
@@ -37,79 +36,53 @@ class TorchleanError(Exception):
 class ShapeError(TorchleanError, ValueError):
     """A length, dimension or rank does not fit."""
 
-    status = 20
-
 
 class SizeOverflowError(ShapeError, OverflowError):
     """A dimension, or a product of dimensions, needs 2^32 or more."""
-
-    status = 30
 
 
 class DeviceMismatchError(TorchleanError, ValueError):
     """Buffers of different contexts met in one call."""
 
-    status = 40
-
 
 class UnavailableError(TorchleanError, RuntimeError):
     """There is no such device, or a CPU-only build was asked for CUDA."""
-
-    status = 50
 
 
 class IndexOutOfRangeError(TorchleanError, IndexError):
     """An index or label is out of range where the operation refuses it, or does not fit 32 bits."""
 
-    status = 60
-
 
 class ArgumentError(TorchleanError, ValueError):
     """A scalar or option is outside its domain."""
-
-    status = 70
 
 
 class AliasError(TorchleanError, ValueError):
     """An output shares storage with an input or another output, and may not."""
 
-    status = 80
-
 
 class ReleasedError(TorchleanError, ValueError):
     """A buffer or device was used after its release (a ``ValueError``, as for closed files)."""
-
-    status = 90
 
 
 class OutOfMemoryError(TorchleanError, MemoryError):
     """Device or host memory is exhausted, or the device's cap is reached."""
 
-    status = 100
-
 
 class CudaError(TorchleanError, RuntimeError):
     """The CUDA runtime or a kernel failed. The device object is unusable from here on; close it and make a new one."""
-
-    status = 110
 
 
 class CublasError(TorchleanError, RuntimeError):
     """cuBLAS failed."""
 
-    status = 120
-
 
 class CufftError(TorchleanError, RuntimeError):
     """cuFFT failed."""
 
-    status = 130
-
 
 class InternalError(TorchleanError, RuntimeError):
     """A broken invariant of the library: please report it."""
-
-    status = 140
 
 
 class ArgumentTypeError(TorchleanError, TypeError):
@@ -136,17 +109,14 @@ class StaleLibraryError(_LibraryError):
     """The C library was compiled from other declarations than this package has."""
 
 
-#: the class of each status code
+#: the class of each status code; a null argument (10) is an ArgumentError, whose own status is 70
 by_status: dict[int, type[TorchleanError]] = {
-    10: ArgumentError,
-    **{
-        c.status: c
-        for c in (
-            ShapeError, SizeOverflowError, DeviceMismatchError, UnavailableError, IndexOutOfRangeError, ArgumentError,
-            AliasError, ReleasedError, OutOfMemoryError, CudaError, CublasError, CufftError, InternalError,
-        )
-    },
+    10: ArgumentError, 20: ShapeError, 30: SizeOverflowError, 40: DeviceMismatchError, 50: UnavailableError, 60:
+    IndexOutOfRangeError, 70: ArgumentError, 80: AliasError, 90: ReleasedError, 100: OutOfMemoryError, 110:
+    CudaError, 120: CublasError, 130: CufftError, 140: InternalError,
 }  # fmt: skip
+for _status, _kind in by_status.items():
+    _kind.status = _status
 
 
 _E = TypeVar("_E", bound=Exception)

@@ -109,8 +109,7 @@ def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", us
 
     a, b (n). 0 over nothing.
 
-    Errors: ShapeError unless both have one axis of the same length; ArgumentError for another precision.
-    """
+    Errors: ShapeError unless both have one axis of the same length; ArgumentError for another precision."""
     x, y = _float64_array("dot", "a", a, 1), _float64_array("dot", "b", b, 1)
     _require_shape("dot", "b", y.shape, x.shape)
     return float(matmul_forward(as_row(x), as_column(y), precision=precision, use_gpu=use_gpu)[0, 0])
@@ -125,8 +124,7 @@ def matmul_forward(
 
     a (m, n), b (n, p) -> out (m, p), float32 or float64 as the precision says. n = 0 gives zeros.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
-    """
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
     op = "matmul_forward"
     double = _is_float64(op, precision)
     x, y = _float64_array(op, "a", a, 2), _float64_array(op, "b", b, 2)
@@ -148,8 +146,7 @@ def matmul_backward(
 
     a (m, n), b (n, p), g (m, p) -> da (m, n), db (n, p), float32 or float64 as the precision says.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
-    """
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
     op = "matmul_backward"
     double = _is_float64(op, precision)
     x, y, upstream = _float64_array(op, "a", a, 2), _float64_array(op, "b", b, 2), _float64_array(op, "g", g, 2)
@@ -176,8 +173,7 @@ def linear_forward(
 
     Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
 
-    Source: torch.nn.functional.linear
-    """
+    Source: torch.nn.functional.linear"""
     op = "linear_forward"
     double = _is_float64(op, precision)
     weights, rows, single = _linear_inputs(op, w, x)
@@ -205,8 +201,7 @@ def linear_backward(
 
     Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
 
-    Source: torch.nn.functional.linear
-    """
+    Source: torch.nn.functional.linear"""
     op = "linear_backward"
     double = _is_float64(op, precision)
     weights, rows, single = _linear_inputs(op, w, x)
@@ -244,9 +239,6 @@ def _read_and_release(buffer: Buffer | None, shape: tuple[int, ...]) -> Array:
         return buffer.numpy(shape)
 
 
-# ---- mean squared error -------------------------------------------------------------------------------------------------
-
-
 def mse_spec_vec(yhat: npt.ArrayLike, target: npt.ArrayLike) -> float:
     """Mean squared error of two vectors, in float64.
 
@@ -256,8 +248,7 @@ def mse_spec_vec(yhat: npt.ArrayLike, target: npt.ArrayLike) -> float:
 
     Errors: ShapeError unless both have one axis of the same length.
 
-    Source: torch.nn.functional.mse_loss
-    """
+    Source: torch.nn.functional.mse_loss"""
     d = _difference("mse_spec_vec", yhat, target)
     return float(d @ d) / d.size if d.size else float("nan")
 
@@ -269,8 +260,7 @@ def mse_spec_vec_grad(yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray
 
     yhat, target (n) -> (n).
 
-    Errors: ShapeError unless both have one axis of the same length.
-    """
+    Errors: ShapeError unless both have one axis of the same length."""
     d = _difference("mse_spec_vec_grad", yhat, target)
     return 2.0 * d / d.size if d.size else d
 
@@ -290,8 +280,7 @@ def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "f
     "fp32" on the tape's own device is that operation. Otherwise the operands go over the host: a result is computed in the
     precision and rounded to float32 once, and so are the gradients.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
-    """
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
     op = "linear_fast"
     if _is_tape_operation(tape, _is_float64(op, precision), use_gpu):
         return tape.linear(w, b, x)
@@ -304,8 +293,7 @@ def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "f
 def matmul_fast(tape: Tape, a: int, b: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:
     """``tape.matmul(a, b)`` of two matrices in the chosen precision, as :func:`linear_fast`.
 
-    Errors: ShapeError where shapes do not fit; ArgumentError for another precision.
-    """
+    Errors: ShapeError where shapes do not fit; ArgumentError for another precision."""
     op = "matmul_fast"
     if _is_tape_operation(tape, _is_float64(op, precision), use_gpu):
         tape.require_value(b, (tape._require_rank(op, a, 2, "a")[1], tape._require_rank(op, b, 2, "b")[1]), op)
@@ -344,9 +332,6 @@ def _add_host_node(
         return [(p, upload(made)) for p, made in zip(parents, gradients, strict=True) if tape.nodes[p].requires_grad]
 
     return tape.add_node(Node(op, upload(value), tape._needs(parents), tuple(parents), pull))
-
-
-# ---- a session's operations
 
 
 def substitutes(tape: Tape, **how: Any) -> dict[str, Callable[..., int]]:

@@ -167,8 +167,7 @@ class Optimizer(Uncopied):
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
 
-        Raises ArgumentError before a backward pass, ReleasedError after close.
-        """
+        Raises ArgumentError before a backward pass, ReleasedError after close."""
         self._require_open("step")
         gradients = self.session._gradients._by_parameter
         chosen = self.parameters
@@ -179,9 +178,8 @@ class Optimizer(Uncopied):
             missing = [p.name for p in chosen if p not in gradients]
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
-                raise refusal(
-                    ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()"
-                ) from None
+                expected = "backward() before step()"
+                raise refusal(ArgumentError, "step", "gradients", f"none of {got}", expected) from None
             found = [gradients[p].buffer for p in chosen]
         observers = self.session.device._observers
         if not observers:
@@ -290,9 +288,8 @@ class Optimizer(Uncopied):
             raise refusal(ArgumentError, "load_state", "parameters", settings.get("parameters"), names)
         steps = settings.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**63:
-            raise refusal(
-                ArgumentError, "load_state", "steps", f"{steps!r:.99}", "an integer of 0 or more, below 2**63"
-            )
+            expected = "an integer of 0 or more, below 2**63"
+            raise refusal(ArgumentError, "load_state", "steps", f"{steps!r:.99}", expected)
         for h in self.hyper:
             got, flag = settings.get(h), isinstance(getattr(self, h), bool)
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
@@ -339,8 +336,7 @@ class SGD(Optimizer):
     """p ← p - lr·(g + weight_decay·p), or with momentum v ← momentum·v + g', p ← p - lr·v (Nesterov: p - lr·(g' +
     momentum·v)), g' = g + weight_decay·p and v starting at 0.
 
-    Source: torch.optim.SGD; Sutskever et al., ICML 2013.
-    """
+    Source: torch.optim.SGD; Sutskever et al., ICML 2013."""
 
     hyper = ("lr", "momentum", "weight_decay", "nesterov")
 
@@ -378,8 +374,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """m ← β1·m + (1 - β1)·g, v ← β2·v + (1 - β2)·g², p ← p - lr·m̂/(√v̂ + eps), with weight_decay·p added to g.
 
-    Source: Kingma and Ba, arXiv:1412.6980; torch.optim.Adam.
-    """
+    Source: Kingma and Ba, arXiv:1412.6980; torch.optim.Adam."""
 
     hyper = ("lr", "beta1", "beta2", "eps", "weight_decay")
     slots = ("m", "v")
@@ -405,12 +400,11 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam whose decay is decoupled: p ← p·(1 - lr·weight_decay) - lr·m̂/(√v̂ + eps). `others` are beta1, beta2 and eps.
 
-    Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW.
-    """
+    Source: Loshchilov and Hutter, arXiv:1711.05101; torch.optim.AdamW."""
 
     _kernel = "adamw_step"
 
     def __init__(
-        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, weight_decay: float = 0.01, **others: float,
-    ) -> None:  # fmt: skip
+        self, parameters: Iterable[Parameter], lr: float = 1e-3, *, weight_decay: float = 0.01, **others: float
+    ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, **others)

@@ -24,8 +24,7 @@ class Parameter(Arithmetic):
     changes the mirror and makes the host value stale; :attr:`value` downloads a stale one once, use on the device uploads
     only where there is no current mirror. Mirrors survive :meth:`Session.reset`.
 
-    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`.
-    """
+    In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`."""
 
     __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "name", "session", "shape")
 
@@ -82,8 +81,7 @@ class Parameter(Arithmetic):
     def set(self, value: npt.ArrayLike) -> None:
         """A new host value of the same shape, on the specification in float64; frees the mirror.
 
-        Raises ShapeError, ArgumentTypeError for the dtype.
-        """
+        Raises ShapeError, ArgumentTypeError for the dtype."""
         self.session._require_uncaptured("set")
         host = self._converted(value, "set")
         if host.shape != self.shape:
@@ -95,14 +93,12 @@ class Parameter(Arithmetic):
     def assign(self, value: AnyBuffer) -> None:
         """A new value from the session's device, whose handle the parameter takes over; the host value is stale from here on.
 
-        Raises ShapeError, DeviceMismatchError.
-        """
+        Raises ShapeError, DeviceMismatchError."""
         if value.shape != self.shape:
             raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
-            raise refusal(
-                DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", self.session.device
-            )
+            expected = self.session.device
+            raise refusal(DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", expected)
         if value.buffer is not self._mirror:
             self._release()
         self._mirror = value.buffer

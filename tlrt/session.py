@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -203,8 +202,8 @@ class Session(Operations[TensorRef]):
         return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
 
     def _apply(
-        self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None,
-    ) -> TensorRef:  # fmt: skip
+        self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None
+    ) -> TensorRef:
         epoch = self.epoch
         ids: list[Any] = []
         for p in parents:
@@ -305,9 +304,8 @@ class Session(Operations[TensorRef]):
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
         self._require_open("input")
         if isinstance(value, Arithmetic):
-            raise refusal(
-                ArgumentTypeError, name, "value", type(value).__name__, "an array (Session.detach stops gradients)"
-            )
+            expected = "an array (Session.detach stops gradients)"
+            raise refusal(ArgumentTypeError, name, "value", type(value).__name__, expected)
         if not isinstance(name, str):
             raise refusal(ArgumentTypeError, "input", "name", convert.type_name(name), "a name")
         wants = boolean("input", "requires_grad", requires_grad) and self.options.track_gradients
@@ -451,8 +449,7 @@ class Session(Operations[TensorRef]):
         `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
         earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
         and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a parameter that changed
-        since the tape recorded it.
-        """
+        since the tape recorded it."""
         self._require_open("backward")
         id = self._id(loss, "backward")
         tape = self.tape
@@ -486,10 +483,8 @@ class Session(Operations[TensorRef]):
         while open_:
             id = open_.pop()
             if id in changed:
-                raise refusal(
-                    ArgumentError, "backward", changed[id].name, "a value changed since this tape recorded it",
-                    "reset() after an update",
-                )  # fmt: skip
+                got = "a value changed since this tape recorded it"
+                raise refusal(ArgumentError, "backward", changed[id].name, got, "reset() after an update")
             fresh = [p for p in nodes[id].parents if p is not None and p not in seen]
             seen.update(fresh)
             open_ += fresh
@@ -502,8 +497,7 @@ class Session(Operations[TensorRef]):
     def clip_grad_norm(self, max_norm: float, parameters: Sequence[Parameter] | None = None) -> AnyBuffer:
         """Scales the gradients so that their global norm is at most `max_norm`; returns the norm before, on the device.
 
-        The norm is √Σg² over all elements of all gradients. Nothing waits for the device.
-        """
+        The norm is √Σg² over all elements of all gradients. Nothing waits for the device."""
         self._require_open("clip_grad_norm")
         known = self._gradients._by_parameter
         if isinstance(parameters, Parameter):
@@ -515,9 +509,8 @@ class Session(Operations[TensorRef]):
                 raise refusal(ArgumentTypeError, "clip_grad_norm", "parameters", got, "Parameter")
         missing = [p.name for p in chosen if p not in known]
         if missing or not chosen:
-            raise refusal(
-                ArgumentError, "clip_grad_norm", "parameters", missing or "none", "those of the last backward"
-            )
+            expected = "those of the last backward"
+            raise refusal(ArgumentError, "clip_grad_norm", "parameters", missing or "none", expected)
         kernels = self.tape.kernels
         gradients = kernels.pack([known[p].buffer for p in chosen])
         norm = kernels.global_norm(gradients)
@@ -529,8 +522,7 @@ class Session(Operations[TensorRef]):
     def capture(self, function: Callable[..., Any], *example: Any) -> Captured:
         """Calls function(*example) once, as a step of the program, and gives it as a step that runs without Python's tape.
 
-        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become.
-        """
+        See :mod:`tlrt.capture` for what the function may do, and what its arguments and results become."""
         return capture(self, function, example)
 
     def reset(self) -> None:
@@ -575,17 +567,14 @@ class Session(Operations[TensorRef]):
                 self.device.close()
 
     def __reduce__(self) -> Any:
-        raise refusal(
-            ArgumentTypeError, "Session", "", "a session to pickle or copy", "a checkpoint (tlrt.checkpoint.save)"
-        )
+        expected = "a checkpoint (tlrt.checkpoint.save)"
+        raise refusal(ArgumentTypeError, "Session", "", "a session to pickle or copy", expected)
 
     def __enter__(self) -> Session:
         self._require_open("with")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -81,9 +81,8 @@ class SpecBuffer:
             got = convert.type_name(shape)
             raise errors.refusal(errors.ArgumentTypeError, "numpy", "shape", got, "integers") from None
         except ValueError:
-            raise errors.refusal(
-                errors.ShapeError, "numpy", "shape", shape, f"a shape of {content.size} elements"
-            ) from None
+            expected = f"a shape of {content.size} elements"
+            raise errors.refusal(errors.ShapeError, "numpy", "shape", shape, expected) from None
 
     def __enter__(self) -> SpecBuffer:
         return self
@@ -335,15 +334,13 @@ class _Function:
         if array.elementwise:
             size = next((x.size for x in before.values() if x is not None), flat.size)
             if flat.size != size:
-                raise errors.refusal(
-                    errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", f"n = {size}"
-                )
+                expected = f"n = {size}"
+                raise errors.refusal(errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", expected)
             return flat
         shape = shape_of(array, values)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
-            raise errors.refusal(
-                errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", array.length_text
-            )
+            expected = array.length_text
+            raise errors.refusal(errors.ShapeError, self.__name__, array.name, f"{flat.size} elements", expected)
         return flat.reshape(shape)
 
     def _return_outputs(

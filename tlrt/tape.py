@@ -17,7 +17,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -115,8 +114,7 @@ def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bo
 class Tape(Uncopied, Operations[int]):
     """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node.
 
-    Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then.
-    """
+    Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then."""
 
     def __init__(self, device: Any) -> None:
         self.device = device_of(device, "Tape")
@@ -140,8 +138,7 @@ class Tape(Uncopied, Operations[int]):
     def add_node(self, node: Node) -> int:
         """Appends a node and returns its id, the size before. The tape takes over the node's buffers; refused, it does not.
 
-        A node with parents that requires a gradient needs a `backward`.
-        """
+        A node with parents that requires a gradient needs a `backward`."""
         self._require_live("add_node")
         self._require_here("add_node", node.name, node.buffer)
         for parent in node.parents:
@@ -341,9 +338,8 @@ class Tape(Uncopied, Operations[int]):
         """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
             error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
-        operands = ", ".join(
-            f"node {p} ({self.nodes[p].name}: {self.nodes[p].shape})" for p in parents if p is not None
-        )
+        known = [(p, self.nodes[p]) for p in parents if p is not None]
+        operands = ", ".join(f"node {p} ({node.name}: {node.shape})" for p, node in known)
         error.add_note(f"in {name} of {operands or 'nothing'}")
         return error
 
@@ -387,8 +383,7 @@ class Tape(Uncopied, Operations[int]):
         """Dense backward: the gradient of `output` (weighted by `seed`) for every node, zeros where it does not reach.
 
         `seed` is the cotangent of the output, in its shape; left out, 1, which a scalar output allows only. The caller owns
-        the buffers returned. A VJP that raises leaves nothing behind and the tape as it was.
-        """
+        the buffers returned. A VJP that raises leaves nothing behind and the tape as it was."""
         grads: list[AnyBuffer | None] = [None] * len(self.nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start
@@ -400,9 +395,8 @@ class Tape(Uncopied, Operations[int]):
         try:
             self._require_live("backward_from")
             if len(grads) != len(self.nodes):
-                raise refusal(
-                    ArgumentError, "backward_from", "gradients", len(grads), f"{len(self.nodes)}, one per node"
-                )
+                expected = f"{len(self.nodes)}, one per node"
+                raise refusal(ArgumentError, "backward_from", "gradients", len(grads), expected)
             seen: set[int] = set()
             for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
                 if g is not None:
@@ -531,9 +525,8 @@ class Tape(Uncopied, Operations[int]):
                 given.append((parent, contribution))
             for parent, contribution in given:
                 if parent not in node.parents:
-                    raise refusal(
-                        ArgumentError, node.name, "backward", f"a contribution to {parent}", f"parents {node.parents}"
-                    )
+                    expected = f"parents {node.parents}"
+                    raise refusal(ArgumentError, node.name, "backward", f"a contribution to {parent}", expected)
                 self.require_upstream(contribution, self.nodes[parent].shape, f"{node.name}: parent {parent}")
                 buffer = contribution.buffer
                 self._require_here(node.name, f"parent {parent}", buffer)
@@ -592,10 +585,8 @@ class Tape(Uncopied, Operations[int]):
         where = f"node {output} ({node.name})"
         if seed is None:
             if prod(node.shape) != 1:
-                raise ArgumentError(
-                    f"backward: seed: missing, expected one of shape {node.shape}, as the output {where} is no scalar",
-                    op="backward",
-                )
+                text = f"missing, expected one of shape {node.shape}, as the output {where} is no scalar"
+                raise ArgumentError(f"backward: seed: {text}", op="backward")
             return AnyBuffer.of(node.shape, self.device.full(1, 1.0))
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
@@ -620,9 +611,7 @@ class Tape(Uncopied, Operations[int]):
     def __enter__(self) -> Tape:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

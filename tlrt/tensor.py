@@ -30,8 +30,7 @@ class Arithmetic:
     axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
     Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
-    them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with.
-    """
+    them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with."""
 
     __slots__ = ()
     #: makes NumPy's scalars and arrays leave `array * tensor` to the tensor
@@ -187,9 +186,8 @@ class Arithmetic:
 
     def __getattr__(self, name: str) -> Any:
         known = [n for n in dir(type(self)) if not n.startswith("_")]
-        close = [n for n in known if len(name) > 2 and name in n.split("_")] or difflib.get_close_matches(
-            name, known, 3
-        )
+        close = [n for n in known if len(name) > 2 and name in n.split("_")]
+        close = close or difflib.get_close_matches(name, known, 3)
         hint = f"; there is {', '.join(sorted(close)[:4])}" if close and not name.startswith("_") else ""
         raise AttributeError(f"{type(self).__name__} has no attribute or operation {name!r}{hint}", name=name, obj=self)
 
@@ -215,8 +213,7 @@ class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
     It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``), the operators + - * / @ ** with
-    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`.
-    """
+    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`."""
 
     __slots__ = ("epoch", "id", "session", "shape")
 
@@ -274,8 +271,7 @@ class TensorRef(Arithmetic):
 class CapturedTensor(Arithmetic):
     """What a captured step gives: the value of its last run, until the step is closed; see :meth:`tlrt.Session.capture`.
 
-    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then.
-    """
+    It outlives :meth:`tlrt.Session.reset`, and in operations it is a constant with the value it has then."""
 
     __slots__ = ("_value", "session", "shape")
 
@@ -344,7 +340,6 @@ class NatVecRef(NatRef):
 def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
     if isinstance(values, convert.Live):
-        raise refusal(
-            CaptureError, op, "values", "an argument of a captured function", "it where the operation takes indices"
-        )
+        expected = "it where the operation takes indices"
+        raise refusal(CaptureError, op, "values", "an argument of a captured function", expected)
     return convert.uint32(op, "values", values).copy()

@@ -43,6 +43,8 @@ __all__ = [
 ]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
+Reference = Callable[..., Any]
+Values = Mapping[str, Any]
 #: bit patterns of float32, FREE where the tolerance decides
 Bits = npt.NDArray[np.int64]
 
@@ -91,10 +93,7 @@ class Bound:
         """Whether the tolerance is that of a sum, so that inputs near the overflow threshold leave nothing to check."""
         return self.kind not in ("exact", "moved", "ordered", "ulp")
 
-    def tolerance(
-        self, reference: Callable[..., Any], outputs: Sequence[F64], inputs: Mapping[str, Any],
-        params: Mapping[str, Any],
-    ) -> list[F64]:  # fmt: skip
+    def tolerance(self, reference: Reference, outputs: Sequence[F64], inputs: Values, params: Values) -> list[F64]:
         with np.errstate(all="ignore"):
             tols = self.function(reference, outputs, inputs, params)
         return [
@@ -102,9 +101,8 @@ class Bound:
         ]
 
     def bits(
-        self, reference: Callable[..., Any], outputs: Sequence[npt.NDArray[Any]], inputs: Mapping[str, Any],
-        params: Mapping[str, Any],
-    ) -> list[Bits] | None:  # fmt: skip
+        self, reference: Reference, outputs: Sequence[npt.NDArray[Any]], inputs: Values, params: Values
+    ) -> list[Bits] | None:
         """The bit patterns each output must have, :data:`FREE` where the tolerance decides; None where it decides everywhere.
         `inputs` are the call's own arrays, float32 and not widened; `outputs` are float32 too where the bound is
         :attr:`in_float32`."""
@@ -125,9 +123,7 @@ def moved() -> Bound:
     move values and compute nothing: it is run once more on the bit patterns themselves, as numbers, and gives the patterns
     of the result (that of +0 is 0)."""
 
-    def fixed(
-        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> Sequence[Bits]:
+    def fixed(ref: Reference, outs: Sequence[Any], ins: Values, ps: Values) -> Sequence[Bits]:
         patterns = {k: v.view(np.uint32).astype(np.float64) if _is_float(v) else v for k, v in ins.items()}
         return [np.asarray(o).astype(np.int64) for o in _sequence(call_reference(ref, patterns, ps))]
 
@@ -140,9 +136,7 @@ def ordered(height: Callable[..., Any]) -> Bound:
     called as for :func:`tree` and returns the number of additions behind each element; one without any keeps its bits.
     :meth:`Bound.tolerance` is :func:`tree`'s, the distance from the real sum that a law has to allow."""
 
-    def fixed(
-        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> Sequence[Bits]:
+    def fixed(ref: Reference, outs: Sequence[Any], ins: Values, ps: Values) -> Sequence[Bits]:
         heights = _each(call_named(height, {**ins, **ps}), outs)
         return [
             np.where(np.asarray(h) == 0, np.ascontiguousarray(o, np.float32).view(np.uint32).astype(np.int64), FREE)
@@ -157,9 +151,7 @@ def ulp(k: float | Sequence[float], floor: Callable[..., Any] | None = None, tex
     error per output, called with the inputs and parameters it names: what an intermediate that underflows can cost."""
     ks = list(k) if isinstance(k, Sequence) else None
 
-    def tolerance(
-        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> list[F64]:
+    def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[F64]:
         floors = _each(call_named(floor, {**ins, **ps}) if floor is not None else 0.0, outs)
         each = ks or [float(k)] * len(outs)  # type: ignore[arg-type]
         return [_capped((ki + 0.5) * spacing(o) * (ki > 0) + fi) for ki, o, fi in zip(each, outs, floors, strict=True)]
@@ -177,22 +169,18 @@ def tree(
     per output; by default M is the reference on absolute inputs. `peak` is the same for the largest intermediate, where that
     is not M (the sum behind a mean). With `copies` an element of h = 0 has the bits that :func:`moved` would give it."""
 
-    def magnitudes(
-        ref: Callable[..., Any], ins: Mapping[str, Any], ps: Mapping[str, Any], outs: Sequence[F64]
-    ) -> list[F64]:
+    def magnitudes(ref: Reference, ins: Values, ps: Values, outs: Sequence[F64]) -> list[F64]:
         absolute = {k: np.abs(v) if _is_float(v) else v for k, v in ins.items()}
         m = call_named(magnitude, {**ins, **ps}) if magnitude is not None else call_reference(ref, absolute, ps)
         return [np.abs(np.asarray(mi, np.float64)) for mi in _each(m, outs)]
 
-    def peaks(ref: Callable[..., Any], ins: Mapping[str, Any], ps: Mapping[str, Any], outs: Sequence[F64]) -> list[F64]:
+    def peaks(ref: Reference, ins: Values, ps: Values, outs: Sequence[F64]) -> list[F64]:
         finite = {k: np.where(np.isfinite(v), v, 0.0) if _is_float(v) else v for k, v in ins.items()}
         if peak is None:
             return magnitudes(ref, finite, ps, outs)
         return [np.abs(np.asarray(p, np.float64)) for p in _each(call_named(peak, {**finite, **ps}), outs)]
 
-    def tolerance(
-        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> list[F64]:
+    def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[F64]:
         heights = [np.asarray(h, np.float64) for h in _each(call_named(height, {**ins, **ps}), outs)]
         ms = magnitudes(ref, ins, ps, outs)
         plain = peak is None and all(bool(np.isfinite(v).all()) for v in ins.values() if _is_float(v))
@@ -203,9 +191,7 @@ def tree(
             result.append(np.where(h == 0, 0.0, np.where(covered, t, np.inf)))
         return result
 
-    def fixed(
-        ref: Callable[..., Any], outs: Sequence[Any], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> Sequence[Bits]:
+    def fixed(ref: Reference, outs: Sequence[Any], ins: Values, ps: Values) -> Sequence[Bits]:
         heights = _each(call_named(height, {**ins, **ps}), outs)
         return [
             np.where(np.asarray(h) == 0, b, FREE)
@@ -220,9 +206,7 @@ def custom(function: Callable[..., Any], text: str, *, peak: Callable[..., Any] 
     called alike, gives per output a bound on every intermediate: where it is finite and reaches the overflow threshold nothing is
     covered."""
 
-    def tolerance(
-        ref: Callable[..., Any], outs: Sequence[F64], ins: Mapping[str, Any], ps: Mapping[str, Any]
-    ) -> list[Any]:
+    def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
         tolerances = [_capped(t) for t in _sequence(call_named(function, {**ins, **ps}))]
         if peak is None:
             return tolerances
@@ -266,9 +250,7 @@ def axis_height(length: int, inner: int) -> int:
     return tree_height(length) if inner == 1 else column_height(length)
 
 
-def _nothing(
-    reference: Callable[..., Any], outputs: Sequence[F64], inputs: Mapping[str, Any], params: Mapping[str, Any]
-) -> list[F64]:
+def _nothing(reference: Reference, outputs: Sequence[F64], inputs: Values, params: Values) -> list[F64]:
     """No tolerance."""
     return [np.zeros(np.shape(o)) for o in outputs]
 
@@ -291,7 +273,7 @@ def _each(value: Any, outputs: Sequence[Any]) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value] * len(outputs)
 
 
-def call_named(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+def call_named(function: Callable[..., Any], values: Values) -> Any:
     """Calls `function` with those of `values` that its signature names (all of them if it takes ``**``)."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -299,7 +281,7 @@ def call_named(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     return function(**{name: values[name] for name in parameters if name in values})
 
 
-def call_reference(reference: Callable[..., Any], inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Any:
+def call_reference(reference: Reference, inputs: Values, params: Values) -> Any:
     """Calls a float64 reference: inputs in order, then the parameters it names by keyword."""
     names = list(inspect.signature(reference).parameters)[len(inputs) :]
     return reference(*inputs.values(), **{n: params[n] for n in names if n in params})

@@ -223,9 +223,8 @@ class Case:
             outs = [np.asarray(o) for o in _as_tuple(call_reference(self.reference, arguments, self.values))]
         shapes = [self.shape(a) for a in self.signature.outputs]
         if [o.shape for o in outs] != shapes:
-            raise ValueError(
-                f"{self.name}: the reference returned shapes {[o.shape for o in outs]}, the signature says {shapes}"
-            )
+            got = [o.shape for o in outs]
+            raise ValueError(f"{self.name}: the reference returned shapes {got}, the signature says {shapes}")
         return outs
 
     @cached_property
@@ -275,10 +274,8 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def _spec_inputs(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
     """Arrays as references take them: float64, and int64 for indices."""
     with np.errstate(invalid="ignore"):  # widening quiets a signalling NaN
-        return {
-            k: None if a is None else a.astype(np.int64 if a.dtype == np.uint32 else np.float64)
-            for k, a in arrays.items()
-        }
+        wide = {k: np.int64 if a is not None and a.dtype == np.uint32 else np.float64 for k, a in arrays.items()}
+        return {k: None if a is None else a.astype(wide[k]) for k, a in arrays.items()}
 
 
 def _native_inputs(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
@@ -334,18 +331,14 @@ def data_classes(op: Op, which: str = "forward") -> tuple[str, ...]:
     return ("normal", "uniform", "wide", "special", "structured")
 
 
-# ---- drawing -----------------------------------------------------------------------------------------------------------
-
-
 def _values(op: Op, d: Draw) -> dict[str, Any]:
     """Dimensions, parameters and host arrays: the row's draw, completed by the default one."""
     sig = op.signature
     values = dict(op.drawing.draw(d)) if op.drawing.draw is not None else {}
     for a in sig.inputs:  # a host array that the row drew gives its dimensions
         if a.name in values and values[a.name] is not None:
-            values.update(
-                zip((i for i in a.dims if i.isidentifier() and i not in values), np.shape(values[a.name]), strict=False)
-            )
+            unknown = [i for i in a.dims if i.isidentifier() and i not in values]
+            values.update(zip(unknown, np.shape(values[a.name]), strict=False))
     if sig.lists:
         values.setdefault("lengths", d.lengths(sum(a.listed for a in sig.inputs + sig.outputs)))
         values[sig.lists[0].dims[0]] = len(values["lengths"])
@@ -392,9 +385,8 @@ def _admissible(op: Op, rng: np.random.Generator, budget: int) -> dict[str, Any]
             if _elements(op, values) <= budget:
                 return values
             allowed = max(allowed * 2 // 3, 8)
-    raise RuntimeError(
-        f"{op.name}: 200 draws gave no case that passes its checks within {budget} elements; give the row a draw"
-    )
+    text = f"200 draws gave no case that passes its checks within {budget} elements; give the row a draw"
+    raise RuntimeError(f"{op.name}: {text}")
 
 
 def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "medium", which: str = "forward") -> Case:
@@ -402,9 +394,8 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
     a data class the seed picks one of the row's."""
     row = registry.get(op) if isinstance(op, str) else op
     if size not in SIZES and not (size == PATH and row.drawing.paths):
-        raise ValueError(
-            f"no size {size!r} of {row.name}; there are {', '.join(SIZES)}{', path' if row.drawing.paths else ''}"
-        )
+        sizes = [*SIZES, *(["path"] if row.drawing.paths else [])]
+        raise ValueError(f"no size {size!r} of {row.name}; there are {', '.join(sizes)}")
     if data is None:
         classes = data_classes(row, which)
         data = classes[int(generator("data", row.name, seed).integers(len(classes)))]

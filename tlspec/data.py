@@ -20,8 +20,6 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["DATA", "corners", "double", "fill", "generator"]
-
 #: the data classes
 DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "grid")
 
@@ -56,9 +54,8 @@ def fill(
         bits = rng.integers(0, 2**32, size=n, dtype=np.uint32)
         exponent = rng.integers(0, 255, size=n, dtype=np.uint32)
         fraction = bits & np.uint32(0x7FFFFF)
-        fraction = np.where(
-            exponent == 0, fraction >> (bits >> np.uint32(23) & np.uint32(15)), fraction
-        )  # all subnormal binades
+        # all subnormal binades
+        fraction = np.where(exponent == 0, fraction >> (bits >> np.uint32(23) & np.uint32(15)), fraction)
         x = ((bits & np.uint32(0x80000000)) | (exponent << np.uint32(23)) | fraction).view(np.float32)
     elif data == "special":
         x = rng.standard_normal(n, dtype=np.float32)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["abi_hash", "declarations"]
-
 
 def declarations(header: str) -> str:
     """A header as cffi reads it: comments, preprocessor lines and linkage marks removed, white space folded."""

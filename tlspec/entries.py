@@ -20,11 +20,6 @@ from tlspec.expressions import names_in
 from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
-__all__ = [
-    "EXCEPTIONS", "LOCALS", "Argument", "Entry", "all_entries", "arguments", "arguments_of", "checks_of",
-    "composition_arguments", "entries", "inferred", "known_names", "shapes_text",
-]  # fmt: skip
-
 #: the exception of a check's status
 EXCEPTIONS = {
     "SHAPE": "ShapeError", "OVERFLOW": "SizeOverflowError", "INDEX": "IndexOutOfRangeError",

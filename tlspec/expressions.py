@@ -10,8 +10,6 @@ from typing import Any
 
 from tlspec.shapes import FUNCTIONS
 
-__all__ = ["evaluate", "functions_in", "names_in"]
-
 
 @lru_cache(maxsize=4096)
 def _compile(expression: str) -> Any:

@@ -28,7 +28,7 @@ Inputs of laws that are not exact are multiples of 2^-6, so that the combination
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -214,64 +214,50 @@ EXACT = ("normal", "special")
 ROUNDED = ("grid",)
 
 
+def _exact(name: str, text: str, pairs: Callable[[Calls], Iterable[tuple[np.ndarray, np.ndarray]]]) -> Law:
+    """A law of pairs that are equal bit for bit."""
+    return Law(name, text, lambda f: (Claim(left, right, None) for left, right in pairs(f)), EXACT)
+
+
 def commutative(a: str = "a", b: str = "b") -> Law:
     """f(a, b) = f(b, a), bit for bit."""
-
-    def state(f: Calls) -> Iterator[Claim]:
-        x, y = f.inputs[a], f.inputs[b]
-        yield Claim(f().array, f({a: y, b: x}).array, None)
-
-    return Law("commutative", f"f({a}, {b}) = f({b}, {a})", state, EXACT)
+    text, swapped = f"f({a}, {b}) = f({b}, {a})", {a: b, b: a}
+    return _exact("commutative", text, lambda f: [(f().array, f({n: f.inputs[m] for n, m in swapped.items()}).array)])
 
 
 def associative(a: str = "a", b: str = "b") -> Law:
     """f(f(a, b), c) = f(a, f(b, c)), bit for bit: for operations that select."""
 
-    def state(f: Calls) -> Iterator[Claim]:
+    def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         x, y, z = f.inputs[a], f.inputs[b], f.fresh(a, "z")
-        left = f({a: f().array, b: z})
-        yield Claim(left.array, f({a: x, b: f({a: y, b: z}).array}).array, None)
+        yield f({a: f().array, b: z}).array, f({a: x, b: f({a: y, b: z}).array}).array
 
-    return Law("associative", f"f(f({a}, {b}), c) = f({a}, f({b}, c))", state, EXACT)
+    return _exact("associative", f"f(f({a}, {b}), c) = f({a}, f({b}, c))", pairs)
 
 
 def idempotent(x: str = "x") -> Law:
     """f(f(x)) = f(x), bit for bit."""
-
-    def state(f: Calls) -> Iterator[Claim]:
-        once = f().array
-        yield Claim(f({x: once}).array, once, None)
-
-    return Law("idempotent", f"f(f({x})) = f({x})", state, EXACT)
+    return _exact("idempotent", f"f(f({x})) = f({x})", lambda f: [(f({x: (once := f().array)}).array, once)])
 
 
 def odd(x: str = "x") -> Law:
     """f(-x) = -f(x), bit for bit."""
-
-    def state(f: Calls) -> Iterator[Claim]:
-        yield Claim(f({x: -f.inputs[x]}).array, -f().array, None)
-
-    return Law("odd", f"f(-{x}) = -f({x})", state, EXACT)
+    return _exact("odd", f"f(-{x}) = -f({x})", lambda f: [(f({x: -f.inputs[x]}).array, -f().array)])
 
 
 def even(x: str = "x") -> Law:
     """f(-x) = f(x), bit for bit."""
-
-    def state(f: Calls) -> Iterator[Claim]:
-        yield Claim(f({x: -f.inputs[x]}).array, f().array, None)
-
-    return Law("even", f"f(-{x}) = f({x})", state, EXACT)
+    return _exact("even", f"f(-{x}) = f({x})", lambda f: [(f({x: -f.inputs[x]}).array, f().array)])
 
 
 def identity(name: str, value: float) -> Law:
     """The operation returns its other operand, bit for bit, when `name` holds `value` everywhere."""
 
-    def state(f: Calls) -> Iterator[Claim]:
+    def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         other = next(x for k, x in f.inputs.items() if k != name and x is not None)
-        filled = np.full_like(f.inputs[name], value)
-        yield Claim(f({name: filled}).array, other, None)
+        yield f({name: np.full_like(f.inputs[name], value)}).array, other
 
-    return Law("identity", f"f(..., {name} = {value!r}) = the other operand", state, EXACT)
+    return _exact("identity", f"f(..., {name} = {value!r}) = the other operand", pairs)
 
 
 def homogeneous(*names: str, degree: int = 1) -> Law:
@@ -330,25 +316,25 @@ def adjoint(*names: str) -> Law:
 def involution(again: Callable[..., Mapping[str, Any]] | None = None, x: str = "x") -> Law:
     """f(f(x)) = x, bit for bit. `again` gives the dimensions and parameters of the second call that differ."""
 
-    def state(f: Calls) -> Iterator[Claim]:
+    def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = f.inputs[x]
         values = dict(call_named(again, f.case.values)) if again is not None else {}
-        yield Claim(np.reshape(f({x: f().array}, values=values).array, start.shape), start, None)
+        yield np.reshape(f({x: f().array}, values=values).array, start.shape), start
 
-    return Law("involution", f"f(f({x})) = {x}", state, EXACT)
+    return _exact("involution", f"f(f({x})) = {x}", pairs)
 
 
 def inverse(other: str, again: Callable[..., Mapping[str, Any]] | None = None, x: str = "x") -> Law:
     """other(f(x)) = x, bit for bit. `again` gives all dimensions and parameters of the second call; without it they are
     those of the first."""
 
-    def state(f: Calls) -> Iterator[Claim]:
+    def pairs(f: Calls) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = f.inputs[x]
         values = f.case.values if again is None else call_named(again, f.case.values)
         first = registry.get(other).signature.inputs[0].name
-        yield Claim(np.reshape(f({first: f().array}, values=values, op=other).array, start.shape), start, None)
+        yield np.reshape(f({first: f().array}, values=values, op=other).array, start.shape), start
 
-    return Law("inverse", f"{other}(f({x})) = {x}", state, EXACT)
+    return _exact("inverse", f"{other}(f({x})) = {x}", pairs)
 
 
 def equation(text: str, function: Callable[..., Any], *, exact: bool = True) -> Law:

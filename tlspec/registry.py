@@ -121,11 +121,8 @@ class Op:
     @property
     def stem(self) -> str:
         """What the exported C names of the row begin with."""
-        return (
-            f"torchlean_cuda_buffer_{self.name}"
-            if self.signature.buffers or self.outputs_on_device
-            else f"torchlean_cuda_{self.name}"
-        )
+        on_device = self.signature.buffers or self.outputs_on_device
+        return f"torchlean_cuda_{'buffer_' if on_device else ''}{self.name}"
 
     @property
     def symbol(self) -> str:
@@ -213,8 +210,7 @@ def op(
 
     The reference gets the inputs as float64 arrays in their declared shapes, then by keyword those parameters and
     output-only dimensions that it names, and returns the output (a tuple where there are several). Arguments of this
-    function are the fields of :class:`Op`, :class:`Contract` and :class:`Drawing`; `order` is :meth:`Signature.parse`'s.
-    """
+    function are the fields of :class:`Op`, :class:`Contract` and :class:`Drawing`; `order` is :meth:`Signature.parse`'s."""
 
     def register(function: Callable[..., Any]) -> Op:
         name = function.__name__.rstrip("_")
@@ -227,13 +223,18 @@ def op(
             drawing=Drawing(
                 draw=draw, paths=tuple(paths), nonnegative=tuple(nonnegative), data=None if data is None else tuple(data)
             ),
-            doc=inspect.getdoc(function) or "", source=source, no_vjp=no_vjp, fwd=fwd,
+            doc=_documentation(function), source=source, no_vjp=no_vjp, fwd=fwd,
             order=len(_OPS),
         )  # fmt: skip
         _OPS[name] = row
         return row
 
     return register
+
+
+def _documentation(function: Callable[..., Any]) -> str:
+    """The docstring with a blank line before each of its labelled paragraphs."""
+    return re.sub(r"\n+(?=Shapes: |Special values|Errors)", "\n\n", inspect.getdoc(function) or "")
 
 
 def families() -> tuple[str, ...]:
@@ -255,9 +256,8 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
         hits = [r for r in rows if pattern.fullmatch(r.name) or r.family == want]
         if not hits:
             close = difflib.get_close_matches(want, [r.name for r in rows] + list(FAMILIES))
-            raise KeyError(
-                f"no operation or family {want!r}" + (f"; did you mean {', '.join(close)}?" if close else "")
-            )
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise KeyError(f"no operation or family {want!r}{hint}")
         chosen.update((r.name, r) for r in hits)
     return tuple(r for r in rows if r.name in chosen)
 

@@ -129,12 +129,7 @@ class Signature:
                 bare = item[1:] if item.startswith("*") else item
                 if item != "*" and bare.isidentifier() and bare not in param_names:
                     dims.setdefault(item)
-        names = (
-            [a.name for a in inputs]
-            + [d.lstrip("*") for d in dims]
-            + [p.name for p in params]
-            + [a.name for a in outputs]
-        )
+        names = [*(a.name for a in inputs + outputs), *(d.lstrip("*") for d in dims), *(p.name for p in params)]
         if clash := {n for n in names if names.count(n) > 1} | (RESERVED & set(names)):
             raise ValueError(f"names used twice or reserved: {sorted(clash)} in {text!r}")
         if order is not None:

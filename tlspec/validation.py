@@ -17,8 +17,6 @@ from tlspec.expressions import functions_in, names_in
 from tlspec.registry import Op
 from tlspec.shapes import FUNCTIONS
 
-__all__ = ["row_problems"]
-
 
 def row_problems(row: Op) -> list[str]:
     """What is wrong with a row; nothing for one that is sound."""

@@ -14,8 +14,6 @@ import numpy as np
 from tlrt._binding.convert import is_list, type_name
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, SizeOverflowError, refusal
 
-__all__ = ["boolean", "integer", "integers", "is_number", "length", "number", "uint64"]
-
 
 def integer(op: str, name: str, value: Any) -> int:
     """An integer."""

@@ -21,15 +21,7 @@ from tlrt import errors
 from tlrt._binding import convert
 from tlrt._binding.handles import Buffer, Device, new, own
 from tlrt._binding.library import load
-from tlrt.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    IndexOutOfRangeError,
-    InternalError,
-    ShapeError,
-    SizeOverflowError,
-    TorchleanError,
-)
+from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, SizeOverflowError, TorchleanError
 
 _library = load()
 NULL = _library.ffi.NULL
@@ -112,15 +104,11 @@ def slots(
 
 def results(places: Sequence[Any], given: Sequence[Buffer | None], device: Device) -> tuple[Any, ...]:
     """The outputs of a call that succeeded: the caller's buffers, new ones, and None for those not wanted."""
-    return tuple(
-        [
-            buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
-            for slot, buffer in zip(places, given, strict=True)
-        ]
-    )
-
-
-# ---- lists of buffers
+    made = [
+        buffer if buffer is not None or slot is NULL else Buffer(own(slot[0], release), device)
+        for slot, buffer in zip(places, given, strict=True)
+    ]
+    return tuple(made)
 
 
 class Pack(tuple[Buffer, ...]):
@@ -220,7 +208,7 @@ _RANGE: dict[str, tuple[type[TorchleanError], type[TorchleanError]]] = {
     "dimension": (ShapeError, SizeOverflowError),
     "parameter": (ArgumentError, ArgumentError),
     "wide": (ArgumentError, ArgumentError),  # of 64 bits
-    "index": (IndexOutOfRangeError, IndexOutOfRangeError),
+    "index": (errors.IndexOutOfRangeError, errors.IndexOutOfRangeError),
 }
 
 
@@ -236,7 +224,7 @@ def refusal(
             return found
     if isinstance(error, TorchleanError):
         return error
-    return errors.refusal(InternalError, op, "", f"{type(error).__name__}: {error}", "every argument to convert")
+    return errors.refusal(errors.InternalError, op, "", f"{type(error).__name__}: {error}", "every argument to convert")
 
 
 def _check_argument(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
@@ -244,9 +232,8 @@ def _check_argument(op: str, name: str, kind: str, value: Any, role: str) -> Exc
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
             if not isinstance(getattr(value, "_handle", None), _library.ffi.CData):
-                return errors.refusal(
-                    ArgumentTypeError, op, name, "a Buffer that no device made", "one of Buffer.from_numpy or zeros"
-                )
+                got, expected = "a Buffer that no device made", "one of Buffer.from_numpy or zeros"
+                return errors.refusal(ArgumentTypeError, op, name, got, expected)
             return None
         if value is None and kind != "Buffer":
             return None

@@ -22,11 +22,6 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = [
-    "Live", "Naturals", "float32", "float64", "float64_out", "host_array", "is_list", "type_name", "uint32",
-    "uint32_list",
-]  # fmt: skip
-
 _LIMIT = 2**32
 
 
@@ -113,9 +108,8 @@ def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         try:
             out[i] = operator.index(item)
         except TypeError:
-            raise refusal(
-                ArgumentTypeError, op, name, f"{type(item).__name__} {item!r} at position {i}", "integers"
-            ) from None
+            got = f"{type(item).__name__} {item!r} at position {i}"
+            raise refusal(ArgumentTypeError, op, name, got, "integers") from None
     return out.reshape(array.shape)
 
 

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import _cffi_backend
@@ -33,11 +32,6 @@ from tlrt.errors import (
     UnavailableError,
     refusal,
 )
-
-__all__ = [
-    "Buffer", "Device", "Memory", "Uncopied", "count_references", "describe", "device", "ignore_all", "new",
-    "observe_all", "own",
-]  # fmt: skip
 
 _CPU = -1
 _NAME = re.compile(r"(cpu)|cuda(?::(0|[1-9]\d{0,8}))?")
@@ -64,9 +58,8 @@ def _bind(library: Library) -> None:
     if _slot is not None:
         return
     lib, prefix = library.lib, "torchlean_cuda_"
-    _release, _share, _copy = (
-        lib.torchlean_cuda_buffer_release, lib.torchlean_cuda_buffer_share, lib.torchlean_cuda_buffer_copy,
-    )  # fmt: skip
+    _release, _share = lib.torchlean_cuda_buffer_release, lib.torchlean_cuda_buffer_share
+    _copy = lib.torchlean_cuda_buffer_copy
     _calls = Calls({name.removeprefix(prefix): getattr(lib, name) for name in dir(lib) if name.startswith(prefix)})
     _slot = library.ffi.typeof("torchlean_buffer **")
 
@@ -78,10 +71,8 @@ class Uncopied:
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        raise refusal(
-            ArgumentTypeError, type(self).__name__, "", "one to pickle or copy",
-            "the object itself, or a new one: it owns memory",
-        )  # fmt: skip
+        expected = "the object itself, or a new one: it owns memory"
+        raise refusal(ArgumentTypeError, type(self).__name__, "", "one to pickle or copy", expected)
 
 
 class Buffer:
@@ -92,8 +83,7 @@ class Buffer:
     arguments, row-major, outermost first.
 
     The storage returns to the device's pool at :meth:`release`, at the end of a ``with`` block, or when the last
-    reference to the object goes. Using a released buffer raises :class:`~tlrt.errors.ReleasedError`.
-    """
+    reference to the object goes. Using a released buffer raises :class:`~tlrt.errors.ReleasedError`."""
 
     __slots__ = ("__weakref__", "_device", "_handle")
 
@@ -114,8 +104,7 @@ class Buffer:
         float32, values beyond its range to infinities. Lists, strided arrays and either byte order are accepted.
 
         Raises ArgumentTypeError for any other dtype (float16, complex, object, strings, …), SizeOverflowError for 2^32
-        elements or more, OutOfMemoryError.
-        """
+        elements or more, OutOfMemoryError."""
         device = _find_device(device, "from_numpy")
         host = convert.float32("from_numpy", "array", array)
         library = load()
@@ -167,8 +156,7 @@ class Buffer:
     def numpy(self, shape: int | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
         """A new float32 array with the content, in `shape` if given (one entry may be -1), else with one axis.
 
-        Waits for the device. Raises ShapeError where the length does not fit the shape.
-        """
+        Waits for the device. Raises ShapeError where the length does not fit the shape."""
         library = load()
         for observer in self._device._observers:
             observer.before_host_access(self._device, "numpy")
@@ -227,9 +215,7 @@ class Buffer:
     def __enter__(self) -> Buffer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     # ---- what it is
@@ -330,8 +316,7 @@ class Device:
     """A CPU or CUDA device with its own stream and memory pool; see :func:`device`.
 
     Operations on a CUDA device are asynchronous: only downloads, :meth:`synchronize`, :meth:`elapsed` and pool growth
-    wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it.
-    """
+    wait. :meth:`close` (or the end of a ``with`` block) destroys the context, its pool and every buffer in it."""
 
     __slots__ = ("__weakref__", "_calls", "_handle", "_library", "_name", "_observers", "_ordinal")
 
@@ -469,9 +454,7 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
@@ -525,10 +508,8 @@ def _parse_name(name: object, op: str) -> tuple[str, int]:
 def _require_cuda(name: str, ordinal: int, library: Library, op: str) -> None:
     """Refuses a CUDA device if the library was built without CUDA."""
     if ordinal != _CPU and "cuda" not in library.build_info.get("backend", ""):
-        raise refusal(
-            UnavailableError, op, "name", f"{name!r}",
-            f"'cpu', as the library is a CPU-only build ({remedy(cuda=True)})",
-        )  # fmt: skip
+        expected = f"'cpu', as the library is a CPU-only build ({remedy(cuda=True)})"
+        raise refusal(UnavailableError, op, "name", f"{name!r}", expected)
 
 
 def _explain_unavailable(error: TorchleanError, ordinal: int) -> TorchleanError:
@@ -542,8 +523,7 @@ def device(name: str = "cpu", *, new: bool = False) -> Device:
     """The device of that name: ``"cpu"``, ``"cuda"`` (the first GPU) or ``"cuda:1"``.
 
     The same object each time, until it is closed; `new` makes a separate one with its own stream and pool. Raises
-    UnavailableError where there is no such device, ArgumentError for any other name.
-    """
+    UnavailableError where there is no such device, ArgumentError for any other name."""
     canonical, _ = _parse_name(name, "device")
     if new:
         return Device(canonical)

@@ -26,10 +26,6 @@ import cffi
 from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
 from tlspec.declarations import abi_hash, declarations
 
-__all__ = [
-    "NAME", "Library", "build_command", "candidates", "failure", "headers", "load", "remedy",
-]  # fmt: skip
-
 NAME = "libtorchlean_cuda.so"
 ENVIRONMENT = "TORCHLEAN_CUDA_LIBRARY"
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -80,9 +76,7 @@ def candidates() -> list[Path]:
     """The files that are tried, in order."""
     if named := os.environ.get(ENVIRONMENT):
         return [Path(named)]
-    return [
-        _PACKAGE / "_lib" / NAME, _TREE / "native" / "build" / "cuda" / NAME, _TREE / "native" / "build" / "cpu" / NAME,
-    ]  # fmt: skip
+    return [_PACKAGE / "_lib" / NAME, *(_TREE / "native" / "build" / kind / NAME for kind in ("cuda", "cpu"))]
 
 
 def build_command(cuda: bool = False) -> str:
@@ -156,12 +150,10 @@ def _find() -> Library:
             return Library(ffi, lib, path.resolve(), expected)
         stale.append(f"{path}: got ABI hash {got}")
     if stale:
-        raise StaleLibraryError(
-            f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers", remedy()
-        )
-    raise LibraryNotFoundError(
-        "torchlean: library: got none that loads, expected one of\n  " + "\n  ".join(tried), remedy()
-    )
+        text = f"torchlean: library: {'; '.join(stale)}; expected {expected}, the hash of this package's headers"
+        raise StaleLibraryError(text, remedy())
+    text = "\n  ".join(["torchlean: library: got none that loads, expected one of", *tried])
+    raise LibraryNotFoundError(text, remedy())
 
 
 _lock = threading.Lock()

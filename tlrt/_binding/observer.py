@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-__all__ = ["Calls", "Observer"]
-
 
 class Observer:
     """Does nothing at any event; a subclass overrides the events it needs. One that raises refuses what was to happen."""
@@ -61,8 +59,7 @@ class Observer:
 class Calls:
     """The entry points of the C library as attributes, without the prefix ``torchlean_cuda_``.
 
-    Operations call through these. A device without observers has the library's own functions.
-    """
+    Operations call through these. A device without observers has the library's own functions."""
 
     def __init__(self, functions: dict[str, Callable[..., int]]) -> None:
         self.__dict__.update(functions)

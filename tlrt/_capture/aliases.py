@@ -9,8 +9,6 @@ from typing import Any
 from tlrt._binding.handles import Buffer, Device, count_references
 from tlrt._binding.library import load
 
-__all__ = ["alias_groups"]
-
 _library = load()
 ffi, lib = _library.ffi, _library.lib
 _references = partial(count_references, op="capture")

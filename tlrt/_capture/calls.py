@@ -11,8 +11,6 @@ from tlrt._binding.handles import Buffer, Device, new
 from tlrt._binding.library import load
 from tlrt.errors import AliasError
 
-__all__ = ["Call", "HostWork", "Runnable", "Storage", "address", "uploader"]
-
 _library = load()
 ffi, lib = _library.ffi, _library.lib
 _SLOT = ffi.typeof("torchlean_buffer **")

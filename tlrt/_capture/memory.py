@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from tlrt._capture.calls import Call, HostWork, Storage, ffi, lib
 
-__all__ = ["drop_constants", "plan_memory"]
-
 
 def drop_constants(items: Sequence[Call | HostWork]) -> list[Call | HostWork]:
     """The items without those that write at every replay what is there already; their storage is kept as it is."""

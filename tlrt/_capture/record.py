@@ -23,8 +23,6 @@ from tlrt._capture.replay import Replay, build_replay
 from tlrt.errors import CaptureError, refusal
 from tlspec import entries
 
-__all__ = ["Recorder"]
-
 _SLOT = ffi.typeof("torchlean_buffer **")
 #: host arrays by the C type that operations read them as
 _HOST = {"u32": ("uint32_t[]", np.uint32), "f64": ("double[]", np.float64)}
@@ -108,10 +106,8 @@ class Recorder(Observer):
     def storage(self, handle: Any) -> Storage:
         """The storage behind a handle. Raises CaptureError for one that a replay does not make."""
         if self._unmade and (maker := self._unmade.get(address(handle))):
-            raise refusal(
-                CaptureError, "capture", "buffer", f"one that {maker} made within a captured function",
-                "one of a recorded call",
-            )  # fmt: skip
+            got = f"one that {maker} made within a captured function"
+            raise refusal(CaptureError, "capture", "buffer", got, "one of a recorded call")
         found = self._by_handle.get(address(handle))
         return self._hold(handle, True) if found is None else found
 
@@ -122,10 +118,8 @@ class Recorder(Observer):
         if status:
             raise failure(status, "capture")
         if address(context[0]) != self._context:
-            raise refusal(
-                CaptureError, "capture", "buffer", "a call on another device within a captured function",
-                "the session's",
-            )  # fmt: skip
+            got = "a call on another device within a captured function"
+            raise refusal(CaptureError, "capture", "buffer", got, "the session's")
         try:
             status = lib.torchlean_cuda_buffer_share(handle, slot)
             if not status:
@@ -185,9 +179,8 @@ class Recorder(Observer):
         """One argument as a call keeps it."""
         if role == "context":
             if address(argument) != self._context:
-                raise refusal(
-                    CaptureError, made.name, "device", "another device within a captured function", "the session's"
-                )
+                expected = "the session's"
+                raise refusal(CaptureError, made.name, "device", "another device within a captured function", expected)
             return argument
         if role in ("buffer", "output") and argument == ffi.NULL:
             return argument

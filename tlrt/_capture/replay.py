@@ -13,8 +13,6 @@ from tlrt._capture.calls import Call, HostWork, Runnable, ffi, lib
 from tlrt._capture.memory import drop_constants, plan_memory
 from tlrt.errors import CaptureError, TorchleanError, UnavailableError, refusal
 
-__all__ = ["PLANS", "Replay", "build_replay"]
-
 _GRAPH = ffi.typeof("torchlean_graph **")
 
 #: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral/plan.cu

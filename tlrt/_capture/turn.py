@@ -10,8 +10,6 @@ from typing import Any
 
 from tlrt.errors import CaptureError, refusal
 
-__all__ = ["Turn"]
-
 
 class Turn:
     """A lock for captures and replays that a thread may take again while it has it, and that refuses other threads."""

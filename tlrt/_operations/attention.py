@@ -16,8 +16,6 @@ from tlrt._operations.norm import NormOperations
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlspec.ops.attention import FILL
 
-__all__ = ["AttentionOperations"]
-
 
 class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     """Attention in one kernel or composed of products, and position encodings."""
@@ -28,8 +26,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         """softmax(q·kᵀ·scale)·v for q, k, v (batch, n, d) and an optional mask (batch, n, n), 0 where blocked.
 
         mask_mode is that of ``tlrt.kernels.flash_attention``: 0 no mask, 1 the fill convention, 2 a hard mask, 3 causal;
-        left out, 2 with a mask and 0 without. scale is 1/√d unless given.
-        """
+        left out, 2 with a mask and 0 without. scale is 1/√d unless given."""
         mode, factor = self._attention_mode("flash_attention", q, mask, mask_mode, scale)
         return self._apply("flash_attention", (q, k, v, mask), (mode, factor))
 
@@ -81,9 +78,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         """x where kept, elsewhere 0 without a gradient, whatever x is there: a gather with indices out of range."""
         places = np.where(kept.reshape(-1), np.arange(kept.size, dtype=np.uint32), np.uint32(2**32 - 1))
         hosts = {"indices": indices("attention", "mask", places)}
-        return self._view(
-            self._apply("gather_vec", (self._flatten("attention", x),), (), hosts), self.shape(x), "reshape"
-        )
+        gathered = self._apply("gather_vec", (self._flatten("attention", x),), (), hosts)
+        return self._view(gathered, self.shape(x), "reshape")
 
     @atomic
     def multi_head_attention(
@@ -94,8 +90,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         (heads·head_dim, d_model), and a Boolean mask (n, n), true = attend. Scores are scaled by 1/√head_dim.
 
         A blocked score becomes -1000, as the seed has it; `causal` blocks later positions exactly. `use_flash` off composes
-        it from products and a softmax.
-        """
+        it from products and a softmax."""
         name = "multi_head_attention"
         shape, heads = self._shape(name, x), integer(name, "heads", heads)
         if len(shape) not in (2, 3):
@@ -110,9 +105,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             raise refusal(ArgumentError, name, "causal", "True with a mask", "one of them")
         allowed = None if mask is None else convert.host_array(name, "mask", mask, "booleans")
         if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "biuf"):
-            raise refusal(
-                ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", f"{(n, n)} of booleans"
-            )
+            expected = f"{(n, n)} of booleans"
+            raise refusal(ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", expected)
         d = width // heads
         rows = self._view(x, (batch * n, d_model), "reshape")
         q, k, v = (self._split_heads(self._apply("matmul", (rows, w)), batch, n, heads, d) for w in (wq, wk, wv))

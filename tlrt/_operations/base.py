@@ -21,11 +21,11 @@ from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["BaseOperations", "Ref", "atomic", "indices", "per_axis"]
-
 Ref = TypeVar("Ref")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+#: an entry for each axis, or one for all
+Sizes = Sequence[int] | int
 
 
 def atomic(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -130,7 +130,7 @@ def indices(op: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]
     return made
 
 
-def per_axis(op: str, name: str, value: Sequence[int] | int, rank: int) -> tuple[int, ...]:
+def per_axis(op: str, name: str, value: Sizes, rank: int) -> tuple[int, ...]:
     """One entry per spatial axis; a single number is the entry of all."""
     single = hasattr(value, "__index__")
     entries = (integer(op, name, value),) * rank if single else integers(op, name, value)

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from tlrt._operations.base import Ref, atomic, per_axis
+from tlrt._operations.base import Ref, Sizes, atomic, per_axis
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ShapeError, refusal
-
-__all__ = ["ConvOperations"]
 
 
 class ConvOperations(ForwardingOperations[Ref]):
     """Convolutions."""
 
-    def conv(self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0) -> Ref:
+    def conv(self, w: Ref, b: Ref, x: Ref, stride: Sizes = 1, padding: Sizes = 0) -> Ref:
         """Cross-correlation: w (out_channels, in_channels, k…), x (in_channels, spatial…) or with a batch before it."""
         return self._convolve("conv", w, b, x, stride, padding)
 
-    def conv_transpose(
-        self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0
-    ) -> Ref:
+    def conv_transpose(self, w: Ref, b: Ref, x: Ref, stride: Sizes = 1, padding: Sizes = 0) -> Ref:
         """Transposed convolution: w (in_channels, out_channels, k…), x (in_channels, spatial…) or with a batch before it."""
         return self._convolve("conv_transpose", w, b, x, stride, padding)
 
-    def conv2d(self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0) -> Ref:
+    def conv2d(self, w: Ref, b: Ref, x: Ref, stride: Sizes = 1, padding: Sizes = 0) -> Ref:
         """conv of images: w (out_channels, in_channels, kernel_h, kernel_w)."""
         self._require_rank("conv2d", w, 4, "w")
         return self._convolve("conv2d", w, b, x, stride, padding)
 
-    def conv_transpose2d(
-        self, w: Ref, b: Ref, x: Ref, stride: Sequence[int] | int = 1, padding: Sequence[int] | int = 0
-    ) -> Ref:
+    def conv_transpose2d(self, w: Ref, b: Ref, x: Ref, stride: Sizes = 1, padding: Sizes = 0) -> Ref:
         """conv_transpose of images: w (in_channels, out_channels, kernel_h, kernel_w)."""
         self._require_rank("conv_transpose2d", w, 4, "w")
         return self._convolve("conv_transpose2d", w, b, x, stride, padding)
@@ -41,13 +34,11 @@ class ConvOperations(ForwardingOperations[Ref]):
     def _convolve(self, name: str, w: Ref, b: Ref, x: Ref, stride: Any, padding: Any) -> Ref:
         rank, shape = len(self._shape(name, w)) - 2, self._shape(name, x)
         if rank < 1:
-            raise refusal(
-                ShapeError, name, "w", f"shape {self.shape(w)}", "two axes of channels and at least one of space"
-            )
+            expected = "two axes of channels and at least one of space"
+            raise refusal(ShapeError, name, "w", f"shape {self.shape(w)}", expected)
         if len(shape) not in (rank + 1, rank + 2):
-            raise refusal(
-                ShapeError, name, self._named("x", x), f"shape {shape}", f"{rank + 1} axes, or {rank + 2} with a batch"
-            )
+            expected = f"{rank + 1} axes, or {rank + 2} with a batch"
+            raise refusal(ShapeError, name, self._named("x", x), f"shape {shape}", expected)
         strides, paddings = per_axis(name, "stride", stride, rank), per_axis(name, "padding", padding, rank)
         single = len(shape) == rank + 1
         if single:

@@ -7,8 +7,6 @@ from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["ElementwiseOperations"]
-
 
 class ElementwiseOperations(ShapeOperations[Ref]):
     """Elementwise operations beside those that only forward."""

@@ -12,8 +12,6 @@ from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.shape import ShapeOperations
 from tlrt.errors import IndexOutOfRangeError, refusal
 
-__all__ = ["IndexOperations"]
-
 
 class IndexOperations(ShapeOperations[Ref]):
     """Gathers and scatters."""

@@ -8,8 +8,6 @@ from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["LinalgOperations"]
-
 
 class LinalgOperations(ForwardingOperations[Ref]):
     """Products whose leading axes are folded into rows."""

@@ -9,8 +9,6 @@ from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ShapeError, refusal
 
-__all__ = ["LossOperations"]
-
 
 class LossOperations(ForwardingOperations[Ref]):
     """Losses, each a mean over all its elements or rows."""

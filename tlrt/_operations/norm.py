@@ -7,8 +7,6 @@ from typing import Any
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
 
-__all__ = ["NormOperations"]
-
 
 class NormOperations(ForwardingOperations[Ref]):
     """Operations along the last axis."""

@@ -16,8 +16,6 @@ from tlspec import registry
 from tlspec.cases import evaluate, refused_by, shape_of
 from tlspec.entries import arguments_of, composition_arguments
 
-__all__ = ["Plan", "Shape", "make_plan"]
-
 Shape = tuple[int, ...]
 
 
@@ -70,8 +68,7 @@ class Plan:
 
     Device buffers are called parents, in the order of the row's inputs, None where an optional one is left out; host arrays
     (indices, labels) come beside them by name. What the VJP reads is taken from a pool: the parents' buffers, the result,
-    the cotangent, the host arrays.
-    """
+    the cotangent, the host arrays."""
 
     __slots__ = ("_back_function", "_back_keywords", "_back_optional", "_back_reads", "_back_tail", "_calls", "_function",
                  "_inputs", "_keywords", "_optional", "_plain", "_tail", "gives", "name", "partial", "row", "shape",
@@ -104,9 +101,8 @@ class Plan:
         pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
         pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
         if rule.via is not None:
-            made = rule.via(
-                _Trace(kernels), *(_ArrayRead(pool[r]) for r in rule.reads), **composition_arguments(row, values)
-            )
+            reads = [_ArrayRead(pool[r]) for r in rule.reads]
+            made = rule.via(_Trace(kernels), *reads, **composition_arguments(row, values))
             self._calls = list(made) if isinstance(made, tuple) else [made]
             self.shares = any(call.function is kernels.share for call in self._calls)
             return
@@ -164,8 +160,7 @@ def make_plan(
     """The plan of operation `name` on parents of these shapes.
 
     `extra` holds the row's parameters in their order, then the dimensions and dimension lists that only the outputs have;
-    `lengths` the lengths of the host arrays. Raises ShapeError where the shapes do not fit the row's signature.
-    """
+    `lengths` the lengths of the host arrays. Raises ShapeError where the shapes do not fit the row's signature."""
     row = _rows()[name]
     sig = row.signature
     values: dict[str, Any] = {}
@@ -199,9 +194,8 @@ def make_plan(
         if array.host and len(array.dims) == 1 and array.dims[0].isidentifier():
             known = values.setdefault(array.dims[0], lengths[array.name])
             if known != lengths[array.name]:
-                raise refusal(
-                    ShapeError, name, array.name, f"{lengths[array.name]} elements", f"{array.dims[0]} = {known}"
-                )
+                expected = f"{array.dims[0]} = {known}"
+                raise refusal(ShapeError, name, array.name, f"{lengths[array.name]} elements", expected)
     out = sig.outputs[0]
     if not out.elementwise:
         # one element is a scalar

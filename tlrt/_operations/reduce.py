@@ -7,8 +7,6 @@ from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations
 from tlrt.errors import ArgumentError, refusal
 
-__all__ = ["ReduceOperations"]
-
 
 class ReduceOperations(ForwardingOperations[Ref]):
     """Reductions that take an axis."""

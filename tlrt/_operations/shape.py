@@ -11,8 +11,6 @@ from tlrt._operations.forwarding import ForwardingOperations
 from tlrt._operations.plan import Shape
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
-__all__ = ["ShapeOperations"]
-
 
 class ShapeOperations(ForwardingOperations[Ref]):
     """Operations on shapes."""
@@ -53,8 +51,7 @@ class ShapeOperations(ForwardingOperations[Ref]):
         """x spread over a larger shape.
 
         `axis_map` has one entry per axis of the result: 0 inserts it, k reads axis k - 1 of x, whose size is 1 or the
-        result's. Left out, the axes are aligned at the right, as NumPy does. The gradient is the sum over what was spread.
-        """
+        result's. Left out, the axes are aligned at the right, as NumPy does. The gradient is the sum over what was spread."""
         op = "broadcast_to"
         have, target = self._shape(op, x), integers(op, "shape", shape)
         if axis_map is None:
@@ -103,10 +100,8 @@ class ShapeOperations(ForwardingOperations[Ref]):
             raise refusal(ShapeError, op, "x", "a scalar", "at least one axis")
         first, count = integer(op, "start", start), integer(op, "len", len)
         if first < 0 or count < 0 or first + count > shape[0]:
-            raise refusal(
-                IndexOutOfRangeError, op, "start + len", f"{first} + {count}",
-                f"at most {shape[0]}, neither of them negative",
-            )  # fmt: skip
+            expected = f"at most {shape[0]}, neither of them negative"
+            raise refusal(IndexOutOfRangeError, op, "start + len", f"{first} + {count}", expected)
         inner = math.prod(shape[1:])
         part = self._apply("slice1d", (self._flatten(op, x),), (first * inner, count * inner))
         return self._view(part, (count, *shape[1:]), op) if shape[1:] else part

@@ -12,8 +12,6 @@ from tlrt._binding import convert
 from tlrt._operations.plan import Shape
 from tlrt.errors import ArgumentTypeError, ShapeError, refusal
 
-__all__ = ["AnyBuffer", "device_of", "kernels_of", "size_of"]
-
 
 def size_of(shape: Sequence[int]) -> int:
     """Number of elements of a shape; raises ShapeError where it needs 2^32 or more, or a size is negative."""
@@ -33,9 +31,8 @@ class AnyBuffer:
     def __init__(self, shape: Sequence[int], buffer: Any) -> None:
         shape = tuple(shape)
         if buffer.length != size_of(shape):
-            raise refusal(
-                ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", f"{size_of(shape)} for {shape}"
-            )
+            expected = f"{size_of(shape)} for {shape}"
+            raise refusal(ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", expected)
         self.shape: Shape = shape
         self.buffer = buffer
 

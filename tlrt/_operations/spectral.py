@@ -6,8 +6,6 @@ from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref
 from tlrt._operations.forwarding import ForwardingOperations
 
-__all__ = ["SpectralOperations"]
-
 
 class SpectralOperations(ForwardingOperations[Ref]):
     """Fourier transforms and spectral convolution."""

@@ -21,8 +21,7 @@ class MultiHeadAttention(Layer):
     x (batch, n, width), or (n, width), to the same shape; NAME.query, NAME.key, NAME.value and NAME.out (width, width), inputs
     first, start Xavier uniform. `causal` blocks later positions exactly. `use_flash` picks the fused operation or the one
     composed from products and a softmax, equal within the bound. Raises ArgumentError unless heads divides width.
-    Source: Vaswani et al., arXiv:1706.03762.
-    """
+    Source: Vaswani et al., arXiv:1706.03762."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
@@ -41,9 +40,8 @@ class MultiHeadAttention(Layer):
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         s = self.session
         query, key, value, out = (s.use(w) for w in (self.query, self.key, self.value, self.out))
-        return s.multi_head_attention(
-            x, query, key, value, out, self.heads, use_flash=self.use_flash, causal=self.causal
-        )
+        how = {"use_flash": self.use_flash, "causal": self.causal}
+        return s.multi_head_attention(x, query, key, value, out, self.heads, **how)
 
     def parameters(self) -> list[Parameter]:
         return [self.query, self.key, self.value, self.out]
@@ -56,8 +54,7 @@ class TransformerBlock(Layer):
 
     x (batch, n, width), or (n, width), to the same shape; NAME.norm1, NAME.attention, NAME.norm2, NAME.up (ratio·width outputs),
     NAME.down. gelu is the tanh form. Errors as its layers. Source: Radford et al., Language Models are Unsupervised
-    Multitask Learners, 2019 (the normalisation before).
-    """
+    Multitask Learners, 2019 (the normalisation before)."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, dropout: float = 0.0,

@@ -41,9 +41,8 @@ class _Convolution(Layer):
     ) -> None:  # fmt: skip
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
-        self.weight = session.param(
-            init.initial_value(weight_init, init.kaiming_uniform, session, shape), f"{name}.weight"
-        )
+        weight = init.initial_value(weight_init, init.kaiming_uniform, session, shape)
+        self.weight = session.param(weight, f"{name}.weight")
         self.bias: Parameter | None = None
         if bias:
             default = lambda s, size: init.bias(s, out_channels, math.prod(shape[1:]))
@@ -70,8 +69,7 @@ class Conv(_Convolution):
     x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1);
     NAME.weight (out_channels, in_channels, kernel…), NAME.bias (out_channels), both uniform within ±1/√(in_channels·Π kernel).
     `kernel` has one entry per spatial axis; a number stands for `rank` of them, 2 unless said; so do stride and padding.
-    Raises ShapeError, ArgumentError. Source: torch.nn.Conv1d, Conv2d, Conv3d.
-    """
+    Raises ShapeError, ArgumentError. Source: torch.nn.Conv1d, Conv2d, Conv3d."""
 
     _operation = "conv"
 
@@ -84,8 +82,7 @@ class ConvTranspose(_Convolution):
     x (batch, in_channels, spatial…), or without the batch, to (batch, out_channels, (spatial - 1)·stride + kernel - 2·padding);
     NAME.weight (in_channels, out_channels, kernel…), NAME.bias (out_channels), both uniform within
     ±1/√(out_channels·Π kernel), as PyTorch has it. Kernel, stride and padding as Conv. Raises ShapeError, ArgumentError.
-    Source: torch.nn.ConvTranspose1d, 2d, 3d.
-    """
+    Source: torch.nn.ConvTranspose1d, 2d, 3d."""
 
     _operation = "conv_transpose"
 
@@ -115,8 +112,7 @@ class MaxPool(_Pool):
     """The largest of each window; NaN wins, padding never does, the first of equals takes the gradient.
 
     x (batch, channels, spatial…), or without the batch, to (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). The stride is the
-    kernel unless given; kernel and rank as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d.
-    """
+    kernel unless given; kernel and rank as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
 
     _operation = "max_pool"
 
@@ -124,8 +120,7 @@ class MaxPool(_Pool):
 class AvgPool(_Pool):
     """The mean of each window, padded cells counted in the divisor; shapes and errors as MaxPool.
 
-    Source: torch.nn.AvgPool2d.
-    """
+    Source: torch.nn.AvgPool2d."""
 
     _operation = "avg_pool"
 
@@ -133,8 +128,7 @@ class AvgPool(_Pool):
 class SmoothMaxPool(_Pool):
     """ln(Σ e^(βv))/β over each window, a soft maximum (β < 0: minimum); shapes and errors as MaxPool.
 
-    Raises ArgumentError too where beta is 0 or not finite as a float32.
-    """
+    Raises ArgumentError too where beta is 0 or not finite as a float32."""
 
     _operation = "smooth_max_pool"
 

@@ -24,8 +24,7 @@ class SpectralConv1d(Layer):
     NAME.weight_im (modes, width, width) start uniform in [0, 1/width²). One sample runs as ``spectral_conv1d_rfft``; a
     batch as the same product composed from the packed transforms and one batched matrix product per part, because samples
     one by one would each write a gradient of the whole batch (slice1d's VJP). The two agree within rounding. Raises
-    ShapeError, ArgumentError. Source: Li et al., arXiv:2010.08895.
-    """
+    ShapeError, ArgumentError. Source: Li et al., arXiv:2010.08895."""
 
     def __init__(self, session: Session, width: int, modes: int, *, name: str) -> None:
         self.session, self.modes, self.width = session, modes, width
@@ -39,10 +38,8 @@ class SpectralConv1d(Layer):
         if len(shape) == 2:
             return s.spectral_conv1d_rfft(x, s.use(self.weight_re), s.use(self.weight_im))
         if len(shape) != 3 or shape[2] != self.width or shape[1] // 2 + 1 < self.modes:
-            raise refusal(
-                ShapeError, "SpectralConv1d", "x", f"shape {shape}",
-                f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}",
-            )  # fmt: skip
+            expected = f"(batch, grid, {self.width}), grid//2 + 1 >= {self.modes}"
+            raise refusal(ShapeError, "SpectralConv1d", "x", f"shape {shape}", expected)
         return self._apply_batch(x, *shape[:2])
 
     def _apply_batch(self, x: TensorRef, batch: int, grid: int) -> TensorRef:
@@ -73,8 +70,7 @@ class FNOBlock1d(Layer):
 
     x (grid, width), or (batch, grid, width), to the same shape; NAME.spectral and NAME.point. `activation` is a function of
     one tensor, gelu unless given; None leaves it out, as the last block does. Errors as SpectralConv1d.
-    Source: Li et al., arXiv:2010.08895.
-    """
+    Source: Li et al., arXiv:2010.08895."""
 
     def __init__(
         self, session: Session, width: int, modes: int, *, name: str,

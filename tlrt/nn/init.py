@@ -61,8 +61,7 @@ def normal(session: Session, shape: Sequence[int], mean: float = 0.0, std: float
 def fans(shape: Sequence[int]) -> tuple[int, int]:
     """(fan_in, fan_out) of a weight (outputs, inputs, kernel…): inputs and outputs times the kernel's size.
 
-    Raises ArgumentError for fewer than two axes. Source: torch.nn.init.
-    """
+    Raises ArgumentError for fewer than two axes. Source: torch.nn.init."""
     if len(shape) < 2:
         raise refusal(ArgumentError, "fans", "shape", tuple(shape), "(outputs, inputs, kernel…)")
     field = math.prod(shape[2:])
@@ -73,8 +72,7 @@ def kaiming_uniform(session: Session, shape: Sequence[int], slope: float = math.
     """Uniform within ±√(6/((1 + slope²)·fan_in)); with the slope left out ±1/√fan_in, PyTorch's default for its layers.
 
     `slope` is the negative slope of the leaky relu that follows, 0 for relu. A fan of 0 gives zeros.
-    Source: He et al., arXiv:1502.01852; torch.nn.init.kaiming_uniform_.
-    """
+    Source: He et al., arXiv:1502.01852; torch.nn.init.kaiming_uniform_."""
     fan_in = fans(shape)[0]
     bound = math.sqrt(6.0 / ((1.0 + slope * slope) * fan_in)) if fan_in else 0.0
     return uniform(session, shape, -bound, bound)

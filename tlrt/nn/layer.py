@@ -42,8 +42,7 @@ class Dropout(Layer):
 
     y = x·mask/(1 - p), mask 1 with probability 1 - p, drawn from the session's generator; y = x when not training
 
-    Raises ArgumentError unless 0 <= p < 1. Source: Srivastava et al., JMLR 15, 2014; torch.nn.Dropout.
-    """
+    Raises ArgumentError unless 0 <= p < 1. Source: Srivastava et al., JMLR 15, 2014; torch.nn.Dropout."""
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
@@ -60,8 +59,7 @@ class Dropout(Layer):
 class Sequential(Layer):
     """Layers one after the other; functions of one tensor (``session.relu``) may stand between them.
 
-    Raises ArgumentTypeError for what cannot be called.
-    """
+    Raises ArgumentTypeError for what cannot be called."""
 
     def __init__(self, *layers: Layer | Callable[[TensorRef], TensorRef]) -> None:
         for i, layer in enumerate(layers):

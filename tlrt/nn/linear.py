@@ -21,8 +21,7 @@ class Linear(Layer):
     y = W·x + b
 
     x (…, inputs) to (…, outputs); NAME.weight (outputs, inputs), NAME.bias (outputs). Both start uniform within ±1/√inputs.
-    With bias off b is 0. Raises ShapeError. Source: torch.nn.Linear.
-    """
+    With bias off b is 0. Raises ShapeError. Source: torch.nn.Linear."""
 
     def __init__(
         self, session: Session, inputs: int, outputs: int, *, name: str, bias: bool = True,
@@ -49,16 +48,14 @@ class Embedding(Layer):
 
     indices (…) to (…, width); NAME.weight (count, width) starts normal with mean 0 and deviation 1. The indices are
     a host array or a vector of naturals of the session; one of `count` or more reads zeros and receives no gradient.
-    Source: torch.nn.Embedding.
-    """
+    Source: torch.nn.Embedding."""
 
     def __init__(
         self, session: Session, count: int, width: int, *, name: str, weight_init: init.Initializer | None = None
     ) -> None:
         self.session = session
-        self.weight = session.param(
-            init.initial_value(weight_init, init.normal, session, (count, width)), f"{name}.weight"
-        )
+        weight = init.initial_value(weight_init, init.normal, session, (count, width))
+        self.weight = session.param(weight, f"{name}.weight")
 
     def __call__(self, x: npt.ArrayLike, *, training: bool = False) -> TensorRef:
         s: Any = self.session
@@ -74,8 +71,7 @@ class LayerNorm(Layer):
     y = weight·(x - mean)/√(variance + eps) + bias, the variance biased
 
     x (…, width) to the same shape; NAME.weight (width) starts at 1, NAME.bias (width) at 0. eps is 1e-5 as in PyTorch, not the
-    operation's own default. Raises ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm.
-    """
+    operation's own default. Raises ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm."""
 
     def __init__(self, session: Session, width: int, *, name: str, eps: float = 1e-5) -> None:
         self.session, self.eps = session, eps

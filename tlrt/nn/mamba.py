@@ -30,8 +30,7 @@ class SelectiveScan(Layer):
     x (seq_len, batch, width) to the same shape; per sample and channel `state` numbers h, so that the recurrence is one
     ``selective_scan_diag_var`` of batch·width·state channels. NAME.a_log (width, state) starts at ln(1..state), NAME.d
     (width) at 1; NAME.low, NAME.step (whose bias puts Δ log-uniform in [0.001, 0.1]), NAME.input, NAME.output are Linear.
-    Raises ShapeError, ArgumentError. Source: Gu and Dao, arXiv:2312.00752, algorithm 2, with B discretised by Euler's step.
-    """
+    Raises ShapeError, ArgumentError. Source: Gu and Dao, arXiv:2312.00752, algorithm 2, with B discretised by Euler's step."""
 
     def __init__(self, session: Session, width: int, state: int = 16, *, name: str, rank: int | None = None) -> None:
         if state < 1 or width < 1:
@@ -85,8 +84,7 @@ class MambaBlock(Layer):
     x (batch, seq_len, width), or (seq_len, width), to the same shape; inside, expand·width channels. NAME.enter, NAME.gate and
     NAME.out are Linear without bias, NAME.conv.weight (taps, channels) and NAME.conv.bias (channels) start uniform within
     ±1/√taps, NAME.scan is a SelectiveScan. Position t depends on positions up to t alone. Raises ShapeError,
-    ArgumentError. Source: Gu and Dao, arXiv:2312.00752, figure 3.
-    """
+    ArgumentError. Source: Gu and Dao, arXiv:2312.00752, figure 3."""
 
     def __init__(
         self, session: Session, width: int, *, name: str, state: int = 16, expand: int = 2, taps: int = 4
@@ -127,6 +125,5 @@ class MambaBlock(Layer):
 
     def parameters(self) -> list[Parameter]:
         own = [self.conv_weight, self.conv_bias]
-        return [
-            *self.enter.parameters(), *self.gate.parameters(), *own, *self.scan.parameters(), *self.out.parameters(),
-        ]  # fmt: skip
+        before, after = (self.enter, self.gate), (self.scan, self.out)
+        return [*self._collect_parameters(before), *own, *self._collect_parameters(after)]

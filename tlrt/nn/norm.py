@@ -32,8 +32,7 @@ class BatchNorm(Layer):
     bounds and the VJP are that operation's. It keeps no statistics of its own. A batch of one is the operation itself.
 
     Raises ShapeError, ArgumentError unless 0 <= momentum <= 1. Source: Ioffe and Szegedy, arXiv:1502.03167;
-    torch.nn.BatchNorm1d, 2d and 3d.
-    """
+    torch.nn.BatchNorm1d, 2d and 3d."""
 
     def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
         if not 0 <= momentum <= 1:
@@ -56,9 +55,8 @@ class BatchNorm(Layer):
         batch, channels, *spatial = shape = s.shape(x)
         positions = math.prod(spatial)
         if batch * positions < 2:
-            raise refusal(
-                ShapeError, "BatchNorm", "x", f"shape {shape}", "two elements or more per channel in training"
-            )
+            expected = "two elements or more per channel in training"
+            raise refusal(ShapeError, "BatchNorm", "x", f"shape {shape}", expected)
         rows = s.swap_adjacent_at_depth(s.reshape(x, (batch, channels, positions)), 0)
         y = s.batchnorm_channel_first(rows, s.use(self.weight), s.use(self.bias), self.eps)
         self._observe(rows.value.buffer, channels, batch * positions)

@@ -32,8 +32,7 @@ def cosine(step: int, *, peak: float, total: int, warmup: int = 0, final: float 
 
     peak·(step + 1)/warmup below warmup, then final + (peak - final)·(1 + cos(π·(step - warmup)/(total - warmup)))/2
 
-    Raises ArgumentError unless 0 <= warmup <= total. Source: Loshchilov and Hutter, arXiv:1608.03983.
-    """
+    Raises ArgumentError unless 0 <= warmup <= total. Source: Loshchilov and Hutter, arXiv:1608.03983."""
     if not 0 <= warmup <= total:
         raise refusal(ArgumentError, "cosine", "warmup", warmup, f"0 <= warmup <= total = {total}")
     if step < warmup:
@@ -49,8 +48,7 @@ def one_cycle(
     """From peak/start_factor up to peak at step rise·total - 1, then down to the start over final_factor at step total - 1.
 
     Both along half a cosine; there it stays. Raises ArgumentError unless total >= 1, 0 <= rise <= 1. Source: Smith and Topin,
-    arXiv:1708.07120, in the form of torch.optim.lr_scheduler.OneCycleLR.
-    """
+    arXiv:1708.07120, in the form of torch.optim.lr_scheduler.OneCycleLR."""
     if total < 1 or not 0 <= rise <= 1:
         raise refusal(ArgumentError, "one_cycle", "total, rise", f"{total}, {rise}", "1 or more, 0 <= rise <= 1")
     start = peak / start_factor

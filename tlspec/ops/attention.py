@@ -29,8 +29,6 @@ FILL = -1000.0
 #: no device rescales more often than once in this many keys
 KEY_TILE = 32
 
-# ---- attention ---------------------------------------------------------------------------------------------------------
-
 
 def _blocked(mask, mask_mode, n):
     """Where attention is blocked: an array that broadcasts against the scores, or None."""
@@ -87,8 +85,7 @@ def _weight_error(Q, K, shifted, E, blocked, scale):
     The score: a sum of d products and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
-    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
-    """
+    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights."""
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
     score = (_sum(d, d, _on_tensor_cores(n, d)) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (
@@ -129,11 +126,8 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
-    error = (
-        _sum(d, d, split)
-        * U
-        * (np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True))
-    )
+    magnitude = np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True)
+    error = _sum(d, d, split) * U * magnitude
     dS = np.abs(P * t)
     ddS = P * (error + U * np.abs(t)) + dS * (eps + U) + TINY * (1 + np.abs(t) + d)
     dPV = P * eps + TINY
@@ -209,25 +203,14 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
     yield out, np.where(rows[:, :, None], 0.0, np.ones(V.shape))
 
 
-@op(
-    "Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
-    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"),
-    fwd=True,
-    same_bits=False,
-    checks=[
-        check("mask_mode", "mask_mode <= 3"),
-        check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3"),
-    ],
-    draw=_attention_draw,
-    paths=PATHS,
-    data=["normal", "uniform", "special", "structured"],
-    laws=[
-        laws.linear("V"),
-        laws.adjoint("V"),
-        laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False),
-    ],
-    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)",
-)
+@op("Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
+    bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"), fwd=True, same_bits=False,
+    checks=[check("mask_mode", "mask_mode <= 3"),
+            check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3")],
+    draw=_attention_draw, paths=PATHS, data=["normal", "uniform", "special", "structured"],
+    laws=[laws.linear("V"), laws.adjoint("V"),
+          laws.equation("f(V = 1) = 1, or 0 where a row is blocked", _rows_of_ones, exact=False)],
+    source="Dao, Fu, Ermon, Rudra, Ré, FlashAttention, NeurIPS 2022; Milakov, Gimelshein, arXiv:1805.02867 (online softmax)")  # fmt: skip
 def flash_attention(Q, K, V, mask, mask_mode, scale):
     """Scaled dot-product attention over split heads, without an n x n array.
 
@@ -236,13 +219,10 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     gives zeros. 3: weight 0 where j > i (causal). Modes 0 and 3 do not read the mask, which may be left out.
 
     Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
-
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
     element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
-
-    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask.
-    """
+    Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask."""
     _, E, total, _ = _softmax(Q, K, mask, mask_mode, scale)
     return (E @ V) / total
 
@@ -253,8 +233,7 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
-    """
+    and gK; in modes 2 and 3 nothing at all."""
     _, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
     P = E / total
     dS = P * (g @ V.swapaxes(1, 2) - (g * out).sum(axis=2, keepdims=True))
@@ -318,22 +297,17 @@ def _norms_keep(f, x):
     out = f()
     a, t = np.asarray(out.array, np.float64), out.tolerance
     length = np.sqrt((a**2).sum(axis=2) + 0.0)
-    yield (
-        laws.Value(length, np.sqrt((t**2).sum(axis=2)) + 1e-300),
-        np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=2)),
-    )
+    before = np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=2))
+    yield laws.Value(length, np.sqrt((t**2).sum(axis=2)) + 1e-300), before
 
 
-POSITION_CHECKS = [
-    check("base", "base > 0 and base < 1e38", say="0 < base < 1e38"),
-]
+POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e38")]
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
-    bound=custom(
-        lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
-        "5u·(|x||cos| + |x'||sin|) + angle",
-    ), checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
+    bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
+                 "5u·(|x||cos| + |x'||sin|) + angle"),
+    checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
     laws=[laws.linear("x"), laws.adjoint("x"), laws.equation("|f(x)| = |x|", _norms_keep, exact=False)],
     source="Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer, arXiv:2104.09864, equation 34")  # fmt: skip
@@ -344,12 +318,9 @@ def rotary(x, base, start, halves):
     the elements i' = 2i and i'' = 2i + 1, or with halves = 1 i' = i and i'' = i + d/2.
 
     Shapes: x, out (batch, n, d), d even.
-
     Special values: IEEE; sin 0 is exactly 0, so position 0 keeps x up to the sign of zeros and turns an infinity's partner to NaN.
     Empty dimensions give an empty result.
-
-    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd.
-    """
+    Errors: ARGUMENT unless 0 < base < 1e38 and halves is 0 or 1; SHAPE if d is odd."""
     return _turn(x, base, start, halves, 1.0)
 
 
@@ -389,11 +360,8 @@ def sinusoidal(x, base, start):
     out[b, p, 2i] = x[b, p, 2i] + sin a, out[b, p, 2i+1] = x[b, p, 2i+1] + cos a, a = (start + p)·base^(-2i/d).
 
     Shapes: x, out (batch, n, d); an odd d ends with a sine. The encoding itself is the result for x = 0.
-
     Special values: IEEE. Empty dimensions give an empty result.
-
-    Errors: ARGUMENT unless 0 < base < 1e38.
-    """
+    Errors: ARGUMENT unless 0 < base < 1e38."""
     return x + _sinusoid(x.shape[1], x.shape[2], base, start)
 
 

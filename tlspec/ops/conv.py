@@ -24,12 +24,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import column_height, tree, tree_height
+from tlspec.bounds import call_named, column_height, tree, tree_height
 from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
 from tlspec.shapes import conv_out, conv_transpose_out
-
-# ---- references ------------------------------------------------------------------------------------------------------
 
 
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
@@ -69,9 +67,8 @@ def _spread(x, w, size, stride, padding):
         if min(count) == 0:
             continue
         to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
-        out[(slice(None), slice(None), *to)] += _mix(
-            w[(slice(None), slice(None), *k)].T, _window(x, first, [1] * len(k), count)
-        )
+        part = _window(x, first, [1] * len(k), count)
+        out[(slice(None), slice(None), *to)] += _mix(w[(slice(None), slice(None), *k)].T, part)
     return out
 
 
@@ -114,6 +111,10 @@ def _conv_transpose_vjp_heights(batch, out_channels, spatial, kernel, stride, pa
     return out_channels * math.prod(kernel), batch * math.prod(spatial), _bias_height(batch, positions)
 
 
+#: a 2-D row's name of a list's entries, and the list
+AXES = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
+
+
 def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """The lists of a 2-D row."""
     return {
@@ -122,16 +123,14 @@ def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h,
     }  # fmt: skip
 
 
-def _conv2d_vjp_heights(batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_vjp_heights(batch, out_channels, **lists)
+def _on_lists(heights):
+    """The heights of a 2-D row by those of the N-D one."""
 
+    def call(**values):
+        lists = {to: [values[f"{name}_h"], values[f"{name}_w"]] for name, to in AXES.items()}
+        return call_named(heights, {**values, **lists})
 
-def _conv_transpose2d_vjp_heights(
-    batch, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_transpose_vjp_heights(batch, out_channels, **lists)
+    return call
 
 
 #: channels and batches around the widths of the micro-kernels' and the CUDA tiles' edges
@@ -217,9 +216,8 @@ TRANSPOSE_FORMULA = "(in - 1)*stride + kernel - 2*padding"
 
 def flatten_axes(size):
     """The same for a 2-D row."""
-    lists = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
     out = {k: v for k, v in size.items() if not isinstance(v, list)}
-    return out | {f"{to}_{a}": size[name][i] for to, name in lists.items() for i, a in enumerate("hw")}
+    return out | {f"{to}_{a}": size[name][i] for to, name in AXES.items() for i, a in enumerate("hw")}
 
 
 LAWS = [linear("x", "b"), linear("w", "b"), adjoint("x", "b"), adjoint("w", "b")]
@@ -256,20 +254,13 @@ TRANSPOSE_PATHS = [
     _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
 
 @op(
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
-    same_bits=False,
-    checks=_checks("conv_ok", CONV_FORMULA),
-    draw=_draw(False),
-    paths=PATHS_OF_AXES,
-    laws=LAWS,
-    source="torch.nn.functional.conv1d, conv2d, conv3d",
-)
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES, laws=LAWS,
+    source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
 def conv(x, w, b, stride, padding):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
 
@@ -277,12 +268,9 @@ def conv(x, w, b, stride, padding):
 
     Shapes: x (batch, in_channels, *spatial), w (out_channels, in_channels, *kernel), b (out_channels), stride and padding
     one entry per spatial axis; out (batch, out_channels, *⌊(spatial + 2·padding - kernel) / stride⌋ + 1).
-
     Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
     everywhere; batch = 0 or out_channels = 0 an empty result.
-
-    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0.
-    """
+    Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0."""
     return _correlate(x, w, stride, padding) + _bias(b, x.ndim - 2)
 
 
@@ -297,14 +285,9 @@ def conv_vjp(x, w, g, stride, padding):
 @op(
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
-    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1),
-    same_bits=False,
-    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA),
-    draw=_draw(True),
-    paths=TRANSPOSE_PATHS[:1],
-    laws=LAWS,
-    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
-)
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1], laws=LAWS,
+    source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
 
@@ -312,13 +295,10 @@ def conv_transpose(x, w, b, stride, padding):
 
     Shapes: x (batch, in_channels, *spatial), w (in_channels, out_channels, *kernel), b (out_channels), stride and padding
     one entry per spatial axis; out (batch, out_channels, *(spatial - 1)·stride + kernel - 2·padding).
-
     Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
     everywhere; batch = 0 or out_channels = 0 an empty result.
-
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
-    not positive.
-    """
+    not positive."""
     size = conv_transpose_out(x.shape[2:], w.shape[2:], stride, padding)
     return _spread(x, w, size, stride, padding) + _bias(b, x.ndim - 2)
 
@@ -335,14 +315,9 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
-    same_bits=False,
-    checks=_checks2d("conv_size", CONV_FORMULA),
-    draw=_draw(False, 2),
-    paths=[flatten_axes(p) for p in PATHS],
-    laws=[*LAWS, _same_as("conv")],
-    source="torch.nn.functional.conv2d",
-)
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
+    laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Convolution of images; conv with two spatial axes.
 
@@ -350,13 +325,11 @@ def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
-
-    Special values and errors: those of conv.
-    """
+    Special values and errors: those of conv."""
     return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv2d_vjp_heights))
+@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_vjp_heights)))
 def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv with two spatial axes."""
     return conv_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
@@ -366,14 +339,10 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     "x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1),
-    same_bits=False,
-    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA),
-    draw=_draw(True, 2),
-    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS],
-    laws=[*LAWS, _same_as("conv_transpose")],
-    source="torch.nn.functional.conv_transpose2d",
-)
+    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
+    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
+    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], laws=[*LAWS, _same_as("conv_transpose")],
+    source="torch.nn.functional.conv_transpose2d")  # fmt: skip
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Transposed convolution of images; conv_transpose with two spatial axes.
 
@@ -381,13 +350,11 @@ def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
 
     Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
     (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
-
-    Special values and errors: those of conv_transpose.
-    """
+    Special values and errors: those of conv_transpose."""
     return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
-@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose2d_vjp_heights))
+@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_transpose_vjp_heights)))
 def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv_transpose with two spatial axes."""
     return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])

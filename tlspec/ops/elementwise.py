@@ -43,9 +43,7 @@ def add(a, b):
     out = a + b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: IEEE 754; inf + -inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; inf + -inf is NaN. Correctly rounded."""
     return a + b
 
 
@@ -62,9 +60,7 @@ def sub(a, b):
     out = a - b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: IEEE 754; inf - inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; inf - inf is NaN. Correctly rounded."""
     return a - b
 
 
@@ -81,9 +77,7 @@ def mul(a, b):
     out = a · b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return a * b
 
 
@@ -100,9 +94,7 @@ def div(a, b):
     out = a / b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; a/0 is ±inf, 0/0 and inf/inf are NaN. Correctly rounded."""
     return a / b
 
 
@@ -120,9 +112,7 @@ def scale(x, c):
     out = c · x, c rounded to float32 first
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: IEEE 754. Correctly rounded.
-    """
+    Special values: IEEE 754. Correctly rounded."""
     return c * x
 
 
@@ -139,9 +129,7 @@ def axpy(a, b, c):
     out = a + c · b, c rounded to float32 first
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded.
-    """
+    Special values: IEEE 754; 0 · inf is NaN. Correctly rounded."""
     return fused(a, c * b)
 
 
@@ -158,9 +146,7 @@ def inv(x):
     out = 1 / x
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded.
-    """
+    Special values: ±0 gives ±inf, ±inf gives ±0. Correctly rounded."""
     return 1 / x
 
 
@@ -177,9 +163,7 @@ def sqrt(x):
     out = √x
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: √-0 = -0; NaN for x < 0. Correctly rounded.
-    """
+    Special values: √-0 = -0; NaN for x < 0. Correctly rounded."""
     return np.sqrt(x)
 
 
@@ -199,9 +183,7 @@ def abs_(x):
     out = |x|
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: |-0| = +0, |±inf| = inf, NaN stays NaN.
-    """
+    Special values: |-0| = +0, |±inf| = inf, NaN stays NaN."""
     return np.abs(x)
 
 
@@ -220,9 +202,7 @@ def max_(a, b):
     out = a if a > b else b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: NaN if either is NaN; +0 is larger than -0.
-    """
+    Special values: NaN if either is NaN; +0 is larger than -0."""
     return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
 
 
@@ -248,9 +228,7 @@ def min_(a, b):
     out = a if a < b else b
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
-
-    Special values: NaN if either is NaN; -0 is smaller than +0.
-    """
+    Special values: NaN if either is NaN; -0 is smaller than +0."""
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))
 
 
@@ -274,11 +252,8 @@ def clamp(x, lo, hi):
     out = min(hi, max(lo, x)), lo and hi rounded to float32 first
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: NaN stays NaN.
-
-    Errors: ARGUMENT unless lo <= hi.
-    """
+    Errors: ARGUMENT unless lo <= hi."""
     return min_.reference(np.full_like(x, hi), max_.reference(np.full_like(x, lo), x))
 
 
@@ -288,20 +263,14 @@ def clamp_vjp(x, g, lo, hi):
     return np.where(np.isnan(x), np.nan, np.where((x > lo) & (x < hi), g, 0.0))
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=exact(),
-    laws=[laws.idempotent()],
-)
+@op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()])
 def relu(x):
     """Rectified linear unit.
 
     out = max(x, 0)
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: NaN stays NaN; -0 gives +0.
-    """
+    Special values: NaN stays NaN; -0 gives +0."""
     return np.where(np.isnan(x) | (x > 0), x, 0.0)
 
 
@@ -314,19 +283,14 @@ def relu_vjp(x, g):
 # ---- transcendental functions and activations ------------------------------------------------------------------------------
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def exp(x):
     """Exponential.
 
     out = eˣ
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept.
-    """
+    Special values: e^-inf = +0, e^inf = inf, inf above ln(largest float32). Subnormal results are kept."""
     return np.exp(x)
 
 
@@ -336,19 +300,14 @@ def exp_vjp(out, g):
     return g * out
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def log(x):
     """Natural logarithm.
 
     out = ln x
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0.
-    """
+    Special values: ln ±0 = -inf, ln inf = inf, NaN for x < 0."""
     return np.log(x)
 
 
@@ -383,39 +342,35 @@ def safe_log(x, eps):
     out = ln(softplus(x) + eps), eps rounded to float32 first (default 1e-6)
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
     Special values: inf gives inf, -inf gives ln eps.
-
-    Errors: ARGUMENT unless eps >= 2^-50.
-    """
+    Errors: ARGUMENT unless eps >= 2^-50."""
     beyond_one = _softplus(x) + (eps - 1)
     return np.where(np.abs(beyond_one) < 0.5, np.log1p(beyond_one), np.log(_softplus(x) + eps))
 
 
 # below x = -198 the formula holds the slope at its value there
-@safe_log.vjp("x, g -> gx",
+@safe_log.vjp(
+    "x, g -> gx",
     bound=ulp(
-        3, floor=lambda x, g,
-        eps: np.where((x < -198) & np.isfinite(x * g), np.abs(g) * (1 + 2.0**-20) * np.exp(-198.0) / eps, 0.0),
-    ))  # fmt: skip
+        3,
+        floor=lambda x, g, eps: np.where(
+            (x < -198) & np.isfinite(x * g), np.abs(g) * (1 + 2.0**-20) * np.exp(-198.0) / eps, 0.0
+        ),
+    ),
+)
 def safe_log_vjp(x, g, eps):
     """gx = g · σ(x) / (softplus(x) + eps); below x = -198 the slope is held at its value there, under 1e-86 / eps."""
     return g * _safe_log_tail(x, eps)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def sigmoid(x):
     """Logistic function.
 
     out = σ(x) = 1 / (1 + e^-x), evaluated stably on both sides
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: σ(-inf) = +0, σ(inf) = 1.
-    """
+    Special values: σ(-inf) = +0, σ(inf) = 1."""
     return expit(x)
 
 
@@ -425,20 +380,14 @@ def sigmoid_vjp(out, g):
     return g * out * (1 - out)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-    laws=[laws.odd("x")],
-)
+@op("x[*] -> out[*]", bound=ulp(1), laws=[laws.odd("x")])
 def tanh(x):
     """Hyperbolic tangent, with relative accuracy near 0.
 
     out = tanh x
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: tanh ±inf = ±1, tanh ±0 = ±0.
-    """
+    Special values: tanh ±inf = ±1, tanh ±0 = ±0."""
     return np.tanh(x)
 
 
@@ -448,19 +397,14 @@ def tanh_vjp(out, g):
     return g * (1 - out) * (1 + out)
 
 
-@op(
-    "x[*] -> out[*]",
-    bound=ulp(1),
-)
+@op("x[*] -> out[*]", bound=ulp(1))
 def softplus(x):
     """Smooth rectifier.
 
     out = ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|)
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: -inf gives +0, inf gives inf. Subnormal results are kept.
-    """
+    Special values: -inf gives +0, inf gives inf. Subnormal results are kept."""
     return _softplus(x)
 
 
@@ -477,9 +421,7 @@ def silu(x):
     out = x · σ(x)
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: -inf gives -0, its limit; inf gives inf.
-    """
+    Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -745, 0 * x, x) * expit(x))
 
 
@@ -512,9 +454,7 @@ def gelu(x):
     out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: -inf gives -0, its limit; inf gives inf.
-    """
+    Special values: -inf gives -0, its limit; inf gives inf."""
     return np.where(x == -np.inf, -0.0, np.where(x < -30, 0 * x, x) * expit(_gelu_twice(x)))
 
 

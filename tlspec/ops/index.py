@@ -66,11 +66,8 @@ def gather_vec(vec, indices):
     out[j] = vec[indices[j]] if indices[j] < n, else 0
 
     Shapes: vec (n), indices (k) on the host, out (k).
-
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-
-    Errors: none beyond lengths; an index of n or more reads 0.
-    """
+    Errors: none beyond lengths; an index of n or more reads 0."""
     return gathered(vec, indices)
 
 
@@ -89,11 +86,8 @@ def gather_rows(mat, indices):
     out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
 
     Shapes: mat (rows, cols), indices (k) on the host, out (k, cols).
-
     Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
-
-    Errors: none beyond lengths; an index of rows or more reads zeros.
-    """
+    Errors: none beyond lengths; an index of rows or more reads zeros."""
     return gathered(mat, indices)
 
 
@@ -112,11 +106,8 @@ def scatter_add(x, values, indices):
     out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
 
     Shapes: x (n), values (k), indices (k) on the host, out (n).
-
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-
-    Errors: none beyond lengths; an index of n or more is ignored.
-    """
+    Errors: none beyond lengths; an index of n or more is ignored."""
     return scattered(x, values, indices)
 
 
@@ -136,18 +127,14 @@ def scatter_add_rows(mat, values, indices):
     out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
 
     Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
-
     Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
     result.
-
-    Errors: none beyond lengths; an index of rows or more is ignored.
-    """
+    Errors: none beyond lengths; an index of rows or more is ignored."""
     return scattered(mat, values, indices)
 
 
-@scatter_add_rows.vjp("indices, g -> gmat, gvalues",
-    bound=moved(), via=lambda k, /, indices, g, rows, cols,
-    **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)))  # fmt: skip
+@scatter_add_rows.vjp("indices, g -> gmat, gvalues", bound=moved(),
+    via=lambda k, /, indices, g, rows, cols, **_: (k.share(g), k.gather_rows(g, indices, rows=rows, cols=cols)))  # fmt: skip
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
     return g, gathered(g, indices)
@@ -163,19 +150,16 @@ def scatter_add_row(mat, row, i):
     out[i, c] = mat[i, c] + row[c]; every other row is copied
 
     Shapes: mat (rows, cols), row (cols), out (rows, cols).
-
     Special values: IEEE 754; the copied rows keep their bits. cols = 0 gives an empty result.
-
-    Errors: INDEX if i is rows or more, so a matrix without rows is always refused.
-    """
+    Errors: INDEX if i is rows or more, so a matrix without rows is always refused."""
     out = mat.copy()
     out[i] += row
     return out
 
 
 @scatter_add_row.vjp("g -> gmat, grow",
-    bound=moved(), via=lambda k, g, rows, cols,
-    i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)))  # fmt: skip
+    bound=moved(),
+    via=lambda k, g, rows, cols, i: (k.share(g), k.slice1d(g, n=rows * cols, start=i * cols, len=cols)))  # fmt: skip
 def scatter_add_row_vjp(g, i):
     """gmat = g (shared storage), grow = g[i]."""
     return g, g[i]

@@ -40,9 +40,7 @@ def matmul(A, B):
     out[i, j] = Σ_k A[i, k]·B[k, j]
 
     Shapes: A (m, n), B (n, p), out (m, p).
-
-    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result.
-    """
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 an empty result."""
     return A @ B
 
 
@@ -62,9 +60,7 @@ def bmm(A, B):
     out[b, i, j] = Σ_k A[b, i, k]·B[b, k, j]
 
     Shapes: A (batch, m, n), B (batch, n, p), out (batch, m, p).
-
-    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result.
-    """
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; any other zero dimension an empty result."""
     return A @ B
 
 
@@ -85,9 +81,7 @@ def linear(W, x, b):
     y[r, o] = Σ_i x[r, i]·W[o, i] + b[o]
 
     Shapes: W (outputs, inputs), x (batch, inputs), b (outputs), y (batch, outputs).
-
-    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result.
-    """
+    Special values: IEEE 754; 0·inf is NaN. inputs = 0 gives b in every row; batch = 0 or outputs = 0 an empty result."""
     return x @ W.T + b
 
 
@@ -113,9 +107,7 @@ def dgemm(A, B):
     out[i, j] = Σ_k A[i, k]·B[k, j], in float64
 
     Shapes: A (m, n), B (n, p), out (m, p), all on the host.
-
-    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing.
-    """
+    Special values: IEEE 754; 0·inf is NaN. n = 0 gives zeros; m = 0 or p = 0 writes nothing."""
     # The oracle needs more than float64: longdouble has 64 or 113 bits where the C compiler's long double does.
     with np.errstate(all="ignore"):
         return (A.astype(np.longdouble) @ B.astype(np.longdouble)).astype(np.float64)

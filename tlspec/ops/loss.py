@@ -11,8 +11,6 @@ from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
 from tlspec.ops.softmax import exponentials, shifted
 from tlspec.registry import check, op
 
-# ---- mean squared error ---------------------------------------------------------------------------------------------
-
 
 def squares(yhat, target):
     """Σ (yhat - target)², the mean's largest intermediate."""
@@ -29,8 +27,8 @@ def mse_vjp_tolerance(yhat, target, g):
 @op("yhat[n], target[n] -> out[1]",
     data=("normal", "uniform", "integers", "special", "structured"),
     bound=tree(
-        lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1), peak=lambda yhat,
-        target: squares(yhat, target),
+        lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
+        peak=lambda yhat, target: squares(yhat, target),
     ), source="native/src/formula/sum_tree.h")  # fmt: skip
 def mse_loss(yhat, target):
     """Mean of the squared differences.
@@ -38,9 +36,7 @@ def mse_loss(yhat, target):
     out[0] = (Σ_i (yhat[i] - target[i])²) / n
 
     Shapes: yhat (n), target (n), out (1). Any shape is read as its n elements.
-
-    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN.
-    """
+    Special values: IEEE 754; a sum of squares beyond the float32 range makes the mean infinite. n = 0 gives NaN."""
     return squares(yhat, target) / yhat.size if yhat.size else np.full(1, np.nan)
 
 
@@ -49,9 +45,6 @@ def mse_loss_vjp(yhat, target, g):
     """gyhat[i] = 2·(yhat[i] - target[i])·g[0]/n; gtarget = -gyhat."""
     gy = 2 * (yhat - target) * (g[0] / max(yhat.size, 1))
     return gy, -gy
-
-
-# ---- cross-entropy --------------------------------------------------------------------------------------------------
 
 
 def losses(logits, labels):
@@ -102,12 +95,9 @@ def cross_entropy(logits, labels):
     out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
 
     Shapes: logits (rows, cols), labels (rows) on the host, out (1).
-
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
     -inf beside a finite one makes it +inf. rows = 0 gives NaN.
-
-    Errors: INDEX if a label is cols or more.
-    """
+    Errors: INDEX if a label is cols or more."""
     each = losses(logits, labels)
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
 

@@ -107,9 +107,6 @@ def row_gradient(istd, xhat, a):
     return times(fused((-xhat[0], xhat[1]), c2, minus(a, c1)), istd)
 
 
-# ---- layer_norm -----------------------------------------------------------------------------------------------------
-
-
 def layer_norm_tolerance(x, gamma, beta, eps):
     """As the module's docstring says, with γ and β of the column."""
     return affine_tolerance(x, gamma[None, :], beta[None, :], eps)
@@ -137,16 +134,12 @@ def _shift(f, x):
     yield f({"x": x + np.float32(3)}), f()
 
 
-@op(
-    "x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
+@op("x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
     bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
-    data=DATA,
-    checks=[EPS_CHECK],
-    draw=draw_rows,
+    data=DATA, checks=[EPS_CHECK], draw=draw_rows,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)],
     paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 529, "cols": 8196, "eps": 1e-6}],  # rows in turn
-    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h",
-)
+    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; native/src/formula/sum_tree.h")  # fmt: skip
 def layer_norm(x, gamma, beta, eps):
     """Layer normalisation over the last axis.
 
@@ -154,13 +147,10 @@ def layer_norm(x, gamma, beta, eps):
     variance is that around the computed mean, eps is inside the root
 
     Shapes: x (rows, cols), gamma (cols), beta (cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: IEEE 754. NaN or an infinity in a row make the whole row NaN, and so does a sum or a sum of squares beyond
     the float32 range make it what the formula gives. A constant row gives beta up to the rounding of its mean over √eps, NaN
     if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
-
-    Errors: ARGUMENT if eps is negative or NaN.
-    """
+    Errors: ARGUMENT if eps is negative or NaN."""
     mu, _, istd = statistics(x, eps)
     return gamma * ((x - mu) * istd) + beta
 
@@ -171,15 +161,11 @@ def layer_norm_vjp(x, gamma, g, eps):
     """gx = istd·(d - mean(d) - x̂·mean(d·x̂)) with d = g·gamma and means along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j];
     gbeta[j] = Σ_i g[i, j].
 
-    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0.
-    """
+    μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0."""
     mu, _, istd = statistics(x, eps)
     xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
     c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
-
-
-# ---- batchnorm_channel_first ------------------------------------------------------------------------------------------
 
 
 def batchnorm_tolerance(x, gamma, beta, eps):
@@ -209,18 +195,12 @@ def _channel(f, x, gamma, beta, channels):
     yield alone.array, f().array[k:]
 
 
-@op(
-    "x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
+@op("x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
     bound=custom(batchnorm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
-    data=DATA,
-    checks=[EPS_CHECK],
-    draw=draw_image,
-    laws=[
-        equation("f(x + 3) = f(x)", _shift, exact=False),
-        equation("a channel does not depend on the others", _channel),
-    ],
-    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h",
-)
+    data=DATA, checks=[EPS_CHECK], draw=draw_image,
+    laws=[equation("f(x + 3) = f(x)", _shift, exact=False),
+          equation("a channel does not depend on the others", _channel)],
+    source="Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167, of one image; native/src/formula/sum_tree.h")  # fmt: skip
 def batchnorm_channel_first(x, gamma, beta, eps):
     """Normalisation of each channel of one image over its pixels.
 
@@ -228,12 +208,9 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     channel c; the variance is that around the computed mean, eps is inside the root
 
     Shapes: x (channels, height, width), gamma (channels), beta (channels), out (channels, height, width).
-
     Special values: IEEE 754. NaN or an infinity in a channel make the whole channel NaN. A constant channel gives beta up to
     the rounding of its mean over √eps. A size of 0 gives an empty result.
-
-    Errors: ARGUMENT if eps is negative or NaN.
-    """
+    Errors: ARGUMENT if eps is negative or NaN."""
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
     mu, _, istd = statistics(flat, eps)
     return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
@@ -245,8 +222,7 @@ def batchnorm_channel_first_vjp(x, gamma, g, eps):
     """gx = gamma·istd·(g - mean(g) - x̂·mean(g·x̂)) with means over the channel; ggamma[c] = Σ g·x̂, gbeta[c] = Σ g over
     the channel.
 
-    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0.
-    """
+    μ and istd are computed again from x. With no pixels ggamma and gbeta are 0."""
     flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
     mu, _, istd = statistics(flat, eps)
     xhat, n = (flat - mu) * istd, max(flat.shape[1], 1)

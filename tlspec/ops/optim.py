@@ -96,9 +96,6 @@ def scalar(x: Any) -> Run:
     return Run.of(np.asarray(float(x)), U + 2.0**-28)
 
 
-# ---- SGD -------------------------------------------------------------------------------------------------------------------
-
-
 def _split(f: Any, lengths: list[int], lists: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
     """The step of a list and that of its two halves."""
     half = len(lengths) // 2
@@ -151,12 +148,9 @@ def sgd_step(ps, gs, lr, weight_decay):
     p_out = p - lr·(g + weight_decay·p); both sums are fused multiply-adds
 
     Shapes: lists ps, gs, ps_out of count tensors; those of one index have the same length.
-
     Special values: a weight decay of 0 leaves g as it is, whatever p. NaN and infinities follow IEEE 754. An empty list is
     legal and does nothing.
-
-    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more.
-    """
+    Errors: ARGUMENT unless lr and weight_decay are finite and 0 or more."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     return ps - lr * gradient
 
@@ -177,26 +171,16 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
     return {**_rates(d), "nesterov": nesterov, "momentum": momentum, "dampening": dampening}
 
 
-@op(
-    "ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
+@op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
-    bound=followed(_momentum_run),
-    draw=_draw_momentum,
-    no_vjp=NO_VJP,
-    checks=[
-        *RATES,
-        check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
-        check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
-        check(
-            "nesterov",
-            "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
-            say="0, or 1 with momentum > 0 and dampening = 0",
-        ),
-    ],
+    bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
+    checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
+            check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
+            check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
+                  say="0, or 1 with momentum > 0 and dampening = 0")],
     laws=[split3, _unchanged_at_zero_rate("momentum_step")],
     source="Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, "
-    "ICML 2013",
-)
+    "ICML 2013")  # fmt: skip
 def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     """A step of gradient descent with momentum on every tensor of a list.
 
@@ -208,19 +192,13 @@ def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
 
     From v = 0 the first step gives v_out = (1 - dampening)·d. PyTorch starts with v = d, undamped: pass dampening = 0 on the
     first step for that.
-
     Special values: a weight decay of 0 leaves g as it is. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
-
     Errors: ARGUMENT unless lr, momentum and weight_decay are finite and 0 or more, dampening is finite, and nesterov is 0, or 1
-    with momentum > 0 and dampening = 0.
-    """
+    with momentum > 0 and dampening = 0."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     v = momentum * vs + (1 - dampening) * gradient
     return ps - lr * (gradient + momentum * v if nesterov else v), v
-
-
-# ---- Adam ------------------------------------------------------------------------------------------------------------------
 
 
 def _adam(
@@ -244,9 +222,8 @@ def _adam_run(
 
 def _coupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
     g = _decayed(Run.of(ps), Run.of(gs), weight_decay)
-    return call_named(
-        _adam_run, {**scalars, "p": Run.of(ps), "g": g, "ms": ms, "vs": vs, "decay": Run.of(np.asarray(1.0))}
-    )
+    decay = Run.of(np.asarray(1.0))
+    return call_named(_adam_run, {**scalars, "p": Run.of(ps), "g": g, "ms": ms, "vs": vs, "decay": decay})
 
 
 def _decoupled_run(ps: F64, gs: F64, ms: F64, vs: F64, weight_decay: float, **scalars: Any) -> tuple[Run, Run, Run]:
@@ -282,14 +259,8 @@ adam_is_adamw = laws.equation(
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_coupled_run),
-    draw=_draw_adam,
-    nonnegative=("vs",),
-    checks=ADAM_CHECKS,
-    no_vjp=NO_VJP,
-    laws=[split4],
-    source=ADAM,
-)
+    bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    laws=[split4], source=ADAM)  # fmt: skip
 def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
 
@@ -300,13 +271,10 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     step counts from 1. The corrections follow from the betas as rounded to float32, in float64, and are rounded once.
 
     Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
-
     Special values: a weight decay of 0 leaves g as it is. v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow
     IEEE 754. An empty list is legal and does nothing.
-
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
-    """
+    more."""
     gradient = gs + weight_decay * ps if weight_decay != 0 else gs
     return _adam(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
 
@@ -315,14 +283,8 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_decoupled_run),
-    draw=_draw_adam,
-    nonnegative=("vs",),
-    checks=ADAM_CHECKS,
-    no_vjp=NO_VJP,
-    laws=[split4, adam_is_adamw],
-    source=ADAMW,
-)
+    bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    laws=[split4, adam_is_adamw], source=ADAMW)  # fmt: skip
 def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of AdamW on every tensor of a list, weight decay decoupled.
 
@@ -333,17 +295,11 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     1 - lr·weight_decay; without weight decay the result is that of adam_step, bit for bit.
 
     Shapes: lists ps, gs, ms, vs, ps_out, ms_out, vs_out of count tensors; those of one index have the same length.
-
     Special values: v < 0 gives NaN, as do v = g = eps = 0. NaN and infinities follow IEEE 754. An empty list is legal and does
     nothing.
-
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
-    more.
-    """
+    more."""
     return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
-
-
-# ---- clipping --------------------------------------------------------------------------------------------------------------
 
 
 def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
@@ -354,20 +310,12 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
     return spacing(r) / 2 + np.abs(r) * ((h + 64) / 2 + 2) * 2.0**-53
 
 
-@op(
-    "gs: list[count] -> out[1]",
-    bound=custom(_norm_tolerance, "½ ulp"),
-    no_vjp="clipping is not part of what is differentiated",
-    laws=[
-        laws.homogeneous("gs"),
-        laws.equation(
-            "the norm of a list is the norm of all its numbers",
-            lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))],
-            exact=False,
-        ),
-    ],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
-)
+@op("gs: list[count] -> out[1]",
+    bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
+    laws=[laws.homogeneous("gs"),
+          laws.equation("the norm of a list is the norm of all its numbers",
+                        lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
 def global_norm(gs):
     """The Euclidean norm of all numbers of a list of tensors, left on the device.
 
@@ -377,10 +325,8 @@ def global_norm(gs):
     tensor by the row tree, then the tensors' sums by the same tree.
 
     Shapes: gs a list of tensors, out one element.
-
     Special values: NaN where a number is NaN, else infinity where one is infinite or the norm is beyond float32. The norm of an
-    empty list, or of empty tensors, is 0.
-    """
+    empty list, or of empty tensors, is 0."""
     return np.sqrt(np.sum(gs * gs))[None]
 
 
@@ -394,31 +340,18 @@ def _clip_run(gs: F64, norm: F64, max_norm: float, eps: float) -> Run:
 
 def _draw_clip(d: Any) -> dict[str, Any]:
     norm = d.choice([np.nan, np.inf, 0.0, *(d.real(0, high) for high in (1, 3, 3, 100, 100))])
-    return {
-        "norm": np.array([norm], np.float32),
-        "max_norm": d.choice([1.0, 0.0, d.real(0, 3)]),
-        "eps": d.choice([1e-6, 1e-6, 0.0]),
-    }
+    limit = d.choice([1.0, 0.0, d.real(0, 3)])
+    return {"norm": np.array([norm], np.float32), "max_norm": limit, "eps": d.choice([1e-6, 1e-6, 0.0])}
 
 
-@op(
-    "gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
-    bound=followed(_clip_run),
-    nonnegative=("norm",),
-    no_vjp="clipping is not part of what is differentiated",
+@op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
+    bound=followed(_clip_run), nonnegative=("norm",), no_vjp="clipping is not part of what is differentiated",
     draw=_draw_clip,
-    checks=[
-        check("max_norm", "max_norm >= 0"),
-        check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-    ],
-    laws=[
-        laws.equation(
-            "gradients below the norm stay as they are, bit for bit",
-            lambda f, gs: [(f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)],
-        )
-    ],
-    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013",
-)
+    checks=[check("max_norm", "max_norm >= 0"),
+            check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],
+    laws=[laws.equation("gradients below the norm stay as they are, bit for bit", lambda f, gs: [
+        (f({"norm": np.array([0.5], np.float32)}, values={"max_norm": 1.0, "eps": 1e-6}), gs)])],
+    source="Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, ICML 2013")  # fmt: skip
 def clip_scale(gs, norm, max_norm, eps):
     """Scales a list of gradients so that their norm, given on the device, is at most max_norm.
 
@@ -427,10 +360,7 @@ def clip_scale(gs, norm, max_norm, eps):
     The sum, the quotient and the product are rounded in turn; a factor of 1 leaves the bits as they are.
 
     Shapes: lists gs, gs_out of count tensors; those of one index have the same length. norm one element.
-
     Special values: as in torch.nn.utils.clip_grad_norm_, a norm that is NaN makes everything NaN, an infinite one makes the
     factor 0, which gives 0 for finite gradients and NaN for infinite ones. An empty list is legal and does nothing.
-
-    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more.
-    """
+    Errors: ARGUMENT unless max_norm >= 0 and eps is finite and 0 or more."""
     return gs * np.minimum(max_norm / (norm + eps), 1.0)

@@ -9,6 +9,7 @@ Orders: a window's cells row-major; the windows that meet a cell row-major as we
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
 from tlspec.laws import adjoint, equation, homogeneous, linear
+from tlspec.ops.conv import flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
 
@@ -50,9 +52,6 @@ def _cover(kernel: Sequence[int], stride: Sequence[int]) -> int:
     return math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
 
 
-# ---- drawn shapes -----------------------------------------------------------------------------------------------------
-
-
 def _draw(d, rank=None):
     """Windows of 1 to 7 cells an axis, strides that overlap, touch and leave gaps, sizes from the smallest that fits."""
     rank = d.rank(1, 8) if rank is None else rank
@@ -84,46 +83,35 @@ def _smooth_draw(d, rank=None):
     return {**_draw(d, rank), "beta": beta}
 
 
-def flatten_axes(values):
-    """The 2-D rows' arguments from the N-D rows'."""
-    out = {"channels": values["channels"]}
-    names = {"spatial": "in_{}", "kernel": "kernel_{}", "stride": "stride_{}", "padding": "padding_{}"}
-    for key, name in names.items():
-        for axis, value in zip("hw", values[key], strict=True):
-            out[name.format(axis)] = value
-    return {**out, **{k: v for k, v in values.items() if k == "beta"}}
-
-
 def axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     return {"kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w], "padding": [padding_h, padding_w]}
+
+
+def _axes(values):
+    """The kernel, stride and padding of a 2-D call as lists."""
+    return [[values[f"{n}_h"], values[f"{n}_w"]] for n in ("kernel", "stride", "padding")]
 
 
 def _same_as(name):
     """The law that ties a 2-D row to the N-D one."""
 
-    def state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta=None):
-        values = {
-            "channels": channels, "spatial": [in_h, in_w],
-            **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w),
-        }  # fmt: skip
-        if beta is not None:
-            values["beta"] = beta
-        yield f().array, f({"x": x}, values=values, op=name).array
+    def state(f):
+        values = f.case.values
+        lists = {
+            "spatial": [values["in_h"], values["in_w"]],
+            **dict(zip(("kernel", "stride", "padding"), _axes(values), strict=True)),
+        }
+        yield f().array, f(f.inputs, values={**values, **lists}, op=name).array
 
-    def plain(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-        return state(f, x, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return equation(f"{name}2d = {name}", state)
 
-    return equation(f"{name}2d = {name}", state if name.startswith("smooth") else plain)
-
-
-# ---- checks and benchmarks --------------------------------------------------------------------------------------------
 
 _CHECKS = [
-    check("kernel", "rank(kernel) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("stride", "rank(stride) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("padding", "rank(padding) == rank(spatial)", "SHAPE", say="one entry per spatial axis"),
-    check("kernel", "positive(kernel)", say="every entry >= 1"),
-    check("stride", "positive(stride)", say="every entry >= 1"),
+    *(
+        check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
+        for n in ("kernel", "stride", "padding")
+    ),
+    *(check(n, f"positive({n})", say="every entry >= 1") for n in ("kernel", "stride")),
     check("padding", "pool_padding_ok(kernel, padding)", say="padding <= kernel // 2 on every axis"),
     check(
         "spatial",
@@ -133,12 +121,8 @@ _CHECKS = [
     ),
 ]
 _CHECKS_2D = [
-    check("kernel_h", "kernel_h >= 1"),
-    check("kernel_w", "kernel_w >= 1"),
-    check("stride_h", "stride_h >= 1"),
-    check("stride_w", "stride_w >= 1"),
-    check("padding_h", "2 * padding_h <= kernel_h", say="padding_h <= kernel_h // 2"),
-    check("padding_w", "2 * padding_w <= kernel_w", say="padding_w <= kernel_w // 2"),
+    *(check(n, f"{n} >= 1") for n in ("kernel_h", "kernel_w", "stride_h", "stride_w")),
+    *(check(f"padding_{a}", f"2 * padding_{a} <= kernel_{a}", say=f"padding_{a} <= kernel_{a} // 2") for a in "hw"),
     check("in_h", "pool_size(in_h, kernel_h, stride_h, padding_h) >= 1", "SHAPE",
           say="1 <= in_h and kernel_h <= in_h + 2*padding_h"),
     check("in_w", "pool_size(in_w, kernel_w, stride_w, padding_w) >= 1 and kernel_h * kernel_w < 4294967296", "SHAPE",
@@ -157,14 +141,6 @@ _TEXT_2D = (
 )
 
 
-# ---- maximum ----------------------------------------------------------------------------------------------------------
-
-
-def _maximum(x, kernel, stride, padding):
-    """IEEE 754-2019 maximum of every window: NaN wins, +0 is above -0."""
-    return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
-
-
 def _winner(x, kernel, stride, padding):
     """The cell that takes every window's gradient, and whether it is NaN."""
     cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
@@ -172,11 +148,6 @@ def _winner(x, kernel, stride, padding):
     top = w.max(axis=-1, keepdims=True)
     first = np.argmax((cells >= 0) & ((w == top) | np.isnan(w)), axis=-1)[..., None]
     return np.take_along_axis(cells, first, -1), np.isnan(top)
-
-
-def _max_vjp(x, g, kernel, stride, padding):
-    cells, nan = _winner(x, kernel, stride, padding)
-    return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
 @op(_TEXT.format(""),
@@ -188,27 +159,24 @@ def max_pool(x, kernel, stride, padding):
     out[c, o] = max of x[c, o·stride - padding + j] over those j in [0, kernel) that hit a cell
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
-
     Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
     empty result.
-
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
-    """
-    return _maximum(x, kernel, stride, padding)
+    padding > kernel // 2."""
+    return maximum(_windows(x, kernel, stride, padding, -np.inf), -1)
 
 
-@max_pool.vjp(
-    "x, g -> gx",
-    bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1,
-               lambda x, g, kernel, stride, padding: _max_vjp(x, np.abs(g), kernel, stride, padding)),
-)  # fmt: skip
+def _max_vjp_size(x, g, kernel, stride, padding):
+    return max_pool_vjp(x, np.abs(g), kernel, stride, padding)
+
+
+@max_pool.vjp("x, g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride) - 1, _max_vjp_size))
 def max_pool_vjp(x, g, kernel, stride, padding):
     """gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
 
-    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
-    """
-    return _max_vjp(x, g, kernel, stride, padding)
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN."""
+    cells, nan = _winner(x, kernel, stride, padding)
+    return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
 @op(_TEXT_2D.format(""),
@@ -220,39 +188,16 @@ def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
 
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
     Special values: as max_pool.
-
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
-    """
-    return _maximum(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2."""
+    return max_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-@max_pool2d.vjp(
-    "x, g -> gx",
-    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w]) - 1,
-               lambda x, g, **v: _max_vjp(x, np.abs(g), **axes_as_lists(**_only(v)))),
-)  # fmt: skip
+@max_pool2d.vjp("x, g -> gx",
+    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: _max_vjp_size(x, g, *_axes(v))))  # fmt: skip
 def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As max_pool_bwd."""
-    return _max_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
-
-
-def _only(values):
-    """The window's six scalars of a 2-D call."""
-    return {k: v for k, v in values.items() if k.startswith(("kernel_", "stride_", "padding_"))}
-
-
-# ---- average ----------------------------------------------------------------------------------------------------------
-
-
-def _mean(x, kernel, stride, padding):
-    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
-
-
-def _mean_vjp(g, channels, spatial, kernel, stride, padding):
-    cells = _cells(channels, spatial, kernel, stride, padding)
-    return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
+    return max_pool_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
 @op(_TEXT.format(""),
@@ -265,19 +210,17 @@ def avg_pool(x, kernel, stride, padding):
     out[c, o] = (Σ_j x[c, o·stride - padding + j]) / Π kernel, the sum in row-major order, then one division
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
-
     Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
-
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
-    """
-    return _mean(x, kernel, stride, padding)
+    padding > kernel // 2."""
+    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
 
 
 @avg_pool.vjp("g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride)))
 def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     """gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division."""
-    return _mean_vjp(g, channels, spatial, kernel, stride, padding)
+    cells = _cells(channels, spatial, kernel, stride, padding)
+    return _gather(cells, np.broadcast_to(g[..., None], cells.shape), channels, spatial) / math.prod(kernel)
 
 
 @op(_TEXT_2D.format(""),
@@ -290,25 +233,16 @@ def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
 
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
     Special values: as avg_pool.
-
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
-    """
-    return _mean(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2."""
+    return avg_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
 
 
-@avg_pool2d.vjp(
-    "g -> gx",
-    bound=tree(lambda kernel_h, kernel_w, stride_h, stride_w: _cover([kernel_h, kernel_w], [stride_h, stride_w])),
-)
+@avg_pool2d.vjp("g -> gx", bound=tree(lambda **v: _cover(*_axes(v)[:2])))
 def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """As avg_pool_bwd."""
     lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _mean_vjp(g, channels, [in_h, in_w], **lists)
-
-
-# ---- smooth maximum ---------------------------------------------------------------------------------------------------
+    return avg_pool_vjp(g, channels, [in_h, in_w], **lists)
 
 
 def _softmax(x, beta, kernel, stride, padding):
@@ -320,11 +254,6 @@ def _softmax(x, beta, kernel, stride, padding):
     e = np.exp(a)
     e = np.where(e < TINY / 2, 0.0, e)  # as in float32: such a weight takes nothing, NaN from an infinite g
     return p[..., 0], a, e, e.sum(axis=-1)
-
-
-def _smooth(x, beta, kernel, stride, padding):
-    p, _, _, total = _softmax(x, beta, kernel, stride, padding)
-    return p + np.log(total) / beta
 
 
 def _total_error(a, e, total):
@@ -345,12 +274,6 @@ def _smooth_bound(x, beta, kernel, stride, padding):
     return error / abs(beta) + U * np.abs(log / beta) + spacing(p + log / beta) / 2 + 2 * TINY * (1 + 1 / abs(beta))
 
 
-def _smooth_vjp(x, g, beta, kernel, stride, padding):
-    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
-    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
-    return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
-
-
 def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     """A share e^a·(g/S) carries the errors of e^a (2u|a| + 3u), of S, of the quotient and of the product; the shares are
     summed in window order. Gradual underflow: TINY·|g| for e^a, TINY for quotient and product each."""
@@ -361,31 +284,24 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + factor(cover - 1))
     relative = relative + _total_error(a, e, total)[..., None]
     error = e * (g / total[..., None]) * relative + 2 * TINY * (g + 1)
-    exact_sum = _smooth_vjp(x, g[..., 0], beta, kernel, stride, padding)
+    exact_sum = smooth_max_pool_vjp(x, g[..., 0], kernel, stride, padding, beta)
     return _gather(cells, error, x.shape[0], x.shape[1:]) + spacing(exact_sum) / 2
 
 
 def _smooth_vjp_peak(x, g, beta, kernel, stride, padding):
     """Σ|share|: no partial sum of the shares is larger."""
-    return _smooth_vjp(x, np.abs(g), beta, kernel, stride, padding)
+    return smooth_max_pool_vjp(x, np.abs(g), kernel, stride, padding, beta)
 
 
-_SMOOTH_LAW = equation(
-    "f(x + 1) = f(x) + 1",
-    lambda f, x, padding: [(f({"x": x + 1}), _plus_one(f()))] if not any(padding) else [],
-    exact=False,
-)
-
-
-def _plus_one(value):
-    import dataclasses
-
-    return dataclasses.replace(value, array=value.array.astype(np.float64) + 1)
+def _shift(f, x, padding):
+    if not any(padding):
+        out = f()
+        yield f({"x": x + 1}), dataclasses.replace(out, array=out.array.astype(np.float64) + 1)
 
 
 @op(_TEXT.format(", beta: float"),
     bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
-    laws=[_SMOOTH_LAW], source="native/src/formula/explog.h")  # fmt: skip
+    laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
 
@@ -394,27 +310,26 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
     over the padded ones as one product.
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
-
     Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
     channels = 0 gives an empty result.
-
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
-    padding > kernel // 2, or β zero or not finite as a float32.
-    """
-    return _smooth(x, beta, kernel, stride, padding)
+    padding > kernel // 2, or β zero or not finite as a float32."""
+    p, _, _, total = _softmax(x, beta, kernel, stride, padding)
+    return p + np.log(total) / beta
 
 
 @smooth_max_pool.vjp("x, g -> gx", bound=custom(_smooth_vjp_bound, "softmax weights", peak=_smooth_vjp_peak))
 def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
     """gx[cell] = Σ over the windows that meet the cell, in window order, of e^(β(v - p))·(g/Σ_j e^(β(v_j - p))).
 
-    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally.
-    """
-    return _smooth_vjp(x, g, beta, kernel, stride, padding)
+    Padded cells weigh in the sum and take no gradient. Cells at an infinite p share g equally."""
+    _, _, e, total = _softmax(x, beta, kernel, stride, padding)
+    cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
+    return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
 
 
 @op(_TEXT_2D.format(", beta: float"),
-    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, **axes_as_lists(**_only(v))), "ln of the window's sum"),
+    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
     source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
@@ -424,20 +339,17 @@ def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
     0 where padded, and p the extreme of the v_ab
 
     Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
     Special values: as smooth_max_pool.
-
     Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
-    not finite as a float32.
-    """
-    return _smooth(x, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    not finite as a float32."""
+    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return smooth_max_pool.reference(x, beta=beta, **lists)
 
 
 @smooth_max_pool2d.vjp("x, g -> gx",
-    bound=custom(
-        lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, **axes_as_lists(**_only(v))), "softmax weights",
-        peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, **axes_as_lists(**_only(v))),
-    ))  # fmt: skip
+    bound=custom(lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, *_axes(v)), "softmax weights",
+                 peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, *_axes(v))))  # fmt: skip
 def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
     """As smooth_max_pool_bwd."""
-    return _smooth_vjp(x, g, beta, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
+    return smooth_max_pool_vjp(x, g, beta=beta, **lists)

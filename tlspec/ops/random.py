@@ -34,22 +34,14 @@ def _draw_key(d: Any) -> dict[str, Any]:
     return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
 
 
-@op(
-    "; key: u64 -> out[n]",
-    bound=exact(),
-    draw=_draw_key,
-    no_vjp=NO_VJP,
-    source=SOURCE,
-)
+@op("; key: u64 -> out[n]", bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE)
 def rand_uniform(n, key):
     """Uniform numbers in [0, 1).
 
     out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
 
     Shapes: out (n); n = 0 gives an empty result.
-
-    Special values: exact multiples of 2^-24, never 1.
-    """
+    Special values: exact multiples of 2^-24, never 1."""
     return (words(n, key) >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
@@ -63,11 +55,8 @@ def bernoulli_mask(n, key, keep):
     out[i] = 1 if uniform(key, i) < keep else 0, keep rounded to float32 first
 
     Shapes: out (n); n = 0 gives an empty result.
-
     Special values: keep = 1 always keeps, keep = 0 never does.
-
-    Errors: ARGUMENT unless 0 <= keep <= 1.
-    """
+    Errors: ARGUMENT unless 0 <= keep <= 1."""
     return (rand_uniform.reference(n, key) < keep).astype(np.float64)
 
 
@@ -98,9 +87,6 @@ def rand_normal(n, key, mean, std):
     of the draw
 
     Shapes: out (n); n = 0 gives an empty result.
-
     Special values: finite for finite mean and std; |z| is at most 5.77.
-
-    Errors: ARGUMENT unless std >= 0.
-    """
+    Errors: ARGUMENT unless std >= 0."""
     return mean + std * _standard_normal(n, key)

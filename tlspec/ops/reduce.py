@@ -28,9 +28,6 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     return [0 if i == axis else i + (i < axis) for i in range(len(dims))]
 
 
-# ---- sums -----------------------------------------------------------------------------------------------------------
-
-
 @op("x[n] -> out[1]",
     bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
@@ -40,9 +37,7 @@ def reduce_sum(x):
     out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
 
     Shapes: x (n), out (1).
-
-    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0.
-    """
+    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0."""
     return x.sum(keepdims=True)
 
 
@@ -62,9 +57,7 @@ def reduce_sum_axis0(x):
     out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
 
     Shapes: x (rows, cols), out (cols).
-
-    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0.
-    """
+    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0."""
     return x.sum(axis=0)
 
 
@@ -84,9 +77,7 @@ def reduce_sum_axis1(x):
     out[i] = Σ_j x[i, j], by the row tree.
 
     Shapes: x (rows, cols), out (rows).
-
-    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0.
-    """
+    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0."""
     return x.sum(axis=1)
 
 
@@ -107,17 +98,13 @@ def reduce_sum_axis(x, axis):
     have one element), otherwise by the column tree.
 
     Shapes: x (*dims), out (*dims without axis).
-
     Special values: IEEE 754. A sum over an empty axis is 0; a sum is never -0.
-
-    Errors: ARGUMENT if axis >= rank(dims).
-    """
+    Errors: ARGUMENT if axis >= rank(dims)."""
     return x.sum(axis=axis)
 
 
-@reduce_sum_axis.vjp("g -> gx",
-    bound=exact(), via=lambda k, g, dims,
-    axis: k.broadcast_to(g, in_dims=drop(dims, axis), out_dims=dims, axis_map=_insert_map(dims, axis)))  # fmt: skip
+@reduce_sum_axis.vjp("g -> gx", bound=exact(), via=lambda k, g, dims, axis: k.broadcast_to(
+    g, in_dims=drop(dims, axis), out_dims=dims, axis_map=_insert_map(dims, axis)))  # fmt: skip
 def reduce_sum_axis_vjp(g, dims, axis):
     """gx[..., k, ...] = g[..., ...]."""
     return np.broadcast_to(np.expand_dims(g, axis), dims)
@@ -133,12 +120,9 @@ def reduce_mean(x, axis):
     out[..., ...] = (Σ_k x[..., k, ...]) / dims[axis]: the sum of reduce_sum_axis, then one division.
 
     Shapes: x (*dims), out (*dims without axis).
-
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite. The mean over an empty axis is
     NaN.
-
-    Errors: ARGUMENT if axis >= rank(dims).
-    """
+    Errors: ARGUMENT if axis >= rank(dims)."""
     n = x.shape[axis]
     return x.sum(axis=axis) / n if n else np.full(drop(x.shape, axis), np.nan)
 
@@ -147,9 +131,6 @@ def reduce_mean(x, axis):
 def reduce_mean_vjp(g, dims, axis):
     """gx[..., k, ...] = g[..., ...] / dims[axis], one IEEE division."""
     return np.broadcast_to(np.expand_dims(g, axis) / max(dims[axis], 1), dims)
-
-
-# ---- maxima ---------------------------------------------------------------------------------------------------------
 
 
 def maximum(x, axis: int):
@@ -176,11 +157,8 @@ def reduce_max_axis0(x):
     out[j] = max_i x[i, j]
 
     Shapes: x (rows, cols), out (cols).
-
     Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
-
-    Errors: SHAPE if rows = 0.
-    """
+    Errors: SHAPE if rows = 0."""
     return maximum(x, 0)
 
 
@@ -188,8 +166,7 @@ def reduce_max_axis0(x):
 def reduce_max_axis0_vjp(x, out, g):
     """gx[i, j] = g[j] / (number of winners of column j) where x[i, j] = out[j], else 0; one IEEE division.
 
-    Where out[j] is NaN the whole column is NaN. +0 and -0 win together.
-    """
+    Where out[j] is NaN the whole column is NaN. +0 and -0 win together."""
     return _shares(x, out, g, 0)
 
 
@@ -202,11 +179,8 @@ def reduce_max_axis1(x):
     out[i] = max_j x[i, j]
 
     Shapes: x (rows, cols), out (rows).
-
     Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
-
-    Errors: SHAPE if cols = 0.
-    """
+    Errors: SHAPE if cols = 0."""
     return maximum(x, 1)
 
 
@@ -214,6 +188,5 @@ def reduce_max_axis1(x):
 def reduce_max_axis1_vjp(x, out, g):
     """gx[i, j] = g[i] / (number of winners of row i) where x[i, j] = out[i], else 0; one IEEE division.
 
-    Where out[i] is NaN the whole row is NaN. +0 and -0 win together.
-    """
+    Where out[i] is NaN the whole row is NaN. +0 and -0 win together."""
     return _shares(x, out, g, 1)

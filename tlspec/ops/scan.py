@@ -52,8 +52,7 @@ class _Errors:
     j reaches step k times a_(j+1)···a_k, so the worst case obeys E_k = |a_k|·E_(k-1) + u(r_k + |b_k|) and the variance of
     independent roundings V_k = a_k²·V_(k-1) + u²(r_k² + b_k²); with k - j steps between them that is at most λ√k·u times
     Σ_j |a···a||b_j|. A chunk's carry P·H + s adds one rounding, and the error of its product P, the same in every chunk of
-    a constant coefficient, is taken with its sign: it adds up in C. Gradual underflow adds TINY per rounding (F).
-    """
+    a constant coefficient, is taken with its sign: it adds up in C. Gradual underflow adds TINY per rounding (F)."""
 
     def __init__(self, a, b, h0, given):
         self.values = np.empty(b.shape)
@@ -146,9 +145,6 @@ def _draw_variable(d):
 _DATA = ("normal", "uniform", "integers", "special", "structured")
 
 
-# ---- constant coefficients ------------------------------------------------------------------------------------------------
-
-
 def _constant_bound(A, B, x, h0):
     return _Errors(_constant(A, x), B * x, h0, False).tolerance
 
@@ -183,11 +179,8 @@ def selective_scan_diag(A, B, x, h0):
     out[t, j] = h_t[j], h_t = A⊙h_(t-1) + B⊙x_t, h_(-1) = h0; one rounding for B⊙x_t, one fused multiply-add a step
 
     Shapes: A, B, h0 (state), x and out (seq_len, state).
-
     Special values: IEEE 754. seq_len = 0 gives an empty result.
-
-    Errors: none beyond lengths.
-    """
+    Errors: none beyond lengths."""
     return _scan(_constant(A, x), _gradual(B * x), h0)
 
 
@@ -196,14 +189,10 @@ def selective_scan_diag(A, B, x, h0):
 def selective_scan_diag_vjp(A, B, x, h0, out, g):
     """gA = Σ_t q_t⊙h_(t-1), gB = Σ_t q_t⊙x_t, gx_t = q_t⊙B, gh0 = A⊙q_0, with q_t = g_t + A⊙q_(t+1).
 
-    Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0.
-    """
+    Sums over time by the column tree, from the last step to the first. seq_len = 0 gives zeros for gA, gB and gh0."""
     q = _scan(*_reverse(_constant(A, x), g), np.zeros(A.shape))[::-1]
     gh0 = A * q[0] if len(x) else np.zeros(A.shape)
     return (q * _before(out, h0)).sum(axis=0), (q * x).sum(axis=0), q * B, gh0
-
-
-# ---- token-dependent coefficients -------------------------------------------------------------------------------------------
 
 
 def _variable_bound(A, B, x, h0):
@@ -248,11 +237,8 @@ def selective_scan_diag_var(A, B, x, h0):
     out[t, j] = h_t[j], h_t = A_t⊙h_(t-1) + B_t⊙x_t, h_(-1) = h0; one rounding for B_t⊙x_t, one fused multiply-add a step
 
     Shapes: A, B, x and out (seq_len, state), h0 (state).
-
     Special values: IEEE 754. seq_len = 0 gives an empty result.
-
-    Errors: none beyond lengths.
-    """
+    Errors: none beyond lengths."""
     return _scan(A, _gradual(B * x), h0)
 
 
@@ -261,8 +247,7 @@ def selective_scan_diag_var(A, B, x, h0):
 def selective_scan_diag_var_vjp(A, B, x, h0, out, g):
     """gA_t = q_t⊙h_(t-1), gB_t = q_t⊙x_t, gx_t = q_t⊙B_t, gh0 = A_0⊙q_0, with q_t = g_t + A_(t+1)⊙q_(t+1).
 
-    seq_len = 0 gives zeros for gh0.
-    """
+    seq_len = 0 gives zeros for gh0."""
     q = _scan(*_reverse(A, g), np.zeros(h0.shape))[::-1]
     gh0 = A[0] * q[0] if len(x) else np.zeros(h0.shape)
     return q * _before(out, h0), q * x, q * B, gh0

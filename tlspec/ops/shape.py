@@ -16,20 +16,15 @@ from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
 
-# ---- ends and pieces of a vector ------------------------------------------------------------------------------------
 
-
-@op("a[n], b[m] -> out[n + m]",
-    bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")  # fmt: skip
+@op("a[n], b[m] -> out[n + m]", bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")
 def concat1d(a, b):
     """Two vectors, one after the other.
 
     out[i] = a[i] for i < n, b[i − n] from there on
 
     Shapes: a (n), b (m), out (n + m). Either may be empty.
-
-    Errors: OVERFLOW where n + m reaches 2^32.
-    """
+    Errors: OVERFLOW where n + m reaches 2^32."""
     return np.concatenate([a, b])
 
 
@@ -55,9 +50,7 @@ def slice1d(x, start, len):
     out[i] = x[start + i]
 
     Shapes: x (n), out (len). len = 0 gives an empty buffer.
-
-    Errors: INDEX unless start + len ≤ n.
-    """
+    Errors: INDEX unless start + len ≤ n."""
     return x[start : start + len]
 
 
@@ -79,14 +72,13 @@ def broadcast_vec_to_rows(vec, rows, cols):
 
     out[i, j] = vec[j]
 
-    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer.
-    """
+    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer."""
     return np.broadcast_to(vec, (rows, cols))
 
 
 @broadcast_vec_to_rows.vjp("g -> gvec",
-    bound=tree(lambda rows, cols: axis_height(rows, cols)), via=lambda k, g, rows,
-    cols: k.reduce_sum_axis0(g, rows=rows, cols=cols))  # fmt: skip
+    bound=tree(lambda rows, cols: axis_height(rows, cols)),
+    via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols))  # fmt: skip
 def broadcast_vec_to_rows_vjp(g):
     """gvec[j] = Σ_i g[i, j]; zeros where there are no rows. The sum is reduce_sum_axis0's."""
     return g.sum(axis=0)
@@ -99,14 +91,13 @@ def broadcast_vec_to_cols(vec, rows, cols):
 
     out[i, j] = vec[i]
 
-    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer.
-    """
+    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer."""
     return np.broadcast_to(vec[:, None], (rows, cols))
 
 
 @broadcast_vec_to_cols.vjp("g -> gvec",
-    bound=tree(lambda cols: tree_height(cols)), via=lambda k, g, rows,
-    cols: k.reduce_sum_axis1(g, rows=rows, cols=cols))  # fmt: skip
+    bound=tree(lambda cols: tree_height(cols)),
+    via=lambda k, g, rows, cols: k.reduce_sum_axis1(g, rows=rows, cols=cols))  # fmt: skip
 def broadcast_vec_to_cols_vjp(g):
     """gvec[i] = Σ_j g[i, j]; zeros where there are no columns. The sum is reduce_sum_axis1's."""
     return g.sum(axis=1)
@@ -192,16 +183,14 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
     axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
-
     Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
-    input axis has size 1 or the size of its output axis.
-    """
+    input axis has size 1 or the size of its output axis."""
     return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
 
 
-@broadcast_to.vjp("g -> gx",
-    bound=tree(sum_height, copies=True), via=lambda k, g, in_dims, out_dims,
-    axis_map: k.reduce_from_broadcast(g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
+@broadcast_to.vjp("g -> gx", bound=tree(sum_height, copies=True),
+    via=lambda k, g, in_dims, out_dims, axis_map: k.reduce_from_broadcast(
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
     axes = repeated_axes(in_dims, out_dims, axis_map)
@@ -221,15 +210,13 @@ def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     repeated.
 
     Shapes: x (out_dims), out (in_dims), at most 8 axes each. A sum over an axis of size 0 is 0.
-
-    Errors: SHAPE as for broadcast_to.
-    """
+    Errors: SHAPE as for broadcast_to."""
     return broadcast_to_vjp(x, in_dims, out_dims, axis_map)
 
 
-@reduce_from_broadcast.vjp("g -> gx",
-    bound=moved(), via=lambda k, g, in_dims, out_dims,
-    axis_map: k.broadcast_to(g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
+@reduce_from_broadcast.vjp("g -> gx", bound=moved(),
+    via=lambda k, g, in_dims, out_dims, axis_map: k.broadcast_to(
+        g, in_dims=in_dims, out_dims=out_dims, axis_map=axis_map))  # fmt: skip
 def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
     """gx = broadcast_to(g)."""
     return np.broadcast_to(insert_axes(np.asarray(g), in_dims, axis_map), out_dims)
@@ -246,8 +233,7 @@ def transpose2d(x):
 
     out[j, i] = x[i, j]
 
-    Shapes: x (rows, cols), out (cols, rows).
-    """
+    Shapes: x (rows, cols), out (cols, rows)."""
     return x.T
 
 
@@ -272,9 +258,7 @@ def swap_adjacent_at_depth(x, depth):
     out[…, j, i, …] = x[…, i, j, …]
 
     Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
-
-    Errors: ARGUMENT unless depth + 1 is an axis.
-    """
+    Errors: ARGUMENT unless depth + 1 is an axis."""
     return np.swapaxes(x, depth, depth + 1)
 
 
@@ -293,8 +277,7 @@ def transpose3d_bca(x):
 
     out[j, k, i] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (b, c, a).
-    """
+    Shapes: x (a, b, c), out (b, c, a)."""
     return x.transpose(1, 2, 0)
 
 
@@ -312,8 +295,7 @@ def transpose3d_cab(x):
 
     out[k, i, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (c, a, b).
-    """
+    Shapes: x (a, b, c), out (c, a, b)."""
     return x.transpose(2, 0, 1)
 
 
@@ -331,8 +313,7 @@ def transpose3d_acb(x):
 
     out[i, k, j] = x[i, j, k]
 
-    Shapes: x (a, b, c), out (a, c, b).
-    """
+    Shapes: x (a, b, c), out (a, c, b)."""
     return x.transpose(0, 2, 1)
 
 

@@ -46,10 +46,8 @@ def log_softmax_tolerance(x):
     """out = (x - m) - ln S: |Δ| <= u|x - m| + ΔS/S + 1½ ulp(ln S) + u|out|, a thousandth for the second order."""
     t, _, s, _, total = exponentials(x)
     out = t - np.log(s)
-    return (
-        1.001 * (np.where(np.isfinite(t), U * np.abs(t), 0.0) + total + 1.5 * spacing(np.log(s)) + U * np.abs(out))
-        + 2 * TINY
-    )
+    shift = np.where(np.isfinite(t), U * np.abs(t), 0.0)
+    return 1.001 * (shift + total + 1.5 * spacing(np.log(s)) + U * np.abs(out)) + 2 * TINY
 
 
 def softmax_vjp_tolerance(out, g):
@@ -93,11 +91,9 @@ def softmax(x):
     out[i, j] = e^(x[i, j] - m_i) / Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN (inf - inf), and so does a row of
     nothing but -inf; -inf beside a finite value has weight 0. A single column gives 1. rows = 0 or cols = 0 gives an empty
-    result.
-    """
+    result."""
     e = np.exp(shifted(x))
     return e / e.sum(axis=1, keepdims=True)
 
@@ -117,10 +113,8 @@ def log_softmax(x):
     out[i, j] = (x[i, j] - m_i) - ln Σ_k e^(x[i, k] - m_i), m_i = max_k x[i, k]
 
     Shapes: x (rows, cols), out (rows, cols). Leading axes fold into rows.
-
     Special values: as the formula gives. NaN or +inf in a row make the whole row NaN, and so does a row of nothing but
-    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result.
-    """
+    -inf; -inf beside a finite value gives -inf. A single column gives 0. rows = 0 or cols = 0 gives an empty result."""
     t = shifted(x)
     return t - np.log(np.exp(t).sum(axis=1, keepdims=True))
 

@@ -86,9 +86,6 @@ def _irfft(S, n, axis):
     return np.moveaxis(x, -1, axis)
 
 
-# ---- transforms --------------------------------------------------------------------------------------------------------
-
-
 def _forward_error(X, n, axis):
     """The error of an n-point transform with bins X along `axis`, the same for every bin."""
     return factor(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
@@ -100,10 +97,8 @@ def _rfft_tolerance(x):
 
 
 def _inverse_tolerance(x, n):
-    return (
-        factor(_height(n) + 2) * (U * np.sqrt(2) * np.abs(x).max(axis=1, keepdims=True, initial=0) + n * TINY)
-        + spacing(x) / 2
-    )
+    size = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    return factor(_height(n) + 2) * (U * np.sqrt(2) * size + n * TINY) + spacing(x) / 2
 
 
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
@@ -119,12 +114,9 @@ def rfft1d_packed(x):
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
     Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
-
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
     the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
-
-    Errors: ARGUMENT for n = 0.
-    """
+    Errors: ARGUMENT for n = 0."""
     return _packed(_rfft(x, 1))
 
 
@@ -154,12 +146,9 @@ def irfft1d_packed(spec, n):
     x[b, t] = 1/n·Σ_k a_k·(re[b, k]·cos θ - im[b, k]·sin θ), θ = 2πkt/n, a_k = 1 at k = 0 and k = n/2, else 2
 
     Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
-
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
     all of the row NaN. batch = 0 gives an empty result.
-
-    Errors: ARGUMENT for n = 0.
-    """
+    Errors: ARGUMENT for n = 0."""
     return _inverse(spec, n)
 
 
@@ -183,9 +172,6 @@ def _back(f, x, batch, n):
     carried = (_weights(n, n // 2 + 1) / n * np.asarray(spectrum.tolerance).sum(axis=-1)).sum(axis=-1, keepdims=True)
     again = f({"spec": spectrum.array}, op="irfft1d_packed", values={"batch": batch, "n": n})
     return again, laws.Value(x, np.broadcast_to(carried, np.shape(x)))
-
-
-# ---- the spectral convolution ------------------------------------------------------------------------------------------
 
 
 class _Error:
@@ -304,29 +290,20 @@ def _draw(d):
     return {"grid": grid, "width": width, "modes": modes}
 
 
-@op(
-    "x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
-    fwd=True,
-    bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"),
-    same_bits=False,
-    data=DATA,
-    draw=_draw,
+@op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
+    fwd=True, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
     laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
-    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021",
-)
+    source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip
 def spectral_conv1d_rfft(x, wRe, wIm):
     """Convolution along the grid by complex weights on the lowest Fourier modes.
 
     y = irfft(Z), Z[k, o] = Σ_c X[k, c]·(wRe + i·wIm)[k, c, o] for k < modes, else 0, with X = rfft(x) along the grid
 
     Shapes: x and y (grid, width), wRe and wIm (modes, width, width).
-
     Special values: the imaginary part of Z at bin 0, and for even grid at bin grid/2, is ignored. A NaN or an infinity in x makes
     all of y NaN if there are modes; one in the weights its output channel. modes = 0 gives zeros; width = 0 an empty result.
-
-    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1.
-    """
+    Errors: ARGUMENT for grid = 0 or modes > grid/2 + 1."""
     n, modes = len(x), len(wRe)
     if modes == 0:
         return np.zeros(x.shape)
