@@ -281,12 +281,7 @@ def _exhaustive(d: Mapping[str, Any]) -> Found:
     for r in d.get("pairs", {}).get("operations", []):
         if r["verdict"] == "fail":
             what = f"{r['different']} of {r['structured'] + r['random']} pairs not IEEE, {r['devices_differ']} differ"
-            yield (
-                r["op"],
-                r["device"],
-                f"{what} {r.get('case', '')}",
-                "python -m audit exhaustive --ops " + r["op"],
-            )
+            yield (r["op"], r["device"], f"{what} {r.get('case', '')}", "python -m audit exhaustive --ops " + r["op"])
     for text in d.get("against", []):
         if "FAIL" in text:
             yield text.partition(":")[0], "", f"against another machine: {text}", ""
@@ -329,12 +324,7 @@ def _plain(d: Mapping[str, Any]) -> Found:
 def _faults(d: Mapping[str, Any]) -> Found:
     for r in d.get("devices", [d]):
         for text in r.get("failures", []):
-            yield (
-                "",
-                str(r.get("device", "")),
-                str(text),
-                f"python -m audit faults --device {r.get('device', '')}",
-            )
+            yield ("", str(r.get("device", "")), str(text), f"python -m audit faults --device {r.get('device', '')}")
 
 
 def _mutation(d: Mapping[str, Any]) -> Found:

@@ -151,10 +151,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
             k, peak=settings["rate"], total=settings["steps"], warmup=min(50, settings["steps"])
         ),
         evaluate,
-        about={
-            "train_functions": cut,
-            "test_functions": settings["tests"],
-        },
+        about={"train_functions": cut, "test_functions": settings["tests"]},
     )
 
 

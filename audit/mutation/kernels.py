@@ -288,11 +288,7 @@ KERNELS = [
         "native/src/cpu/linalg/linalg.c", "    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"
     ),
     Defect(
-        "native/src/cpu/linalg/linalg.c",
-        ".sa = m * n,",
-        ".sa = n,",
-        "wrong stride between a batch's matrices",
-        "bmm",
+        "native/src/cpu/linalg/linalg.c", ".sa = m * n,", ".sa = n,", "wrong stride between a batch's matrices", "bmm"
     ),
     Defect(
         "native/src/cpu/softmax.c",
