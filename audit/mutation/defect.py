@@ -6,17 +6,23 @@ A defect with `same` changes no behaviour, for the reason given, and is expected
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Defect"]
+__all__ = ["Defect", "defects"]
 
 
 @dataclass(frozen=True)
 class Defect:
     file: str
+    tests: str
     old: str
     new: str
     breaks: str
     ops: str = ""
-    tests: str = "tests/kernels"
     same: str = ""
+
+
+def defects(file: str, rows: Sequence[tuple[str, ...]], tests: str = "tests/kernels") -> list[Defect]:
+    """The defects of one file that the same tests should see; a row is `old`, `new`, `breaks` and perhaps `ops` and `same`."""
+    return [Defect(file, tests, *row) for row in rows]
