@@ -108,14 +108,9 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def alarms(
-    devices: Sequence[str],
-    count: int,
-    names: str | None = None,
-    *,
-    seed: int = 10_000,
-    workers: int | None = None,
+    devices: Sequence[str], count: int, names: str | None = None, *, seed: int = 10_000, workers: int | None = None,
     kernels: Any = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """At least `count` comparisons per device, spread evenly over the entry points; one dictionary. Without `workers` every
     processor has one; 0 stays in this process."""
     work = [(op.name, which) for op in registry.ops(names) for which in directions(op)]

@@ -111,24 +111,10 @@ def damage(content: bytes, rng: random.Random) -> bytes:
         entry = dict(outer[name])
         entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(
             (
-                "F64",
-                "F16",
-                "BF16",
-                "I32",
-                "BOOL",
-                "I64",
-                "U8",
-                [4, 3],
-                [12],
-                [2**32, 2**32],
-                [0, 0],
-                [-1],
-                [0, 2**40],
-                7,
-                None,
-                [],
+                "F64", "F16", "BF16", "I32", "BOOL", "I64", "U8", [4, 3], [12], [2**32, 2**32], [0, 0], [-1],
+                [0, 2**40], 7, None, [],
             )
-        )
+        )  # fmt: skip
         if rng.randrange(3) == 0:
             outer[rng.choice(names) + rng.choice(("", "x", "/"))] = entry
         else:

@@ -32,15 +32,10 @@ PARTS: Mapping[str, str] = {
 }
 #: what only one part's own document has
 SIGNS: Mapping[str, tuple[str, ...]] = {
-    "verify": ("results", "verdict"),
-    "exhaustive": ("functions", "stride"),
-    "probe": ("sums", "sizes"),
-    "determinism": ("entries", "repeats"),
-    "alarms": ("entries", "totals", "edges"),
-    "hostile": ("entries", "statuses"),
-    "soak": ("samples", "steps", "growth"),
-    "mutation": ("listed", "survivors"),
-}
+    "verify": ("results", "verdict"), "exhaustive": ("functions", "stride"), "probe": ("sums", "sizes"),
+    "determinism": ("entries", "repeats"), "alarms": ("entries", "totals", "edges"), "hostile": ("entries", "statuses"),
+    "soak": ("samples", "steps", "growth"), "mutation": ("listed", "survivors"),
+}  # fmt: skip
 
 
 class EvidenceError(ValueError):

@@ -259,12 +259,8 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
     plain = run(device, 0, "one", switch)
     points = plain["seen"]
     out: dict[str, Any] = {
-        "device": device,
-        "points": points,
-        "every": every,
-        "places": {},
-        "failures": list(plain["failures"]),
-    }
+        "device": device, "points": points, "every": every, "places": {}, "failures": list(plain["failures"]),
+    }  # fmt: skip
     if "result" not in plain:
         return out
     progress = Progress(float(len(modes) * len(range(1, points + 1, every))), "trials")

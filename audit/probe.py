@@ -95,11 +95,8 @@ def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
     if query is None or (query.rows == 1 and n > 1025):  # one question a call
         return None
     row: dict[str, Any] = {
-        "leaves": query.leaves,
-        "values": query.values,
-        "declared": query.height,
-        "extra": query.extra,
-    }
+        "leaves": query.leaves, "values": query.values, "declared": query.height, "extra": query.extra,
+    }  # fmt: skip
     try:
         row |= _one(target, query)
     except Exception as error:  # a sum that raises on legal numbers is a finding, not the end of the run
@@ -119,17 +116,8 @@ def table(document: Mapping[str, Any]) -> str:
         whose = (r["op"], r["what"], r["device"], r["leaves"])
         rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], len(r["lengths"]), r["verdict"]))
     head = (
-        "operation",
-        "sum",
-        "device",
-        "summands",
-        "height",
-        "other roundings",
-        "declared",
-        "fan-in",
-        "found",
-        "lengths",
-    )
+        "operation", "sum", "device", "summands", "height", "other roundings", "declared", "fan-in", "found", "lengths",
+    )  # fmt: skip
     text = format_table((*head, "verdict"), rows)
     for r in document["sums"]:
         if r["verdict"] == "fail":

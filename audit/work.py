@@ -68,15 +68,9 @@ def open_runtimes(devices: Sequence[str], kernels: Any = None) -> Iterator[list[
 
 
 def walk(
-    chunks: Sequence[T],
-    open_worker: Callable[[], AbstractContextManager[Callable[[T], str]]],
-    size: Callable[[T], int],
-    unit: str,
-    *,
-    workers: int,
-    budget: float | None = None,
-    done: int = 0,
-) -> None:
+    chunks: Sequence[T], open_worker: Callable[[], AbstractContextManager[Callable[[T], str]]],
+    size: Callable[[T], int], unit: str, *, workers: int, budget: float | None = None, done: int = 0,
+) -> None:  # fmt: skip
     """Does every chunk of a walk over inputs, with a progress bar that counts inputs. Chunks are the parallel work, so a call on
     the CPU has one thread. A worker's function gives a word about its chunk; `done` inputs are of an earlier run."""
     with Progress(float(sum(map(size, chunks)) + done), unit, done=float(done)) as progress, cpu_settings(threads=1):

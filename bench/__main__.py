@@ -174,16 +174,11 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if args.json:
             report = {
-                "date": now(),
-                "device": device.describe(),
-                "build": tlrt.build_info(),
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": getattr(torch, "__version__", None),
-                "bandwidth": rate,
-                "rows": [r.as_dict() for r in rows],
+                "date": now(), "device": device.describe(), "build": tlrt.build_info(),
+                "python": platform.python_version(), "numpy": np.__version__,
+                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [r.as_dict() for r in rows],
                 **({"growth": grown} if grown else {}),
-            }
+            }  # fmt: skip
             write_document(args.json, report)
     if any(r.in_cache for r in rows):
         print("* operands fit the GPU's L2 cache")

@@ -264,12 +264,9 @@ def measure(device: tlrt.Device) -> dict[str, Any]:
             bar.close()
             print(show(entry), flush=True)
     return {
-        "device": device.describe(),
-        "load": round(load, 2),
-        "seconds": round(time.monotonic() - start, 1),
-        "entries": [e.as_dict() for e in entries],
-        "ok": all(e.ok for e in entries),
-    }
+        "device": device.describe(), "load": round(load, 2), "seconds": round(time.monotonic() - start, 1),
+        "entries": [e.as_dict() for e in entries], "ok": all(e.ok for e in entries),
+    }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

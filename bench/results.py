@@ -70,22 +70,19 @@ def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any]
 FIGURES: Mapping[str, Sequence[tuple[str, str]]] = {
     "digits": (("test_accuracy", "accuracy on unseen images"), ("test_loss", "loss")),
     "autoencoder": (
-        ("test_mse", "mean squared error"),
-        ("principal_components_mse", "8 principal components"),
+        ("test_mse", "mean squared error"), ("principal_components_mse", "8 principal components"),
         ("mean_image_mse", "the mean image"),
     ),
     "char_gpt": (("test_loss", "nats per unseen character"), ("unigram_loss", "frequencies of characters")),
     "mamba": (
-        ("test_loss", "nats per unseen character"),
-        ("test_accuracy", "accuracy"),
+        ("test_loss", "nats per unseen character"), ("test_accuracy", "accuracy"),
         ("unigram_loss", "frequencies of characters"),
     ),
     "fno_burgers": (
-        ("relative_l2_error", "relative L2 error"),
-        ("relative_l2_error_twice_the_grid", "on twice the grid"),
+        ("relative_l2_error", "relative L2 error"), ("relative_l2_error_twice_the_grid", "on twice the grid"),
         ("relative_l2_error_of_the_identity", "of the initial function"),
     ),
-}
+}  # fmt: skip
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
@@ -181,12 +178,8 @@ def examples_table(document: Mapping[str, Any]) -> list[str]:
     for name, r in document["examples"].items():
         said = "; ".join(f"{what} {r[key]:.4g}" for key, what in FIGURES[name])
         cells = [
-            name,
-            f"{r['parameters']:,}".replace(",", " "),
-            str(r["steps"]),
-            said,
-            format_figure(r["wall_seconds"]),
-        ]
+            name, f"{r['parameters']:,}".replace(",", " "), str(r["steps"]), said, format_figure(r["wall_seconds"]),
+        ]  # fmt: skip
         out.append(table_row([*cells, format_figure(r["steps_per_second"])]))
     again = document["repeated"]
     same = "left the same checkpoint, byte for byte" if again["bit_identical"] else "left **different** checkpoints"
@@ -198,13 +191,10 @@ def examples_table(document: Mapping[str, Any]) -> list[str]:
             f" {format_figure(peer['steps_per_second'][0])} and {format_figure(peer['steps_per_second'][1])} steps/s."
         )
         out += [
-            "",
-            text,
-            "",
-            *table_head(("step", *(str(i) for i, _, _ in peer["curve"]))),
+            "", text, "", *table_head(("step", *(str(i) for i, _, _ in peer["curve"]))),
             table_row(("here", *(f"{ours:.6f}" for _, ours, _ in peer["curve"]))),
             table_row(("PyTorch", *(f"{theirs:.6f}" for _, _, theirs in peer["curve"]))),
-        ]
+        ]  # fmt: skip
     return out
 
 

@@ -448,14 +448,9 @@ def main(argv: list[str] | None = None) -> int:
     rows = measure(device, torch, wanted, args.budget)
     if args.json:
         report = {
-            "date": now(),
-            "device": device.describe(),
-            "build": tlrt.build_info(),
-            "python": platform.python_version(),
-            "torch": getattr(torch, "__version__", None),
-            "threads": tlrt.threads(),
-            "rows": [asdict(r) for r in rows],
-        }
+            "date": now(), "device": device.describe(), "build": tlrt.build_info(), "python": platform.python_version(),
+            "torch": getattr(torch, "__version__", None), "threads": tlrt.threads(), "rows": [asdict(r) for r in rows],
+        }  # fmt: skip
         write_document(args.json, report)
     return 0
 

@@ -188,13 +188,9 @@ def evidence_table(ev: Evidence) -> list[str]:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
                 cells += [
-                    of.drawn(e, "cpu"),
-                    of.drawn(e, "cuda"),
-                    of.every_input(e),
-                    of.sums(e),
-                    of.repeated(e),
+                    of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
                     of.alarms(e),
-                ]
+                ]  # fmt: skip
             cells.append(
                 "; ".join(f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))) or NONE
             )

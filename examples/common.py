@@ -95,14 +95,10 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
         program = example.build(session, settings)
         program.capture = arguments.capture
         report: dict[str, Any] = {
-            "example": example.name,
-            "device": session.device.describe(),
-            "preset": arguments.preset,
-            "seed": arguments.seed,
-            "settings": settings,
-            "parameters": sum(p.size for p in session.parameters.values() if p.requires_grad),
-            **program.about,
-        }
+            "example": example.name, "device": session.device.describe(), "preset": arguments.preset,
+            "seed": arguments.seed, "settings": settings,
+            "parameters": sum(p.size for p in session.parameters.values() if p.requires_grad), **program.about,
+        }  # fmt: skip
         try:
             _train(example, session, program, settings, arguments, report)
             if report["finished"]:
@@ -175,13 +171,9 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 
 
 def _train(
-    example: Example,
-    session: Session,
-    program: Program,
-    settings: Settings,
-    arguments: argparse.Namespace,
+    example: Example, session: Session, program: Program, settings: Settings, arguments: argparse.Namespace,
     report: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Trains from step 0, or from the checkpoint's, and fills the report."""
     path = Path(arguments.out) / f"{example.name}.safetensors"
     losses: list[float] = []
@@ -219,14 +211,10 @@ def _train(
         _say(arguments, f"stopped after step {len(losses)} of {steps}; --resume continues from {path}")
     ran = len(losses) - first
     report.update(
-        steps=len(losses),
-        finished=len(losses) >= steps,
-        final_loss=float(np.mean(losses[-10:])) if losses else None,
-        wall_seconds=round(seconds, 3),
-        steps_per_second=round(ran / seconds, 3) if ran else 0.0,
-        memory=memory,
+        steps=len(losses), finished=len(losses) >= steps, final_loss=float(np.mean(losses[-10:])) if losses else None,
+        wall_seconds=round(seconds, 3), steps_per_second=round(ran / seconds, 3) if ran else 0.0, memory=memory,
         losses=losses,
-    )
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -441,15 +441,8 @@ def _robust(ev: Evidence) -> list[Table]:
             for s, d in documents
         ]  # fmt: skip
         head: tuple[str, ...] = (
-            "file",
-            "device",
-            "calls",
-            "accepted",
-            "functions",
-            "threads",
-            "sanitizers",
-            "failures",
-        )
+            "file", "device", "calls", "accepted", "functions", "threads", "sanitizers", "failures",
+        )  # fmt: skip
         tables.append(Table("Hostile calls of the C ABI", head, rows, frozenset({2, 3, 4, 5, 7})))
     if documents := ev.documents("faults"):
         counts = ("trials", "raised", "absorbed", "untouched")
@@ -467,14 +460,8 @@ def _robust(ev: Evidence) -> list[Table]:
             for _, d in documents
         ]  # fmt: skip
         head = (
-            "device",
-            "steps",
-            "µs a step",
-            "live bytes",
-            "live buffers",
-            "growth of the process, bytes",
-            "failures",
-        )
+            "device", "steps", "µs a step", "live bytes", "live buffers", "growth of the process, bytes", "failures",
+        )  # fmt: skip
         tables.append(Table("Long runs", head, rows, frozenset({1, 2, 3, 4, 5, 6})))
     return tables
 

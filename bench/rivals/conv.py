@@ -64,15 +64,11 @@ def _torch_backward(torch, x, w, g, stride, padding, transposed):
 
 RIVALS = {
     "conv": Rival(
-        sizes=VOLUMES,
-        flops=_conv_flops,
-        torch=_torch_conv,
+        sizes=VOLUMES, flops=_conv_flops, torch=_torch_conv,
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False),
     ),
     "conv_transpose": Rival(
-        sizes=[_size(4, 64, 16, 4, 2, 1, rank=3)],
-        flops=_conv_transpose_flops,
-        torch=_torch_conv_transpose,
+        sizes=[_size(4, 64, 16, 4, 2, 1, rank=3)], flops=_conv_transpose_flops, torch=_torch_conv_transpose,
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
     ),
     "conv2d": Rival(
@@ -95,4 +91,4 @@ RIVALS = {
             torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), True
         ),
     ),
-}
+}  # fmt: skip
