@@ -139,7 +139,7 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> tuple[float, str]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(verifier.contract.laws, "check", broken)
+    monkeypatch.setattr(verifier.laws, "check", broken)
     row = some(lambda r: r.contract.laws)
     results = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1)).check(row, "forward")
     failures = [f for r in results for f in r.failures]
