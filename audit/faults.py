@@ -159,15 +159,12 @@ class _Program:
 def _parts(program: _Program) -> list[tuple[str, Callable[[], None], bool]]:
     """The parts of a trial, in order; whether what a failing one made must be gone at once."""
     step: list[tuple[str, Callable[[], None], bool]] = [
-        ("gradients", program.gradients, True), ("step", program.update, False),
-        ("reset", program.forget, False),
+        ("gradients", program.gradients, True), ("step", program.update, False), ("reset", program.forget, False),
     ]  # fmt: skip
     return [
-        ("open", program.open, False),
-        ("build", program.build, False),
-        ("prepare", program.prepare, True),
+        ("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
         *step * STEPS,
-    ]
+    ]  # fmt: skip
 
 
 def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict[str, Any]:

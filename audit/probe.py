@@ -51,10 +51,8 @@ def _one(target: Target, query: Query) -> dict[str, Any]:
         return {"height": tree.height, "fan_in": tree.fan_in, "found": "whole"}
     leaves = _sampled(n)
     return {
-        "height": max(depth(n, leaf, query.meet) for leaf in leaves),
-        "fan_in": None,
-        "found": f"{len(leaves)} leaves",
-    }
+        "height": max(depth(n, leaf, query.meet) for leaf in leaves), "fan_in": None, "found": f"{len(leaves)} leaves",
+    }  # fmt: skip
 
 
 def probe(

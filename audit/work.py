@@ -18,11 +18,9 @@ T = TypeVar("T")
 
 
 def run_in_threads(
-    items: Sequence[T],
-    workers: int,
-    open_worker: Callable[[], AbstractContextManager[Callable[[T], None]]],
+    items: Sequence[T], workers: int, open_worker: Callable[[], AbstractContextManager[Callable[[T], None]]],
     budget: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Does every item in threads, each with the function that an `open_worker` of its own gives, until the budget in seconds is
     spent. The first exception ends all threads and is raised here; at Ctrl-C they finish the items they have begun."""
     queue, lock, start = iter(items), threading.Lock(), time.monotonic()

@@ -88,13 +88,11 @@ def beside_torch(runs: Runs, steps: int) -> dict[str, Any] | None:
     peer = found["peers"]["torch"]
     ours, theirs = found["losses"], peer["losses"]
     return {
-        "steps": steps,
-        "torch": peer["version"],
-        "curve": [[i, loss, theirs[i - 1]] for i, loss in thinned(ours)],
+        "steps": steps, "torch": peer["version"], "curve": [[i, loss, theirs[i - 1]] for i, loss in thinned(ours)],
         "largest_difference": max(abs(a - b) for a, b in zip(ours, theirs, strict=True)),
         "final_loss": [found["final_loss"], peer["final_loss"]],
         "steps_per_second": [found["steps_per_second"], peer["steps_per_second"]],
-    }
+    }  # fmt: skip
 
 
 def main() -> int:
@@ -110,13 +108,11 @@ def main() -> int:
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
             "command": format_command(["python", "-m", "bench.examples", *sys.argv[1:]]),
-            "commit": args.commit or commit() or "unknown",
-            **describe_run([args.device]),
+            "commit": args.commit or commit() or "unknown", **describe_run([args.device]),
             "examples": {name: kept(found) for name, found in examples.items() if found is not None},
             "repeated": repeatable(runs, args.steps),
-            "peer": beside_torch(runs, args.steps) if find_spec("torch") else None,
-            "failures": runs.failures,
-        }
+            "peer": beside_torch(runs, args.steps) if find_spec("torch") else None, "failures": runs.failures,
+        }  # fmt: skip
     write_document(Path(args.json), document)
     for name, found in document["examples"].items():
         figures = {k: v for k, v in found.items() if isinstance(v, float)}

@@ -60,10 +60,8 @@ class Runner:
                     process.wait()
         text = log.read_text(errors="replace")
         self.steps[name] = {
-            "status": status,
-            "seconds": round(time.monotonic() - start, 1),
-            "command": format_command(command),
-        }
+            "status": status, "seconds": round(time.monotonic() - start, 1), "command": format_command(command),
+        }  # fmt: skip
         print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
         return text

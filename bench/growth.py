@@ -229,8 +229,7 @@ def accuracy(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
         constants = ", ".join(f"{r / math.log2(n):.3f}" for n, r in zip(sizes, rms, strict=True))
         yield Entry(
             f"{name} error", "error", "n", sizes, rms, max(r / levels(n) for n, r in zip(sizes, rms, strict=True)),
-            "rms / u per level, at most", LEVEL,
-            f"rms / (u·log2 n): {constants}",
+            "rms / u per level, at most", LEVEL, f"rms / (u·log2 n): {constants}",
         )  # fmt: skip
         # from the first size on, log n grows no faster than n to the power 1 / ln(first size)
         yield Entry(

@@ -98,8 +98,7 @@ def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
         for peer in peers:
             other = row["peers"].get(peer)
             cells += ["", ""] if other is None else [
-                format_figure(other["ratio"]),
-                "" if other["error"] is None or random else f"{other['error']:.1e}",
+                format_figure(other["ratio"]), "" if other["error"] is None or random else f"{other['error']:.1e}",
             ]  # fmt: skip
         lines.append(table_row(cells))
     return lines

@@ -66,11 +66,9 @@ def promises_table() -> list[str]:
                 "same bits" if row.contract.same_bits else "within bound",
             ]
             cells += [
-                "own kernel" if row.contract.cuda == "own" else row.contract.cuda,
-                bound(e),
-                vjp,
+                "own kernel" if row.contract.cuda == "own" else row.contract.cuda, bound(e), vjp,
                 ", ".join(laws) or NONE,
-            ]
+            ]  # fmt: skip
             out.append(table_row(cells))
     return out
 

@@ -144,15 +144,12 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         }
 
     return common.Program(
-        optim.Adam(model.parameters(), lr=settings["rate"]),
-        batch,
-        loss,
+        optim.Adam(model.parameters(), lr=settings["rate"]), batch, loss,
         lambda k: nn.schedules.cosine(
             k, peak=settings["rate"], total=settings["steps"], warmup=min(50, settings["steps"])
         ),
-        evaluate,
-        about={"train_functions": cut, "test_functions": settings["tests"]},
-    )
+        evaluate, about={"train_functions": cut, "test_functions": settings["tests"]},
+    )  # fmt: skip
 
 
 EXAMPLE = common.Example("fno_burgers", __doc__ or "", PRESETS, build)

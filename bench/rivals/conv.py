@@ -72,8 +72,7 @@ RIVALS = {
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
     ),
     "conv2d": Rival(
-        sizes=[flatten_axes(s) for s in IMAGES + LAYERS],
-        flops=_conv2d_flops,
+        sizes=[flatten_axes(s) for s in IMAGES + LAYERS], flops=_conv2d_flops,
         torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv2d(
             x, w, b, (stride_h, stride_w), (padding_h, padding_w)
         ),

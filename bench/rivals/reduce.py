@@ -23,13 +23,11 @@ RIVALS = {
         sizes=_MATRICES, numpy=lambda np, x: np.sum(x, axis=1), torch=lambda torch, x: torch.sum(x, dim=1)
     ),
     "reduce_sum_axis": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x, axis: np.sum(x, axis=axis),
+        sizes=_BLOCKS, numpy=lambda np, x, axis: np.sum(x, axis=axis),
         torch=lambda torch, x, axis: torch.sum(x, dim=axis),
     ),
     "reduce_mean": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x, axis: np.mean(x, axis=axis),
+        sizes=_BLOCKS, numpy=lambda np, x, axis: np.mean(x, axis=axis),
         torch=lambda torch, x, axis: torch.mean(x, dim=axis),
     ),
     "reduce_max_axis0": Rival(
@@ -38,4 +36,4 @@ RIVALS = {
     "reduce_max_axis1": Rival(
         sizes=_MATRICES, numpy=lambda np, x: np.max(x, axis=1), torch=lambda torch, x: torch.amax(x, dim=1)
     ),
-}
+}  # fmt: skip

@@ -19,8 +19,7 @@ RIVALS = {
         sizes=[
             {"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}, {"batch": 64, "n": 65537},
         ],
-        flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)),
-        numpy=lambda np, x: np.fft.rfft(x),
+        flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)), numpy=lambda np, x: np.fft.rfft(x),
         torch=lambda torch, x: torch.fft.rfft(x),
     ),
     "irfft1d_packed": Rival(
@@ -34,7 +33,6 @@ RIVALS = {
             {"grid": 8192, "width": 64, "modes": 16}, {"grid": 65536, "width": 128, "modes": 64},
             {"grid": 2**20, "width": 64, "modes": 16},
         ],
-        flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width),
-        torch=_torch_conv,
+        flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width), torch=_torch_conv,
     ),
 }  # fmt: skip
