@@ -35,7 +35,7 @@ LOOSE = 1 / 50
 TASK = 100
 
 
-def _blank(entry: str, device: str, bound: str) -> dict[str, Any]:
+def _empty_row(entry: str, device: str, bound: str) -> dict[str, Any]:
     return {
         "entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0, "alarms": 0,
         "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": [],
@@ -47,7 +47,7 @@ def _work(
 ) -> list[dict[str, Any]]:
     """`count` comparisons of one entry point on every device, the cases beginning at `seed`."""
     op = registry.get(name)
-    rows = {d: _blank(op.entry(which), d, op.bound_of(which).text) for d in devices}
+    rows = {d: _empty_row(op.entry(which), d, op.bound_of(which).text) for d in devices}
     runtimes = {d: Runtime(d, kernels) for d in devices}
     classes = data_classes(op, which)
     first = rows[devices[0]]

@@ -226,7 +226,7 @@ def _live(program: _Program) -> tuple[int, int]:
     return memory.live_buffers, memory.live_bytes
 
 
-def _forked(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
+def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
     """A trial in a child that starts with nothing allocated."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
@@ -256,7 +256,7 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
 
     tlrt._binding.library.load()
     switch = _Switch()
-    run = trial if device.startswith("cuda") else _forked
+    run = trial if device.startswith("cuda") else _run_in_fork
     plain = run(device, 0, "one", switch)
     points = plain["seen"]
     out: dict[str, Any] = {

@@ -43,7 +43,7 @@ def build(sanitize: str = "") -> Path:
     return ROOT / "native" / "build" / folder / "fuzz_abi"
 
 
-def _once(
+def _run_driver(
     driver: Path, library: Path | None, seed: int, start: int, count: int, extra: Sequence[str]
 ) -> dict[str, Any]:
     """One process of the driver; its document, with "stderr" and "status" added."""
@@ -83,7 +83,7 @@ def calls(
         nonlocal slowest
         if len(total["failures"]) >= 20:
             return
-        got = _once(driver, library, seed, start, min(per, -(-count // threads) - start), extra)
+        got = _run_driver(driver, library, seed, start, min(per, -(-count // threads) - start), extra)
         with lock:
             for name, row in got.get("entries", {}).items():
                 into = total["entries"].setdefault(name, dict.fromkeys(row, 0))

@@ -102,7 +102,7 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
         try:
             _train(example, session, program, settings, arguments, report)
             if report["finished"]:
-                report.update(_evaluated(session, program))
+                report.update(_evaluate(session, program))
                 if example.after is not None:
                     example.after(session, program, arguments, report)
         finally:
@@ -178,7 +178,7 @@ def _train(
     path = Path(arguments.out) / f"{example.name}.safetensors"
     losses: list[float] = []
     if arguments.resume:
-        losses = _resumed(path, session, program, settings)
+        losses = _resume(path, session, program, settings)
         _say(arguments, f"continued from {path} at step {len(losses)}")
     first, steps = len(losses), settings["steps"]
     last = min(steps, arguments.stop_at or steps)
@@ -277,7 +277,7 @@ def _memory(session: Session, held: list[Any], losses: list[float]) -> dict[str,
     return {"live_bytes": now.live_bytes, "driver_allocations": now.driver_allocations}
 
 
-def _resumed(path: Path, session: Session, program: Program, settings: Settings) -> list[float]:
+def _resume(path: Path, session: Session, program: Program, settings: Settings) -> list[float]:
     """Restores the checkpoint and returns the losses so far."""
     if not path.exists():
         raise SystemExit(f"--resume: {path}: no such file")
@@ -287,7 +287,7 @@ def _resumed(path: Path, session: Session, program: Program, settings: Settings)
     return [float(v) for v in extra["losses"]]
 
 
-def _evaluated(session: Session, program: Program) -> dict[str, float]:
+def _evaluate(session: Session, program: Program) -> dict[str, float]:
     with session.no_grad():
         figures = program.evaluate()
     session.reset()
