@@ -11,6 +11,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
             report = {
                 "date": now(), "device": device.describe(), "build": tlrt.build_info(),
                 "python": platform.python_version(), "numpy": np.__version__,
-                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [r.as_dict() for r in rows],
+                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [asdict(r) for r in rows],
                 **({"growth": grown} if grown else {}),
             }  # fmt: skip
             write_document(args.json, report)

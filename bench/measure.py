@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -52,9 +52,6 @@ class Row:
     in_cache: bool
     error: float | None
     peers: dict[str, dict[str, float | None]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def device_of(name: str | None) -> tlrt.Device:

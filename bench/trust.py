@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,42 +128,46 @@ class Cells:
                 parts.append(self.mark("exhaustive", e, device, text))
         return "; ".join(parts) or NONE
 
-    def sums(self, e: Entry) -> str:
-        """Roundings on the longest path of the longest sum, beside what its bound assumes."""
+    def by_device(self, part: str, e: Entry, describe: Callable[[list[dict[str, Any]]], str]) -> str:
+        """What a part found of an entry point on each kind of device; nothing where `describe` has no text for the rows."""
         parts = []
         for device in self.ev.kinds():
-            if rows := [r for r in self.rows("probe", e, device) if r["height"] is not None]:
-                r = max(rows, key=lambda r: (r["leaves"], r["height"] + r["extra"]))
-                height, leaves = r["height"] + r["extra"], format_count(r["leaves"])
-                text = f"{self.ev.label(device)}: {height} of {r['declared']} ({leaves} summands)"
-                parts.append(self.mark("probe", e, device, text))
+            rows = self.rows(part, e, device)
+            if rows and (text := describe(rows)):
+                parts.append(self.mark(part, e, device, f"{self.ev.label(device)}: {text}"))
         return "; ".join(parts) or NONE
+
+    def sums(self, e: Entry) -> str:
+        """Roundings on the longest path of the longest sum, beside what its bound assumes."""
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            known = [(r["leaves"], r["height"] + r["extra"], r["declared"]) for r in rows if r["height"] is not None]
+            if not known:
+                return ""
+            leaves, height, declared = max(known, key=lambda r: r[:2])
+            return f"{height} of {declared} ({format_count(leaves)} summands)"
+
+        return self.by_device("probe", e, describe)
 
     def repeated(self, e: Entry) -> str:
         """Repeated calls, and what a batch does where the vendor's library decides the order."""
-        parts = []
-        for device in self.ev.kinds():
-            if rows := self.rows("determinism", e, device):
-                r = max(rows, key=count_calls)
-                equal = all(x["verdict"] == "pass" for x in rows)
-                text = (
-                    f"{self.ev.label(device)}: {format_count(count_calls(r))} calls{'' if equal else ', **not equal**'}"
-                )
-                if "not promised" in r["batch"]:
-                    text += f", batch: {r['batch']}"
-                parts.append(self.mark("determinism", e, device, text))
-        return "; ".join(parts) or NONE
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            r = max(rows, key=count_calls)
+            equal = "" if all(x["verdict"] == "pass" for x in rows) else ", **not equal**"
+            batch = f", batch: {r['batch']}" if "not promised" in r["batch"] else ""
+            return f"{format_count(count_calls(r))} calls{equal}{batch}"
+
+        return self.by_device("determinism", e, describe)
 
     def alarms(self, e: Entry) -> str:
         """Correct results that the bound called wrong."""
-        parts = []
-        for device in self.ev.kinds():
-            if rows := self.rows("alarms", e, device):
-                r = row_with_most(rows, "comparisons")
-                alarms, compared = evidence.worst(rows, "alarms"), r["comparisons"]
-                text = f"{self.ev.label(device)}: {format_count(alarms)} in {format_count(compared)}"
-                parts.append(self.mark("alarms", e, device, text))
-        return "; ".join(parts) or NONE
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            most = row_with_most(rows, "comparisons")["comparisons"]
+            return f"{format_count(evidence.worst(rows, 'alarms'))} in {format_count(most)}"
+
+        return self.by_device("alarms", e, describe)
 
 
 def evidence_table(ev: Evidence) -> list[str]:
