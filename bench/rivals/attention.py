@@ -1,7 +1,5 @@
 """Sizes and rivals of the attention family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 from tlspec.ops.attention import FILL
 

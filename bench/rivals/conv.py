@@ -1,7 +1,5 @@
 """Sizes and rivals of the conv family."""
 
-from __future__ import annotations
-
 import math
 
 from bench.rivals.table import Rival

@@ -1,7 +1,5 @@
 """Sizes and rivals of the elementwise family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SMALL, LARGE = {"n": 2**20}, {"n": 2**28}

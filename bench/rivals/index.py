@@ -1,7 +1,5 @@
 """Sizes and rivals of the index family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SIZE_VEC = {"n": 2**24, "k": 2**22}

@@ -1,7 +1,5 @@
 """Sizes and rivals of the linalg family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]

@@ -1,7 +1,5 @@
 """Sizes and rivals of the random family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SIZES = [{"n": 2**24, "key": 1}, {"n": 2**28, "key": 1}]

@@ -1,7 +1,5 @@
 """Sizes and rivals of the reduce family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 _MATRICES = [{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}]

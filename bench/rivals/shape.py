@@ -1,7 +1,5 @@
 """Sizes and rivals of the shape family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 from tlspec.ops.shape import insert_axes, repeated_axes
 

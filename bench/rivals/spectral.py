@@ -1,7 +1,5 @@
 """Sizes and rivals of the spectral family."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.rivals.table import Rival

@@ -1,7 +1,5 @@
 """The examples: each trains, resumes bit for bit, and reports; and what they are made of."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
