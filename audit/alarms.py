@@ -35,7 +35,7 @@ LOOSE = 1 / 50
 TASK = 100
 
 
-def _blank(entry: str, device: str, bound: str) -> dict[str, Any]:
+def _empty_row(entry: str, device: str, bound: str) -> dict[str, Any]:
     return {
         "entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0, "alarms": 0,
         "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": [],
@@ -47,7 +47,7 @@ def _work(
 ) -> list[dict[str, Any]]:
     """`count` comparisons of one entry point on every device, the cases beginning at `seed`."""
     op = registry.get(name)
-    rows = {d: _blank(op.entry(which), d, op.bound_of(which).text) for d in devices}
+    rows = {d: _empty_row(op.entry(which), d, op.bound_of(which).text) for d in devices}
     runtimes = {d: Runtime(d, kernels) for d in devices}
     classes = data_classes(op, which)
     first = rows[devices[0]]
@@ -108,14 +108,9 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def alarms(
-    devices: Sequence[str],
-    count: int,
-    names: str | None = None,
-    *,
-    seed: int = 10_000,
-    workers: int | None = None,
+    devices: Sequence[str], count: int, names: str | None = None, *, seed: int = 10_000, workers: int | None = None,
     kernels: Any = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """At least `count` comparisons per device, spread evenly over the entry points; one dictionary. Without `workers` every
     processor has one; 0 stays in this process."""
     work = [(op.name, which) for op in registry.ops(names) for which in directions(op)]

@@ -67,12 +67,12 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield from _places(inner, (*path, key))
 
 
-def _replaced(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+def _replace(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     """The document with another value at a place."""
     if not path:
         return value
     copy = dict(document) if isinstance(document, dict) else list(document)
-    copy[path[0]] = _replaced(document[path[0]], path[1:], value)
+    copy[path[0]] = _replace(document[path[0]], path[1:], value)
     return copy
 
 
@@ -99,7 +99,7 @@ def damage(content: bytes, rng: random.Random) -> bytes:
     if way < 9:  # our own description, well-formed
         for _ in range(rng.choice((1, 1, 2))):
             places = list(_places(inner))
-            inner = _replaced(inner, rng.choice(places), rng.choice(_WRONG))
+            inner = _replace(inner, rng.choice(places), rng.choice(_WRONG))
         text = json.dumps(inner)
         if rng.randrange(4) == 0:
             numbers = [w for w in ("0.01", "0.9", "0.999", "3", "2", "1") if w in text] or [text]
@@ -111,24 +111,10 @@ def damage(content: bytes, rng: random.Random) -> bytes:
         entry = dict(outer[name])
         entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(
             (
-                "F64",
-                "F16",
-                "BF16",
-                "I32",
-                "BOOL",
-                "I64",
-                "U8",
-                [4, 3],
-                [12],
-                [2**32, 2**32],
-                [0, 0],
-                [-1],
-                [0, 2**40],
-                7,
-                None,
-                [],
+                "F64", "F16", "BF16", "I32", "BOOL", "I64", "U8", [4, 3], [12], [2**32, 2**32], [0, 0], [-1],
+                [0, 2**40], 7, None, [],
             )
-        )
+        )  # fmt: skip
         if rng.randrange(3) == 0:
             outer[rng.choice(names) + rng.choice(("", "x", "/"))] = entry
         else:

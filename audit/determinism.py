@@ -111,7 +111,7 @@ class Determinism:
         try:
             for case, times in zip(self._cases(op, which), (self.repeats, max(2, self.repeats // 10), 2), strict=True):
                 first = runtime.run(case)
-                for kind, again in self._again(runtime, case, times):
+                for kind, again in self._repetitions(runtime, case, times):
                     row[kind] += 1
                     self._compare(row, kind, case, first, again)
             paths = [draw_case(op, k, data_classes(op, which)[0], PATH, which) for k in range(len(op.drawing.paths))]
@@ -126,7 +126,7 @@ class Determinism:
         row["verdict"] = "fail" if row["failures"] else "pass"
         return row
 
-    def _again(self, runtime: Runtime, case: Case, times: int) -> Iterator[tuple[str, list[np.ndarray | None]]]:
+    def _repetitions(self, runtime: Runtime, case: Case, times: int) -> Iterator[tuple[str, list[np.ndarray | None]]]:
         """The same call again, in every way that must not change a bit."""
         for _ in range(times):
             yield "repeats", runtime.run(case)

@@ -32,15 +32,10 @@ PARTS: Mapping[str, str] = {
 }
 #: what only one part's own document has
 SIGNS: Mapping[str, tuple[str, ...]] = {
-    "verify": ("results", "verdict"),
-    "exhaustive": ("functions", "stride"),
-    "probe": ("sums", "sizes"),
-    "determinism": ("entries", "repeats"),
-    "alarms": ("entries", "totals", "edges"),
-    "hostile": ("entries", "statuses"),
-    "soak": ("samples", "steps", "growth"),
-    "mutation": ("listed", "survivors"),
-}
+    "verify": ("results", "verdict"), "exhaustive": ("functions", "stride"), "probe": ("sums", "sizes"),
+    "determinism": ("entries", "repeats"), "alarms": ("entries", "totals", "edges"), "hostile": ("entries", "statuses"),
+    "soak": ("samples", "steps", "growth"), "mutation": ("listed", "survivors"),
+}  # fmt: skip
 
 
 class EvidenceError(ValueError):
@@ -281,12 +276,7 @@ def _exhaustive(d: Mapping[str, Any]) -> Found:
     for r in d.get("pairs", {}).get("operations", []):
         if r["verdict"] == "fail":
             what = f"{r['different']} of {r['structured'] + r['random']} pairs not IEEE, {r['devices_differ']} differ"
-            yield (
-                r["op"],
-                r["device"],
-                f"{what} {r.get('case', '')}",
-                "python -m audit exhaustive --ops " + r["op"],
-            )
+            yield (r["op"], r["device"], f"{what} {r.get('case', '')}", "python -m audit exhaustive --ops " + r["op"])
     for text in d.get("against", []):
         if "FAIL" in text:
             yield text.partition(":")[0], "", f"against another machine: {text}", ""
@@ -329,12 +319,7 @@ def _plain(d: Mapping[str, Any]) -> Found:
 def _faults(d: Mapping[str, Any]) -> Found:
     for r in d.get("devices", [d]):
         for text in r.get("failures", []):
-            yield (
-                "",
-                str(r.get("device", "")),
-                str(text),
-                f"python -m audit faults --device {r.get('device', '')}",
-            )
+            yield ("", str(r.get("device", "")), str(text), f"python -m audit faults --device {r.get('device', '')}")
 
 
 def _mutation(d: Mapping[str, Any]) -> Found:

@@ -39,10 +39,8 @@ CHUNK, BLOCK = 2**24, 2**20
 INTERVAL = 20.0
 #: values of parameters, as ``native/tools/rounding.h`` has them
 PARAMETERS: Mapping[str, Mapping[str, float]] = {
-    "scale": {"c": 0.7},
-    "clamp": {"lo": -0.75, "hi": 1.5},
-    "safe_log": {"eps": 1e-6},
-}
+    "scale": {"c": 0.7}, "clamp": {"lo": -0.75, "hi": 1.5}, "safe_log": {"eps": 1e-6},
+}  # fmt: skip
 #: the range of an output that a gradient reads
 RANGES = {"sigmoid_bwd": (0.0, 1.0), "tanh_bwd": (-1.0, 1.0)}
 #: inputs of the special-value table, by bit pattern

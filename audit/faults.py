@@ -159,15 +159,12 @@ class _Program:
 def _parts(program: _Program) -> list[tuple[str, Callable[[], None], bool]]:
     """The parts of a trial, in order; whether what a failing one made must be gone at once."""
     step: list[tuple[str, Callable[[], None], bool]] = [
-        ("gradients", program.gradients, True), ("step", program.update, False),
-        ("reset", program.forget, False),
+        ("gradients", program.gradients, True), ("step", program.update, False), ("reset", program.forget, False),
     ]  # fmt: skip
     return [
-        ("open", program.open, False),
-        ("build", program.build, False),
-        ("prepare", program.prepare, True),
+        ("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
         *step * STEPS,
-    ]
+    ]  # fmt: skip
 
 
 def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict[str, Any]:
@@ -177,8 +174,17 @@ def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict
     switch = switch or _Switch()
     program = _Program(device)
     out: dict[str, Any] = {"k": k, "mode": mode, "raised": [], "failures": [], "place": ""}
+    out |= {"seen": 0, "failed": 0}
+
+    def stop() -> int:
+        """Lets everything succeed again; how many allocations had failed."""
+        seen, failed, place = switch.stop()
+        out["seen"] += seen
+        out["failed"] += failed
+        out["place"] = place if failed else out["place"]
+        return failed
+
     switch.fail(k, mode)
-    seen = failed = 0
     for part, run, clean in _parts(program):
         before = _live(program)
         for again in range(3):
@@ -186,26 +192,21 @@ def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict
                 run()
                 break
             except OutOfMemoryError as error:
-                counted = switch.stop()
-                seen, failed, out["place"] = seen + counted[0], failed + counted[1], counted[2]
+                planted = stop()
                 out["raised"].append(part)
                 if not str(error):
                     out["failures"].append(f"{part}: an exception without a message")
-                if again or not counted[1]:
+                if again or not planted:
                     out["failures"].append(f"{part}: raised though nothing was made to fail: {error}")
                 error.__traceback__ = None
             except BaseException as error:
-                counted = switch.stop()
-                seen, failed, out["place"] = seen + counted[0], failed + counted[1], counted[2]
+                stop()
                 out["failures"].append(f"{part}: {type(error).__name__}: {str(error)[:300]}")
-                return {**out, "seen": seen, "failed": failed}
+                return out
             gc.collect()
             if clean and _live(program) != before:
                 out["failures"].append(f"{part}: {_live(program)} live (buffers, bytes) afterwards, {before} before")
-    counted = switch.stop()
-    seen, failed = seen + counted[0], failed + counted[1]
-    if counted[1]:
-        out["place"] = counted[2]
+    stop()
     out["result"] = program.result()
     program.optimizer.close()
     program.session.close()
@@ -215,7 +216,7 @@ def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict
     if memory.live_buffers or memory.live_bytes:
         out["failures"].append(f"at the end {memory.live_buffers} buffers and {memory.live_bytes} bytes are live")
     program.device.close()
-    return {**out, "seen": seen, "failed": failed}
+    return out
 
 
 def _live(program: _Program) -> tuple[int, int]:
@@ -225,7 +226,7 @@ def _live(program: _Program) -> tuple[int, int]:
     return memory.live_buffers, memory.live_bytes
 
 
-def _forked(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
+def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, Any]:
     """A trial in a child that starts with nothing allocated."""
     with tempfile.TemporaryFile() as file:
         child = os.fork()
@@ -255,16 +256,12 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
 
     tlrt._binding.library.load()
     switch = _Switch()
-    run = trial if device.startswith("cuda") else _forked
+    run = trial if device.startswith("cuda") else _run_in_fork
     plain = run(device, 0, "one", switch)
     points = plain["seen"]
     out: dict[str, Any] = {
-        "device": device,
-        "points": points,
-        "every": every,
-        "places": {},
-        "failures": list(plain["failures"]),
-    }
+        "device": device, "points": points, "every": every, "places": {}, "failures": list(plain["failures"]),
+    }  # fmt: skip
     if "result" not in plain:
         return out
     progress = Progress(float(len(modes) * len(range(1, points + 1, every))), "trials")

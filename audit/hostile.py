@@ -43,7 +43,7 @@ def build(sanitize: str = "") -> Path:
     return ROOT / "native" / "build" / folder / "fuzz_abi"
 
 
-def _once(
+def _run_driver(
     driver: Path, library: Path | None, seed: int, start: int, count: int, extra: Sequence[str]
 ) -> dict[str, Any]:
     """One process of the driver; its document, with "stderr" and "status" added."""
@@ -64,18 +64,9 @@ def shorten(text: str) -> str:
 
 
 def calls(
-    count: int,
-    *,
-    device: int = -1,
-    seed: int = 0,
-    workers: int | None = None,
-    threads: int = 1,
-    shared: bool = False,
-    sanitize: str = "address,undefined",
-    driver: Path | None = None,
-    library: Path | None = None,
-    chunk: int = CHUNK,
-) -> dict[str, Any]:
+    count: int, *, device: int = -1, seed: int = 0, workers: int | None = None, threads: int = 1, shared: bool = False,
+    sanitize: str = "address,undefined", driver: Path | None = None, library: Path | None = None, chunk: int = CHUNK,
+) -> dict[str, Any]:  # fmt: skip
     """`count` calls on a device (-1 is the CPU), by `workers` processes of `threads` threads each. `library` is the file to
     try instead of the one the driver was built with. Raises BuildError."""
     driver = driver or build(sanitize)
@@ -92,7 +83,7 @@ def calls(
         nonlocal slowest
         if len(total["failures"]) >= 20:
             return
-        got = _once(driver, library, seed, start, min(per, -(-count // threads) - start), extra)
+        got = _run_driver(driver, library, seed, start, min(per, -(-count // threads) - start), extra)
         with lock:
             for name, row in got.get("entries", {}).items():
                 into = total["entries"].setdefault(name, dict.fromkeys(row, 0))
@@ -126,15 +117,12 @@ def table(document: Mapping[str, Any]) -> str:
     """One line per entry point, then the failures."""
     rows = [
         (
-            name.removeprefix("torchlean_cuda_"),
-            r["calls"],
-            r["accepted"],
-            r["refused"],
+            name.removeprefix("torchlean_cuda_"), r["calls"], r["accepted"], r["refused"],
             f"{100 * r['accepted'] / r['calls']:.0f} %",
         )
         for name, r in document["entries"].items()
         if r["calls"]
-    ]
+    ]  # fmt: skip
     text = format_table(("function", "calls", "accepted", "refused", "accepted share"), rows)
     slow = document["slowest"]
     text += f"\n{document['calls']} calls, {document['accepted']} accepted, {len(document['failures'])} failures, "

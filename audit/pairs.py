@@ -32,20 +32,8 @@ SEED = 20_240_711
 def structured() -> np.ndarray:
     """The structured values, each once."""
     bits = [
-        0,
-        1,
-        2,
-        3,
-        0x7FFFFF,
-        0x7FFFFE,
-        0x800000,
-        0x800001,
-        0x7F7FFFFF,
-        0x7F7FFFFE,
-        0x7F800000,
-        0x7FC00000,
-        0x7F800001,
-    ]
+        0, 1, 2, 3, 0x7FFFFF, 0x7FFFFE, 0x800000, 0x800001, 0x7F7FFFFF, 0x7F7FFFFE, 0x7F800000, 0x7FC00000, 0x7F800001,
+    ]  # fmt: skip
     for exponent in range(0, 255, 3):
         bits += [exponent << 23 | f for f in (0, 1, 0x400000, 0x7FFFFF)]
     for exponent in range(64, 192, 2):

@@ -32,15 +32,15 @@ LARGE = {
 }  # fmt: skip
 
 
-def _sampled(n: int) -> list[int]:
+def _sample_leaves(n: int) -> list[int]:
     return sorted({int(s * (n - 1)) for s in (SAMPLES if n <= MANY else (0.0, 0.5))})
 
 
-def _one(target: Target, query: Query) -> dict[str, Any]:
+def _measure_height(target: Target, query: Query) -> dict[str, Any]:
     """The height of one query's tree, whole or as the greatest of some depths."""
     n = query.leaves
     if target.positive:
-        leaves = list(range(n)) if n <= WHOLE_POSITIVE else _sampled(n)
+        leaves = list(range(n)) if n <= WHOLE_POSITIVE else _sample_leaves(n)
         height = max((positive_depth(n, leaf, query.together) for leaf in leaves), default=0)
         return {"height": height, "fan_in": None, "found": "whole" if n <= WHOLE_POSITIVE else f"{len(leaves)} leaves"}
     if target.in_order:
@@ -49,12 +49,10 @@ def _one(target: Target, query: Query) -> dict[str, Any]:
     if n <= WHOLE:
         tree = reveal(n, query.meet)
         return {"height": tree.height, "fan_in": tree.fan_in, "found": "whole"}
-    leaves = _sampled(n)
+    leaves = _sample_leaves(n)
     return {
-        "height": max(depth(n, leaf, query.meet) for leaf in leaves),
-        "fan_in": None,
-        "found": f"{len(leaves)} leaves",
-    }
+        "height": max(depth(n, leaf, query.meet) for leaf in leaves), "fan_in": None, "found": f"{len(leaves)} leaves",
+    }  # fmt: skip
 
 
 def probe(
@@ -95,13 +93,10 @@ def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
     if query is None or (query.rows == 1 and n > 1025):  # one question a call
         return None
     row: dict[str, Any] = {
-        "leaves": query.leaves,
-        "values": query.values,
-        "declared": query.height,
-        "extra": query.extra,
-    }
+        "leaves": query.leaves, "values": query.values, "declared": query.height, "extra": query.extra,
+    }  # fmt: skip
     try:
-        row |= _one(target, query)
+        row |= _measure_height(target, query)
     except Exception as error:  # a sum that raises on legal numbers is a finding, not the end of the run
         found = str(error) if isinstance(error, NoTree) else f"{type(error).__name__}: {error}"
         return {**row, "height": None, "fan_in": None, "found": found, "verdict": "fail"}
@@ -119,17 +114,8 @@ def table(document: Mapping[str, Any]) -> str:
         whose = (r["op"], r["what"], r["device"], r["leaves"])
         rows.append((*whose, height, r["extra"], r["declared"], fan, r["found"][:60], len(r["lengths"]), r["verdict"]))
     head = (
-        "operation",
-        "sum",
-        "device",
-        "summands",
-        "height",
-        "other roundings",
-        "declared",
-        "fan-in",
-        "found",
-        "lengths",
-    )
+        "operation", "sum", "device", "summands", "height", "other roundings", "declared", "fan-in", "found", "lengths",
+    )  # fmt: skip
     text = format_table((*head, "verdict"), rows)
     for r in document["sums"]:
         if r["verdict"] == "fail":

@@ -19,7 +19,7 @@ from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_named
 
-__all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "columns_of", "declared", "ones", "same", "target"]
+__all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "add_target", "columns_of", "declared", "ones", "same"]
 
 #: summand rows of one call where the shape leaves them free
 ROWS = 64
@@ -113,14 +113,27 @@ def declared(op: str, which: str, **values: Any) -> Any:
     return call_named(height, values)
 
 
-def target(op: str, what: str, **options: Any) -> Callable[[Callable[..., Query | None]], Callable[..., Query | None]]:
-    """Enters a builder into :data:`TARGETS`."""
+def add_target(
+    op: str, what: str, values: Callable[..., dict[str, Any]], arrays: Callable[..., dict[str, Any]], *,
+    gradient: bool = False, output: int = 0, height: Callable[[int], int] | None = None,
+    extra: int | Callable[[int], int] = 0, rows: int = ROWS, leaves: Callable[..., int] = lambda n: n, least: int = 0,
+    read: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda y, x: y, dtype: type = np.float32, **options: Any,
+) -> None:  # fmt: skip
+    """Enters a sum into :data:`TARGETS`. ``values(n)`` are dimensions and parameters for n summands, at least `least`;
+    ``arrays(x, values)`` the arguments with the (rows, n) summands x among them; ``read(y, x)`` makes the (rows,) sums of
+    the flat result y, number `output` of the forward function or the gradient. Without `height` it is the declared one."""
+    name, which = (f"{op}_bwd", "vjp") if gradient else (op, "forward")
 
-    def register(build: Callable[..., Query | None]) -> Callable[..., Query | None]:
-        TARGETS.append(Target(op, what, build, **options))
-        return build
+    def build(k: Calls, n: int) -> Query | None:
+        if n < least:
+            return None
+        v = values(n)
+        high = declared(op, which, **v) if height is None else height(n)
+        high = high[output] if isinstance(high, tuple) else high
+        others = extra(n) if callable(extra) else extra
+        return Query(leaves(n), rows, high, others, lambda x: read(k(name, arrays(x, v), v)[output], x), v, dtype)
 
-    return register
+    TARGETS.append(Target(op, what, build, **options))
 
 
 def ones(*shape: int) -> np.ndarray:

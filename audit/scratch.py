@@ -41,7 +41,7 @@ class Scratch:
         make(*goals, tree=self.folder, jobs=jobs)
 
 
-def _ignored(folder: str, names: list[str]) -> set[str]:
+def _names_to_skip(folder: str, names: list[str]) -> set[str]:
     """Build directories other than the plain one and that of failing allocations stay behind."""
     here = Path(folder)
     extra = set(names) - {"cpu", "faults"} if here.name == "build" and here.parent.name == "native" else set()
@@ -56,7 +56,7 @@ def scratch(folder: Path) -> Iterator[Scratch]:
     try:
         for part in PARTS:
             if (ROOT / part).exists():
-                shutil.copytree(ROOT / part, target / part, ignore=_ignored)
+                shutil.copytree(ROOT / part, target / part, ignore=_names_to_skip)
         for file in ROOT.iterdir():
             if file.is_file():
                 shutil.copy2(file, target / file.name)

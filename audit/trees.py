@@ -66,9 +66,9 @@ def reveal(n: int, meet: Meet, seed: int = 1) -> Tree:
         pivots = [int(g[rng.integers(g.size)]) for g in generation]
         others = [g[g != p] for g, p in zip(generation, pivots, strict=True)]
         pairs = [np.stack([np.full(o.size, p), o], axis=1) for o, p in zip(others, pivots, strict=True)]
-        whole = np.concatenate(pairs)
-        answers = meet(whole) if whole.size else np.zeros(0, np.int64)
-        questions += len(whole)
+        asked = np.concatenate(pairs)
+        answers = meet(asked) if asked.size else np.zeros(0, np.int64)
+        questions += len(asked)
         following: list[np.ndarray] = []
         upper: list[int] = []
         at, first = 0, len(parts) + len(generation)

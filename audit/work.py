@@ -18,11 +18,9 @@ T = TypeVar("T")
 
 
 def run_in_threads(
-    items: Sequence[T],
-    workers: int,
-    open_worker: Callable[[], AbstractContextManager[Callable[[T], None]]],
+    items: Sequence[T], workers: int, open_worker: Callable[[], AbstractContextManager[Callable[[T], None]]],
     budget: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Does every item in threads, each with the function that an `open_worker` of its own gives, until the budget in seconds is
     spent. The first exception ends all threads and is raised here; at Ctrl-C they finish the items they have begun."""
     queue, lock, start = iter(items), threading.Lock(), time.monotonic()
@@ -68,15 +66,9 @@ def open_runtimes(devices: Sequence[str], kernels: Any = None) -> Iterator[list[
 
 
 def walk(
-    chunks: Sequence[T],
-    open_worker: Callable[[], AbstractContextManager[Callable[[T], str]]],
-    size: Callable[[T], int],
-    unit: str,
-    *,
-    workers: int,
-    budget: float | None = None,
-    done: int = 0,
-) -> None:
+    chunks: Sequence[T], open_worker: Callable[[], AbstractContextManager[Callable[[T], str]]],
+    size: Callable[[T], int], unit: str, *, workers: int, budget: float | None = None, done: int = 0,
+) -> None:  # fmt: skip
     """Does every chunk of a walk over inputs, with a progress bar that counts inputs. Chunks are the parallel work, so a call on
     the CPU has one thread. A worker's function gives a word about its chunk; `done` inputs are of an earlier run."""
     with Progress(float(sum(map(size, chunks)) + done), unit, done=float(done)) as progress, cpu_settings(threads=1):

@@ -11,6 +11,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from bench.measure import (
     Timing,
     device_of,
     import_torch,
-    rms_error,
+    largest_error,
     time_host,
     time_marks,
 )
@@ -74,15 +75,8 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
     call = subject.ours(device)
     small = subject.bytes <= 4 * REFERENCE_LIMIT and subject.flops <= REFERENCE_FLOPS
     reference = subject.reference() if small else None
-    error = None
-    if reference is not None:
-        result = call()
-        results = result if isinstance(result, tuple) else (result,)
-        references = reference if isinstance(reference, tuple) else (reference,)
-        error = max(
-            rms_error(r if isinstance(r, np.ndarray) else content(r), ref)
-            for r, ref in zip(results, references, strict=True)
-        )
+    fetch_ours = lambda r: r if isinstance(r, np.ndarray) else content(r)
+    error = largest_error(call(), reference, fetch_ours) if small else None
     ours = clock(device)(call)
     floor = max(subject.bytes / rate, subject.flops / peak if peak else 0.0) * 1e3
     peers: dict[str, dict[str, float | None]] = {}
@@ -92,12 +86,7 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
     ) -> None:
         if other is None:
             return
-        wrong = None
-        if reference is not None:
-            value = other()
-            values = value if isinstance(value, tuple) else (value,)
-            refs = reference if isinstance(reference, tuple) else (reference,)
-            wrong = max(rms_error(fetch(v), r) for v, r in zip(values, refs, strict=False))
+        wrong = largest_error(other(), reference, fetch, strict=False) if small else None
         t = timer(other)
         peers[name] = {"ms": t.median, "spread_ms": t.spread, "ratio": t.median / ours.median, "error": wrong}
 
@@ -174,16 +163,11 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if args.json:
             report = {
-                "date": now(),
-                "device": device.describe(),
-                "build": tlrt.build_info(),
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": getattr(torch, "__version__", None),
-                "bandwidth": rate,
-                "rows": [r.as_dict() for r in rows],
+                "date": now(), "device": device.describe(), "build": tlrt.build_info(),
+                "python": platform.python_version(), "numpy": np.__version__,
+                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [asdict(r) for r in rows],
                 **({"growth": grown} if grown else {}),
-            }
+            }  # fmt: skip
             write_document(args.json, report)
     if any(r.in_cache for r in rows):
         print("* operands fit the GPU's L2 cache")

@@ -56,18 +56,18 @@ class Runs:
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
 
 
-def kept(found: dict[str, Any]) -> dict[str, Any]:
+def summarise_report(found: dict[str, Any]) -> dict[str, Any]:
     """What a document holds of an example's report."""
     short = {k: v for k, v in found.items() if k not in (*LOCAL, "peers")}
-    return {**short, "settings": found["settings"], "curve": thinned(found["losses"])}
+    return {**short, "settings": found["settings"], "curve": thin_curve(found["losses"])}
 
 
-def thinned(losses: list[float]) -> list[list[float]]:
+def thin_curve(losses: list[float]) -> list[list[float]]:
     """[step, loss] of the first step, every EVERY-th and the last."""
     return [[i, losses[i - 1]] for i in range(1, len(losses) + 1) if i == 1 or i % EVERY == 0 or i == len(losses)]
 
 
-def repeatable(runs: Runs, steps: int) -> dict[str, Any]:
+def compare_repetitions(runs: Runs, steps: int) -> dict[str, Any]:
     """The same char-GPT run twice, and once in two halves."""
     preset = ("--steps", str(steps))
     for folder, arguments in (("first", ()), ("second", ()), ("resumed", ("--stop-at", str(steps // 2)))):
@@ -80,7 +80,7 @@ def repeatable(runs: Runs, steps: int) -> dict[str, Any]:
     return {"steps": steps, "checkpoints": hashes, "bit_identical": same}
 
 
-def beside_torch(runs: Runs, steps: int) -> dict[str, Any] | None:
+def compare_with_torch(runs: Runs, steps: int) -> dict[str, Any] | None:
     """Loss curves of char-GPT here and in PyTorch, without dropout, as the two draw different masks."""
     found = runs.run("char_gpt", "peer", "--steps", str(steps), "--set", "dropout=0", "--peer", "torch")
     if found is None:
@@ -88,13 +88,11 @@ def beside_torch(runs: Runs, steps: int) -> dict[str, Any] | None:
     peer = found["peers"]["torch"]
     ours, theirs = found["losses"], peer["losses"]
     return {
-        "steps": steps,
-        "torch": peer["version"],
-        "curve": [[i, loss, theirs[i - 1]] for i, loss in thinned(ours)],
+        "steps": steps, "torch": peer["version"], "curve": [[i, loss, theirs[i - 1]] for i, loss in thin_curve(ours)],
         "largest_difference": max(abs(a - b) for a, b in zip(ours, theirs, strict=True)),
         "final_loss": [found["final_loss"], peer["final_loss"]],
         "steps_per_second": [found["steps_per_second"], peer["steps_per_second"]],
-    }
+    }  # fmt: skip
 
 
 def main() -> int:
@@ -110,13 +108,11 @@ def main() -> int:
         examples = {name: runs.run(name, name) for name in args.only or NAMES}
         document = {
             "command": format_command(["python", "-m", "bench.examples", *sys.argv[1:]]),
-            "commit": args.commit or commit() or "unknown",
-            **describe_run([args.device]),
-            "examples": {name: kept(found) for name, found in examples.items() if found is not None},
-            "repeated": repeatable(runs, args.steps),
-            "peer": beside_torch(runs, args.steps) if find_spec("torch") else None,
-            "failures": runs.failures,
-        }
+            "commit": args.commit or commit() or "unknown", **describe_run([args.device]),
+            "examples": {name: summarise_report(found) for name, found in examples.items() if found is not None},
+            "repeated": compare_repetitions(runs, args.steps),
+            "peer": compare_with_torch(runs, args.steps) if find_spec("torch") else None, "failures": runs.failures,
+        }  # fmt: skip
     write_document(Path(args.json), document)
     for name, found in document["examples"].items():
         figures = {k: v for k, v in found.items() if isinstance(v, float)}

@@ -60,10 +60,8 @@ class Runner:
                     process.wait()
         text = log.read_text(errors="replace")
         self.steps[name] = {
-            "status": status,
-            "seconds": round(time.monotonic() - start, 1),
-            "command": format_command(command),
-        }
+            "status": status, "seconds": round(time.monotonic() - start, 1), "command": format_command(command),
+        }  # fmt: skip
         print("\n".join(text.splitlines()[-6 if status == 0 else -40 :]))
         print(f"== {name}: exit {status}, {self.steps[name]['seconds']} s", flush=True)
         return text
@@ -172,18 +170,11 @@ def main(argv: list[str] | None = None) -> int:
         runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
     document = {
-        "date": now(),
-        "commit": args.commit or commit() or "unknown",
-        "gpu": driver(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "steps": runner.steps,
-        "sanitizer": sanitizer,
-        "verify": load(args.out / "verify.json"),
-        "bench": load(args.out / "bench.json"),
-        "training_steps": load(args.out / "steps.json"),
-        "growth": load(args.out / "growth.json"),
-    }
+        "date": now(), "commit": args.commit or commit() or "unknown", "gpu": driver(), "platform": platform.platform(),
+        "python": platform.python_version(), "steps": runner.steps, "sanitizer": sanitizer,
+        "verify": load(args.out / "verify.json"), "bench": load(args.out / "bench.json"),
+        "training_steps": load(args.out / "steps.json"), "growth": load(args.out / "growth.json"),
+    }  # fmt: skip
     write_document(args.out / "gpu.jsonl", document)
     rows = [(name, step["status"], step["seconds"]) for name, step in runner.steps.items()]
     print("\n" + format_table(("step", "exit", "seconds"), rows))

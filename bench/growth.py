@@ -229,8 +229,7 @@ def accuracy(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
         constants = ", ".join(f"{r / math.log2(n):.3f}" for n, r in zip(sizes, rms, strict=True))
         yield Entry(
             f"{name} error", "error", "n", sizes, rms, max(r / levels(n) for n, r in zip(sizes, rms, strict=True)),
-            "rms / u per level, at most", LEVEL,
-            f"rms / (u·log2 n): {constants}",
+            "rms / u per level, at most", LEVEL, f"rms / (u·log2 n): {constants}",
         )  # fmt: skip
         # from the first size on, log n grows no faster than n to the power 1 / ln(first size)
         yield Entry(
@@ -264,12 +263,9 @@ def measure(device: tlrt.Device) -> dict[str, Any]:
             bar.close()
             print(show(entry), flush=True)
     return {
-        "device": device.describe(),
-        "load": round(load, 2),
-        "seconds": round(time.monotonic() - start, 1),
-        "entries": [e.as_dict() for e in entries],
-        "ok": all(e.ok for e in entries),
-    }
+        "device": device.describe(), "load": round(load, 2), "seconds": round(time.monotonic() - start, 1),
+        "entries": [e.as_dict() for e in entries], "ok": all(e.ok for e in entries),
+    }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_figure", "table_head", "table_row"]
+__all__ = ["format_figure", "table", "table_head", "table_row"]
 
 
 def table_row(cells: Iterable[str]) -> str:
@@ -15,6 +15,11 @@ def table_row(cells: Iterable[str]) -> str:
 def table_head(cells: Sequence[str]) -> list[str]:
     """The two lines that a table begins with."""
     return [table_row(cells), "|" + "---|" * len(cells)]
+
+
+def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """The lines of a table."""
+    return [*table_head(head), *map(table_row, rows)]
 
 
 def format_figure(x: float) -> str:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -52,9 +52,6 @@ class Row:
     in_cache: bool
     error: float | None
     peers: dict[str, dict[str, float | None]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def device_of(name: str | None) -> tlrt.Device:
@@ -147,6 +144,17 @@ def as_reference(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64) if x.dtype == np.float32 else x
 
 
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """The results of a call that returns one or a tuple."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def largest_error(results: Any, references: Any, fetch: Callable[[Any], Any], strict: bool = True) -> float:
+    """The largest rms error of results, each brought to NumPy by `fetch`; unless `strict`, references may have none."""
+    pairs = zip(as_tuple(results), as_tuple(references), strict=strict)
+    return max(rms_error(fetch(result), reference) for result, reference in pairs)
+
+
 def rms_error(got: Any, reference: Any) -> float:
     """‖got - reference‖ / ‖reference‖ over the elements where the reference is finite."""
     if np.iscomplexobj(got):  # a packed spectrum is pairs of real numbers
@@ -221,7 +229,7 @@ class Subject:
         values = {a.name: self.inputs.get(a.name) for a in sig.inputs}
         placed = {k: v if v is None or self.kind(k) != "f32" else runtime.upload(v) for k, v in values.items()}
         results = runtime.call(self.op.name, placed, self.names)
-        for output, result in zip(sig.outputs, results if isinstance(results, tuple) else (results,), strict=True):
+        for output, result in zip(sig.outputs, as_tuple(results), strict=True):
             if output.name in self.inputs:
                 self.inputs[output.name] = result.numpy().reshape(self.inputs[output.name].shape)
 

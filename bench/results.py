@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from audit import evidence
 from audit.environment import EVIDENCE, ROOT
 from bench import trust
-from bench.markdown import format_figure, table_head, table_row
+from bench.markdown import format_figure, table
 from bench.speed_chart import chart_figures, draw_chart, family_ratios, read_figures
 from tlrt.verify.documents import read_document
 
@@ -70,29 +70,26 @@ def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any]
 FIGURES: Mapping[str, Sequence[tuple[str, str]]] = {
     "digits": (("test_accuracy", "accuracy on unseen images"), ("test_loss", "loss")),
     "autoencoder": (
-        ("test_mse", "mean squared error"),
-        ("principal_components_mse", "8 principal components"),
+        ("test_mse", "mean squared error"), ("principal_components_mse", "8 principal components"),
         ("mean_image_mse", "the mean image"),
     ),
     "char_gpt": (("test_loss", "nats per unseen character"), ("unigram_loss", "frequencies of characters")),
     "mamba": (
-        ("test_loss", "nats per unseen character"),
-        ("test_accuracy", "accuracy"),
+        ("test_loss", "nats per unseen character"), ("test_accuracy", "accuracy"),
         ("unigram_loss", "frequencies of characters"),
     ),
     "fno_burgers": (
-        ("relative_l2_error", "relative L2 error"),
-        ("relative_l2_error_twice_the_grid", "on twice the grid"),
+        ("relative_l2_error", "relative L2 error"), ("relative_l2_error_twice_the_grid", "on twice the grid"),
         ("relative_l2_error_of_the_identity", "of the initial function"),
     ),
-}
+}  # fmt: skip
 
 
 def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
     names = ["operation", "size", "ms", "share of floor", "rms error"]
     for peer in peers:
         names += [f"times faster than {NAMES[peer]}", f"{NAMES[peer]}'s error"]
-    lines = table_head(names)
+    lines = []
     for row in run["bench"]["rows"]:
         share = f"{row['floor_share']:.2f}{'*' if row['in_cache'] else ''}" if row["floor_ms"] else ""
         cells = [row["op"], row["size"], format_figure(row["ours_ms"]), share]
@@ -101,21 +98,20 @@ def full_table(run: dict[str, Any], peers: tuple[str, ...]) -> list[str]:
         for peer in peers:
             other = row["peers"].get(peer)
             cells += ["", ""] if other is None else [
-                format_figure(other["ratio"]),
-                "" if other["error"] is None or random else f"{other['error']:.1e}",
+                format_figure(other["ratio"]), "" if other["error"] is None or random else f"{other['error']:.1e}",
             ]  # fmt: skip
-        lines.append(table_row(cells))
-    return lines
+        lines.append(cells)
+    return table(names, lines)
 
 
 def families_table(run: dict[str, Any], peer: str) -> list[str]:
     """One line per family: how many rows, the median ratio, and the worst and best with their operations."""
-    lines = table_head(("family", "rows", f"times faster than {NAMES[peer]}: median", "worst", "best"))
+    lines = []
     for family, rows in family_ratios(run["bench"]["rows"], peer).items():
         median = statistics.median(r[0] for r in rows)
         ends = [f"{format_figure(ratio)} ({op}, {size})" for ratio, op, size in (rows[0], rows[-1])]
-        lines.append(table_row([family, str(len(rows)), format_figure(median), *ends]))
-    return lines
+        lines.append([family, str(len(rows)), format_figure(median), *ends])
+    return table(("family", "rows", f"times faster than {NAMES[peer]}: median", "worst", "best"), lines)
 
 
 def verified_sentence(run: dict[str, Any]) -> str:
@@ -139,7 +135,7 @@ UNITS = {"time": ("ms", 1.0), "memory": ("MiB", 2.0**-20), "error": ("u", 1.0)}
 
 def growth_table(report: dict[str, Any]) -> list[str]:
     """What :mod:`bench.growth` measured: every value, the figure drawn from them and its limit."""
-    lines = table_head(("what", "sizes", "values", "figure", "limit", ""))
+    lines = []
     for e in report["entries"]:
         unit, factor = UNITS[e["what"]]
         values = f"{', '.join(format_figure(v * factor) for v in e['values'])} {unit}"
@@ -147,10 +143,8 @@ def growth_table(report: dict[str, Any]) -> list[str]:
         limit = "" if e["limit"] is None else f"≤ {format_figure(e['limit'])}"
         verdict = "" if e["limit"] is None else "kept" if e["ok"] else "**missed**"
         name = e["name"] if e["what"] in e["name"] else f"{e['name']}: {e['what']}"
-        lines.append(
-            table_row([name, sizes, values, f"{e['figure_is']}: {format_figure(e['figure'])}", limit, verdict])
-        )
-    return lines
+        lines.append([name, sizes, values, f"{e['figure_is']}: {format_figure(e['figure'])}", limit, verdict])
+    return table(("what", "sizes", "values", "figure", "limit", ""), lines)
 
 
 def headline(name: str, run: dict[str, Any]) -> str:
@@ -161,11 +155,11 @@ def headline(name: str, run: dict[str, Any]) -> str:
 
 def steps_table(report: Mapping[str, Any]) -> list[str]:
     """Every step of :mod:`bench.steps`: our time, PyTorch's, and how many times faster."""
-    out = table_head(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"))
+    lines = []
     for r in report["rows"]:
         times = [format_figure(x) if (x := r.get(k)) is not None else "" for k in ("ours_ms", "torch_ms", "ratio")]
-        out.append(table_row([r["step"], r["size"], *times, str(r["driver_allocations"])]))
-    return out
+        lines.append([r["step"], r["size"], *times, str(r["driver_allocations"])])
+    return table(("step", "size", "ms", "PyTorch, ms", "times faster than PyTorch", "driver allocations"), lines)
 
 
 def steps_sentence(report: Mapping[str, Any]) -> str:
@@ -177,17 +171,12 @@ def steps_sentence(report: Mapping[str, Any]) -> str:
 
 def examples_table(document: Mapping[str, Any]) -> list[str]:
     """What the examples reached, and char-GPT run twice, resumed, and beside PyTorch."""
-    out = table_head(("example", "parameters", "steps", "what it reached", "s", "steps/s"))
+    lines = []
     for name, r in document["examples"].items():
         said = "; ".join(f"{what} {r[key]:.4g}" for key, what in FIGURES[name])
-        cells = [
-            name,
-            f"{r['parameters']:,}".replace(",", " "),
-            str(r["steps"]),
-            said,
-            format_figure(r["wall_seconds"]),
-        ]
-        out.append(table_row([*cells, format_figure(r["steps_per_second"])]))
+        size, times = f"{r['parameters']:,}".replace(",", " "), (r["wall_seconds"], r["steps_per_second"])
+        lines.append([name, size, str(r["steps"]), said, *map(format_figure, times)])
+    out = table(("example", "parameters", "steps", "what it reached", "s", "steps/s"), lines)
     again = document["repeated"]
     same = "left the same checkpoint, byte for byte" if again["bit_identical"] else "left **different** checkpoints"
     out += ["", f"char_gpt over {again['steps']} steps, run twice and once stopped half-way and resumed, {same}."]
@@ -197,14 +186,9 @@ def examples_table(document: Mapping[str, Any]) -> list[str]:
             f" each step, at most {peer['largest_difference']:.1e} apart over {peer['steps']} steps;"
             f" {format_figure(peer['steps_per_second'][0])} and {format_figure(peer['steps_per_second'][1])} steps/s."
         )
-        out += [
-            "",
-            text,
-            "",
-            *table_head(("step", *(str(i) for i, _, _ in peer["curve"]))),
-            table_row(("here", *(f"{ours:.6f}" for _, ours, _ in peer["curve"]))),
-            table_row(("PyTorch", *(f"{theirs:.6f}" for _, _, theirs in peer["curve"]))),
-        ]
+        steps, ours, theirs = zip(*peer["curve"], strict=True)
+        curves = [(name, *(f"{x:.6f}" for x in curve)) for name, curve in (("here", ours), ("PyTorch", theirs))]
+        out += ["", text, "", *table(("step", *map(str, steps)), curves)]
     return out
 
 

@@ -78,11 +78,11 @@ class Bench:
         self.device, self.torch, self.budget = device, torch, budget
         self.place = device.name if device.is_cuda else "cpu"
 
-    def there(self, array: Any) -> Any:
+    def to_torch(self, array: Any) -> Any:
         """An array of the peer's, on its device."""
         return self.torch.from_numpy(array).to(self.place)
 
-    def _torch_waits(self) -> None:
+    def _synchronize_torch(self) -> None:
         if self.device.is_cuda:
             self.torch.cuda.synchronize(self.place)
 
@@ -90,7 +90,7 @@ class Bench:
         ours, theirs = Clock(pair.ours, self.device.synchronize), None
         before = self.device.memory().driver_allocations
         if pair.theirs is not None:
-            theirs = Clock(pair.theirs, self._torch_waits)
+            theirs = Clock(pair.theirs, self._synchronize_torch)
         for _ in range(TURNS):
             for clock in filter(None, (ours, theirs)):
                 clock.run(self.budget / TURNS)
@@ -149,7 +149,7 @@ def operations(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
         theirs: Call | None = None
         recorded: Call | None = None
         if torch is not None:
-            plain, tracked = bench.there(host), bench.there(host).requires_grad_()
+            plain, tracked = bench.to_torch(host), bench.to_torch(host).requires_grad_()
             theirs, recorded = partial(torch.tanh, plain), partial(torch.tanh, tracked)
 
         def on_tape(tape: Tape = tape, x: Any = x, n: int = n) -> None:
@@ -166,12 +166,12 @@ def operations(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
 
         size = f"n={n}"
         yield Pair("kernel tanh", size, partial(kernels.tanh, x), theirs)
-        chain = None if recorded is None else _repeated(recorded)
+        chain = None if recorded is None else _repeat(recorded)
         yield Pair("tape tanh", size, on_tape, chain, CHAIN)
         yield Pair("session tanh", size, on_session, chain, CHAIN)
 
 
-def _repeated(call: Call) -> Call:
+def _repeat(call: Call) -> Call:
     def run() -> None:
         kept = [call() for _ in range(CHAIN)]
         kept.clear()
@@ -218,7 +218,7 @@ def rows_of(
     yield Pair(f"{name} captured", size, lambda: captured(*again.batch()), theirs, losses=first)
 
 
-def trained_there(optimizer: Any, loss: Call) -> Call:
+def torch_step(optimizer: Any, loss: Call) -> Call:
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
         value = loss()
@@ -264,10 +264,10 @@ def mlp(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
             return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
         model, optimizer = peer()
-        theirs = trained_there(optimizer, lambda: error(model(bench.there(x)), bench.there(y)))
+        theirs = torch_step(optimizer, lambda: error(model(bench.to_torch(x)), bench.to_torch(y)))
         if bench.device.is_cuda:
             model, optimizer = peer()
-            graphed = graphed_there(bench, model, optimizer, error, x, y)
+            graphed = torch_graph_step(bench, model, optimizer, error, x, y)
     size = f"{'-'.join(map(str, MLP))}, batch 32, SGD"
     rows = list(rows_of(stack, "MLP", size, ours, build(), theirs))
     yield from rows
@@ -275,10 +275,10 @@ def mlp(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
         yield Pair("MLP both captured", size, rows[1].ours, graphed)
 
 
-def graphed_there(bench: Bench, model: Any, optimizer: Any, error: Any, x: Any, y: Any) -> Call:
+def torch_graph_step(bench: Bench, model: Any, optimizer: Any, error: Any, x: Any, y: Any) -> Call:
     """PyTorch's step as one CUDA graph, as its documentation has it: warmed up beside, captured, then the batch copied to
     where the graph reads it and the graph replayed."""
-    cuda, fixed = bench.torch.cuda, [bench.there(x), bench.there(y)]
+    cuda, fixed = bench.torch.cuda, [bench.to_torch(x), bench.to_torch(y)]
     there = [bench.torch.from_numpy(a) for a in (x, y)]
 
     def step() -> Any:
@@ -348,7 +348,7 @@ def convnet(bench: Bench, stack: ExitStack, size: int, channels: int, batch: int
         copy_weights(bench, peer, ours.session)
         entropy = n.functional.cross_entropy
         adam = torch.optim.Adam(peer.parameters(), lr=1e-3)
-        theirs = trained_there(adam, lambda: entropy(peer(bench.there(x)), bench.there(labels)))
+        theirs = torch_step(adam, lambda: entropy(peer(bench.to_torch(x)), bench.to_torch(labels)))
     label = f"{size}x{size}, channels {c}-{4 * c}, batch {batch}, Adam"
     yield from rows_of(stack, "conv net", label, ours, build(), theirs)
 
@@ -448,14 +448,9 @@ def main(argv: list[str] | None = None) -> int:
     rows = measure(device, torch, wanted, args.budget)
     if args.json:
         report = {
-            "date": now(),
-            "device": device.describe(),
-            "build": tlrt.build_info(),
-            "python": platform.python_version(),
-            "torch": getattr(torch, "__version__", None),
-            "threads": tlrt.threads(),
-            "rows": [asdict(r) for r in rows],
-        }
+            "date": now(), "device": device.describe(), "build": tlrt.build_info(), "python": platform.python_version(),
+            "torch": getattr(torch, "__version__", None), "threads": tlrt.threads(), "rows": [asdict(r) for r in rows],
+        }  # fmt: skip
         write_document(args.json, report)
     return 0
 

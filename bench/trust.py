@@ -7,7 +7,8 @@ worst of all runs. An entry point whose bound has changed since a file was writt
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from audit import evidence, faults
 from audit.environment import EVIDENCE, ROOT
 from audit.evidence import PARTS, Evidence, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share
-from bench.markdown import table_head, table_row
+from bench.markdown import table, table_head, table_row
 from tlspec import entries, registry
 from tlspec.declarations import declarations
 from tlspec.entries import Entry
@@ -60,18 +61,11 @@ def promises_table() -> list[str]:
             else:
                 vjp = "composed of other operations" if rule.via is not None else f"`{row.entry('vjp')}`"
             laws = sorted({str(getattr(law, "name", law)) for law in row.contract.laws}) if forward else []
-            cells = [
-                f"`{e.symbol}`",
-                f"`{entries.shapes_text(e)}`",
-                "same bits" if row.contract.same_bits else "within bound",
-            ]
-            cells += [
-                "own kernel" if row.contract.cuda == "own" else row.contract.cuda,
-                bound(e),
-                vjp,
-                ", ".join(laws) or NONE,
-            ]
-            out.append(table_row(cells))
+            bits = "same bits" if row.contract.same_bits else "within bound"
+            kernel = "own kernel" if row.contract.cuda == "own" else row.contract.cuda
+            law_names = ", ".join(laws) or NONE
+            shapes = entries.shapes_text(e)
+            out.append(table_row((f"`{e.symbol}`", f"`{shapes}`", bits, kernel, bound(e), vjp, law_names)))
     return out
 
 
@@ -134,42 +128,46 @@ class Cells:
                 parts.append(self.mark("exhaustive", e, device, text))
         return "; ".join(parts) or NONE
 
-    def sums(self, e: Entry) -> str:
-        """Roundings on the longest path of the longest sum, beside what its bound assumes."""
+    def by_device(self, part: str, e: Entry, describe: Callable[[list[dict[str, Any]]], str]) -> str:
+        """What a part found of an entry point on each kind of device; nothing where `describe` has no text for the rows."""
         parts = []
         for device in self.ev.kinds():
-            if rows := [r for r in self.rows("probe", e, device) if r["height"] is not None]:
-                r = max(rows, key=lambda r: (r["leaves"], r["height"] + r["extra"]))
-                height, leaves = r["height"] + r["extra"], format_count(r["leaves"])
-                text = f"{self.ev.label(device)}: {height} of {r['declared']} ({leaves} summands)"
-                parts.append(self.mark("probe", e, device, text))
+            rows = self.rows(part, e, device)
+            if rows and (text := describe(rows)):
+                parts.append(self.mark(part, e, device, f"{self.ev.label(device)}: {text}"))
         return "; ".join(parts) or NONE
+
+    def sums(self, e: Entry) -> str:
+        """Roundings on the longest path of the longest sum, beside what its bound assumes."""
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            known = [(r["leaves"], r["height"] + r["extra"], r["declared"]) for r in rows if r["height"] is not None]
+            if not known:
+                return ""
+            leaves, height, declared = max(known, key=lambda r: r[:2])
+            return f"{height} of {declared} ({format_count(leaves)} summands)"
+
+        return self.by_device("probe", e, describe)
 
     def repeated(self, e: Entry) -> str:
         """Repeated calls, and what a batch does where the vendor's library decides the order."""
-        parts = []
-        for device in self.ev.kinds():
-            if rows := self.rows("determinism", e, device):
-                r = max(rows, key=count_calls)
-                equal = all(x["verdict"] == "pass" for x in rows)
-                text = (
-                    f"{self.ev.label(device)}: {format_count(count_calls(r))} calls{'' if equal else ', **not equal**'}"
-                )
-                if "not promised" in r["batch"]:
-                    text += f", batch: {r['batch']}"
-                parts.append(self.mark("determinism", e, device, text))
-        return "; ".join(parts) or NONE
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            r = max(rows, key=count_calls)
+            equal = "" if all(x["verdict"] == "pass" for x in rows) else ", **not equal**"
+            batch = f", batch: {r['batch']}" if "not promised" in r["batch"] else ""
+            return f"{format_count(count_calls(r))} calls{equal}{batch}"
+
+        return self.by_device("determinism", e, describe)
 
     def alarms(self, e: Entry) -> str:
         """Correct results that the bound called wrong."""
-        parts = []
-        for device in self.ev.kinds():
-            if rows := self.rows("alarms", e, device):
-                r = row_with_most(rows, "comparisons")
-                alarms, compared = evidence.worst(rows, "alarms"), r["comparisons"]
-                text = f"{self.ev.label(device)}: {format_count(alarms)} in {format_count(compared)}"
-                parts.append(self.mark("alarms", e, device, text))
-        return "; ".join(parts) or NONE
+
+        def describe(rows: list[dict[str, Any]]) -> str:
+            most = row_with_most(rows, "comparisons")["comparisons"]
+            return f"{format_count(evidence.worst(rows, 'alarms'))} in {format_count(most)}"
+
+        return self.by_device("alarms", e, describe)
 
 
 def evidence_table(ev: Evidence) -> list[str]:
@@ -188,17 +186,11 @@ def evidence_table(ev: Evidence) -> list[str]:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
                 cells += [
-                    of.drawn(e, "cpu"),
-                    of.drawn(e, "cuda"),
-                    of.every_input(e),
-                    of.sums(e),
-                    of.repeated(e),
+                    of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
                     of.alarms(e),
-                ]
-            cells.append(
-                "; ".join(f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))) or NONE
-            )
-            out.append(table_row(cells))
+                ]  # fmt: skip
+            hostile = [f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))]
+            out.append(table_row([*cells, "; ".join(hostile) or NONE]))
     return out
 
 
@@ -220,11 +212,8 @@ def hostile_text(ev: Evidence, symbol: str, device: str) -> str:
 def core_table(ev: Evidence) -> list[str]:
     """One line per exported symbol that is no operation: how often it was called with hostile arguments."""
     devices = ev.kinds() or ["cpu"]
-    out = table_head(["symbol", *[f"hostile calls on {ev.label(d)}" for d in devices]])
-    for symbol in core_symbols():
-        cells = [f"`{symbol}`"]
-        out.append(table_row(cells + [hostile_text(ev, symbol, device) or NONE for device in devices]))
-    return out
+    rows = [[f"`{s}`", *(hostile_text(ev, s, device) or NONE for device in devices)] for s in core_symbols()]
+    return table(["symbol", *(f"hostile calls on {ev.label(d)}" for d in devices)], rows)
 
 
 # ---- totals ----------------------------------------------------------------------------------------------------------
@@ -232,25 +221,22 @@ def core_table(ev: Evidence) -> list[str]:
 
 def totals_table(ev: Evidence) -> list[str]:
     """What the files hold in sum, and what none of them holds."""
-    out = table_head(("what", "tried", "outcome", "file"))
-    failed: dict[tuple[str, str], int] = {}
-    for f in ev.findings:
-        failed[f.part, f.source] = failed.get((f.part, f.source), 0) + 1
+    rows: list[list[str]] = []
+    failed = Counter((f.part, f.source) for f in ev.findings)
     for part, what in PARTS.items():
         documents = ev.documents(part)
         if not documents:
-            out.append(table_row([what, "not in a committed file", NONE, NONE]))
+            rows.append([what, "not in a committed file", NONE, NONE])
         for source, document in documents:
             tried, outcome = _TOTALS[part](document)
-            bad = failed.get((part, source.name), 0)
-            outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "") if bad else outcome
-            out.append(table_row([what, tried, outcome, f"[{source.name}](../evidence/{source.name})"]))
-    out += ["", "The files:", ""]
+            if bad := failed[part, source.name]:
+                outcome = f"**{bad} failed**" + (f"; {outcome}" if outcome else "")
+            rows.append([what, tried, outcome, f"[{source.name}](../evidence/{source.name})"])
+    out = [*table(("what", "tried", "outcome", "file"), rows), "", "The files:", ""]
     for s in ev.sources:
         devices = "; ".join(s.devices.values()) or "devices not recorded"
-        commit = (
-            f"commit {s.commit[:7]}" if s.commit else f"library {s.library}" if s.library else "commit not recorded"
-        )
+        built = f"library {s.library}" if s.library else "commit not recorded"
+        commit = f"commit {s.commit[:7]}" if s.commit else built
         out.append(f"- [{s.name}](../evidence/{s.name}): {devices}; {s.date[:10] or 'date not recorded'}; {commit}")
     return out
 
@@ -292,10 +278,8 @@ def _determinism(d: Any) -> tuple[str, str]:
     bad = sum(r["verdict"] != "pass" for r in d["entries"])
     free = sum("not promised" in r["batch"] for r in d["entries"])
     tried = f"{format_count(sum(count_calls(r) for r in d['entries']))} calls of {len(d['entries'])} entry points and devices"
-    return (
-        tried,
-        f"{bad} entry points changed a bit; {free} depend on the batch around them, where that is not promised",
-    )
+    said = f"{bad} entry points changed a bit; {free} depend on the batch around them, where that is not promised"
+    return tried, said
 
 
 def _alarms(d: Any) -> tuple[str, str]:
@@ -308,10 +292,8 @@ def _hostile(d: Any) -> tuple[str, str]:
     where = "CPU" if device_kind(d.get("device", -1)) == "cpu" else "CUDA"
     with_ = f" with {d['sanitizers']} sanitizers" if d.get("sanitizers") else ""
     named = sum(bool(r["calls"]) for r in d["entries"].values())
-    threads = d.get("threads", 1)
-    team = (
-        f", {threads} threads {'on one context' if d.get('shared') else 'with a context each'}" if threads > 1 else ""
-    )
+    contexts = "on one context" if d.get("shared") else "with a context each"
+    team = f", {threads} threads {contexts}" if (threads := d.get("threads", 1)) > 1 else ""
     tried = f"{format_count(d['calls'])} calls of {named} functions on {where}{with_}{team}"
     return tried, f"{len(d['failures'])} crashes or other failures; {format_count(d['accepted'])} calls were valid"
 
@@ -333,11 +315,8 @@ def _faults(d: Any) -> tuple[str, str]:
 
 
 def _soak(d: Any) -> tuple[str, str]:
-    said = f"{len(d['failures'])} changes; {format_count(d['live_bytes'])} live bytes after every step"
-    return (
-        f"{format_count(d['steps'])} steps on {d['device']}",
-        f"{said}, the process grew by {format_count(d['growth'])}",
-    )
+    said = f"{len(d['failures'])} changes; {format_count(d['live_bytes'])} live bytes after every step, the process grew by "
+    return f"{format_count(d['steps'])} steps on {d['device']}", said + format_count(d["growth"])
 
 
 def _mutation(d: Any) -> tuple[str, str]:

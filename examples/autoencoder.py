@@ -26,22 +26,15 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     s, c, code = session, settings["channels"], settings["code"]
     (x, _), (x_test, _) = images.digits()
     encoder = nn.Sequential(
-        nn.Conv(s, 1, c, 4, stride=2, padding=1, name="down1"),
-        s.relu,
-        nn.Conv(s, c, 2 * c, 4, stride=2, padding=1, name="down2"),
-        s.relu,
-        lambda h: h.reshape((-1, 8 * c)),
+        nn.Conv(s, 1, c, 4, stride=2, padding=1, name="down1"), s.relu,
+        nn.Conv(s, c, 2 * c, 4, stride=2, padding=1, name="down2"), s.relu, lambda h: h.reshape((-1, 8 * c)),
         nn.Linear(s, 8 * c, code, name="code"),
-    )
+    )  # fmt: skip
     decoder = nn.Sequential(
-        nn.Linear(s, code, 8 * c, name="widen"),
-        s.relu,
-        lambda h: h.reshape((-1, 2 * c, 2, 2)),
-        nn.ConvTranspose(s, 2 * c, c, 4, stride=2, padding=1, name="up1"),
-        s.relu,
-        nn.ConvTranspose(s, c, 1, 4, stride=2, padding=1, name="up2"),
-        s.sigmoid,
-    )
+        nn.Linear(s, code, 8 * c, name="widen"), s.relu, lambda h: h.reshape((-1, 2 * c, 2, 2)),
+        nn.ConvTranspose(s, 2 * c, c, 4, stride=2, padding=1, name="up1"), s.relu,
+        nn.ConvTranspose(s, c, 1, 4, stride=2, padding=1, name="up2"), s.sigmoid,
+    )  # fmt: skip
     model = nn.Sequential(encoder, decoder)
     batches = common.Batches(len(x), settings["batch"], s.seed)
 
@@ -57,13 +50,10 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         return {"test_mse": float(np.mean((np.concatenate(made) - x_test) ** 2)), **_baselines(x, x_test, code)}
 
     return common.Program(
-        optim.AdamW(model.parameters(), lr=settings["rate"], weight_decay=1e-4),
-        lambda k: (x[batches(k)],),
-        loss,
-        lambda k: nn.schedules.cosine(k, peak=settings["rate"], total=settings["steps"]),
-        evaluate,
+        optim.AdamW(model.parameters(), lr=settings["rate"], weight_decay=1e-4), lambda k: (x[batches(k)],), loss,
+        lambda k: nn.schedules.cosine(k, peak=settings["rate"], total=settings["steps"]), evaluate,
         about={"train_images": len(x), "test_images": len(x_test), "code": code},
-    )
+    )  # fmt: skip
 
 
 def _baselines(x: Any, x_test: Any, code: int) -> dict[str, float]:

@@ -49,16 +49,11 @@ class CharGPT(nn.Layer):
         self.dropout = nn.Dropout(settings["dropout"])
         self.blocks = [
             nn.TransformerBlock(
-                s,
-                width,
-                settings["heads"],
-                name=f"block{i}",
-                causal=True,
-                dropout=settings["dropout"],
+                s, width, settings["heads"], name=f"block{i}", causal=True, dropout=settings["dropout"],
                 weight_init=small,
             )
             for i in range(depth)
-        ]
+        ]  # fmt: skip
         self.norm = nn.LayerNorm(s, width, name="norm")
         self.head = nn.Linear(s, width, characters, name="head", bias=False, weight_init=small)
 
@@ -96,14 +91,9 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     kept = {"initial": {p.name: p.numpy() for p in model.parameters()}, "model": model, "text": corpus}
     return common.Program(
         optim.AdamW(model.parameters(), lr=settings["rate"], beta2=0.99, weight_decay=settings["decay"]),
-        lambda k: corpus.batch(size, length, s.seed, k),
-        loss,
-        lambda k: rate(k, settings),
-        evaluate,
-        CLIP,
-        about=corpus.about,
-        kept=kept,
-    )
+        lambda k: corpus.batch(size, length, s.seed, k), loss, lambda k: rate(k, settings), evaluate, CLIP,
+        about=corpus.about, kept=kept,
+    )  # fmt: skip
 
 
 def rate(k: int, settings: common.Settings) -> float:

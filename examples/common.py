@@ -95,18 +95,14 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
         program = example.build(session, settings)
         program.capture = arguments.capture
         report: dict[str, Any] = {
-            "example": example.name,
-            "device": session.device.describe(),
-            "preset": arguments.preset,
-            "seed": arguments.seed,
-            "settings": settings,
-            "parameters": sum(p.size for p in session.parameters.values() if p.requires_grad),
-            **program.about,
-        }
+            "example": example.name, "device": session.device.describe(), "preset": arguments.preset,
+            "seed": arguments.seed, "settings": settings,
+            "parameters": sum(p.size for p in session.parameters.values() if p.requires_grad), **program.about,
+        }  # fmt: skip
         try:
             _train(example, session, program, settings, arguments, report)
             if report["finished"]:
-                report.update(_evaluated(session, program))
+                report.update(_evaluate(session, program))
                 if example.after is not None:
                     example.after(session, program, arguments, report)
         finally:
@@ -175,18 +171,14 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 
 
 def _train(
-    example: Example,
-    session: Session,
-    program: Program,
-    settings: Settings,
-    arguments: argparse.Namespace,
+    example: Example, session: Session, program: Program, settings: Settings, arguments: argparse.Namespace,
     report: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Trains from step 0, or from the checkpoint's, and fills the report."""
     path = Path(arguments.out) / f"{example.name}.safetensors"
     losses: list[float] = []
     if arguments.resume:
-        losses = _resumed(path, session, program, settings)
+        losses = _resume(path, session, program, settings)
         _say(arguments, f"continued from {path} at step {len(losses)}")
     first, steps = len(losses), settings["steps"]
     last = min(steps, arguments.stop_at or steps)
@@ -219,14 +211,10 @@ def _train(
         _say(arguments, f"stopped after step {len(losses)} of {steps}; --resume continues from {path}")
     ran = len(losses) - first
     report.update(
-        steps=len(losses),
-        finished=len(losses) >= steps,
-        final_loss=float(np.mean(losses[-10:])) if losses else None,
-        wall_seconds=round(seconds, 3),
-        steps_per_second=round(ran / seconds, 3) if ran else 0.0,
-        memory=memory,
+        steps=len(losses), finished=len(losses) >= steps, final_loss=float(np.mean(losses[-10:])) if losses else None,
+        wall_seconds=round(seconds, 3), steps_per_second=round(ran / seconds, 3) if ran else 0.0, memory=memory,
         losses=losses,
-    )
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -289,7 +277,7 @@ def _memory(session: Session, held: list[Any], losses: list[float]) -> dict[str,
     return {"live_bytes": now.live_bytes, "driver_allocations": now.driver_allocations}
 
 
-def _resumed(path: Path, session: Session, program: Program, settings: Settings) -> list[float]:
+def _resume(path: Path, session: Session, program: Program, settings: Settings) -> list[float]:
     """Restores the checkpoint and returns the losses so far."""
     if not path.exists():
         raise SystemExit(f"--resume: {path}: no such file")
@@ -299,7 +287,7 @@ def _resumed(path: Path, session: Session, program: Program, settings: Settings)
     return [float(v) for v in extra["losses"]]
 
 
-def _evaluated(session: Session, program: Program) -> dict[str, float]:
+def _evaluate(session: Session, program: Program) -> dict[str, float]:
     with session.no_grad():
         figures = program.evaluate()
     session.reset()

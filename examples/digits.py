@@ -25,20 +25,11 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     s, c = session, settings["channels"]
     (x, y), (x_test, y_test) = images.digits()
     model = nn.Sequential(
-        nn.Conv(s, 1, c, 3, padding=1, bias=False, name="conv1"),
-        nn.BatchNorm(s, c, name="norm1"),
-        s.relu,
-        nn.Conv(s, c, 2 * c, 3, padding=1, bias=False, name="conv2"),
-        nn.BatchNorm(s, 2 * c, name="norm2"),
-        s.relu,
-        nn.MaxPool(2),
-        nn.Conv(s, 2 * c, 4 * c, 3, padding=1, name="conv3"),
-        s.relu,
-        nn.MaxPool(2),
-        lambda h: h.reshape((-1, 16 * c)),
-        nn.Dropout(settings["dropout"]),
-        nn.Linear(s, 16 * c, 10, name="classes"),
-    )
+        nn.Conv(s, 1, c, 3, padding=1, bias=False, name="conv1"), nn.BatchNorm(s, c, name="norm1"), s.relu,
+        nn.Conv(s, c, 2 * c, 3, padding=1, bias=False, name="conv2"), nn.BatchNorm(s, 2 * c, name="norm2"), s.relu,
+        nn.MaxPool(2), nn.Conv(s, 2 * c, 4 * c, 3, padding=1, name="conv3"), s.relu, nn.MaxPool(2),
+        lambda h: h.reshape((-1, 16 * c)), nn.Dropout(settings["dropout"]), nn.Linear(s, 16 * c, 10, name="classes"),
+    )  # fmt: skip
     batches = common.Batches(len(y), settings["batch"], s.seed)
 
     def batch(k: int) -> tuple[Any, ...]:
@@ -58,13 +49,10 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         return {"test_loss": total / len(y_test), "test_accuracy": hits / len(y_test)}
 
     return common.Program(
-        optim.Adam(model.parameters(), lr=settings["rate"]),
-        batch,
-        loss,
-        lambda k: nn.schedules.one_cycle(k, peak=settings["rate"], total=settings["steps"]),
-        evaluate,
+        optim.Adam(model.parameters(), lr=settings["rate"]), batch, loss,
+        lambda k: nn.schedules.one_cycle(k, peak=settings["rate"], total=settings["steps"]), evaluate,
         about={"train_images": len(y), "test_images": len(y_test), "pixels": int(np.prod(x.shape[1:]))},
-    )
+    )  # fmt: skip
 
 
 EXAMPLE = common.Example("digits", __doc__ or "", PRESETS, build)

@@ -31,7 +31,7 @@ PRESETS = {
 }  # fmt: skip
 
 
-def initial(count: int, grid: int, rng: np.random.Generator) -> Array:
+def draw_initial(count: int, grid: int, rng: np.random.Generator) -> Array:
     """Smooth periodic functions on [0, 2π), (count, grid): Fourier coefficients normal with deviation 3/(1 + k²), k = 1..8.
 
     The same generator gives the same functions on every grid.
@@ -70,7 +70,7 @@ def integrate(u: Array, viscosity: float, time: float = 1.0, steps: int | None =
 
 
 class FNO1d(nn.Layer):
-    """The operator: points (batch, grid, 2) of :func:`placed` to (batch, grid), on any grid that has the modes.
+    """The operator: points (batch, grid, 2) of :func:`add_positions` to (batch, grid), on any grid that has the modes.
 
     Value and position are lifted to `width` channels, pass spectral blocks, and are projected back through a hidden layer.
     """
@@ -96,7 +96,7 @@ class FNO1d(nn.Layer):
         return self._collect_parameters([self.lift, *self.blocks, self.hidden, self.project])
 
 
-def placed(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
+def add_positions(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Values (batch, grid) beside their positions: (batch, grid, 2)."""
     values = np.asarray(x, np.float32)
     places = np.broadcast_to(np.arange(values.shape[1]) / values.shape[1], values.shape)
@@ -107,7 +107,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     s, grid, finest = session, settings["grid"], settings["data_grid"]
     if finest % (2 * grid):
         raise SystemExit(f"--set: data_grid: got {finest}, expected a multiple of twice the grid, {2 * grid}")
-    start = initial(settings["functions"] + settings["tests"], finest, np.random.default_rng(0))
+    start = draw_initial(settings["functions"] + settings["tests"], finest, np.random.default_rng(0))
     flow = integrate(start, settings["viscosity"])
     scale = float(start.std())
     cut = settings["functions"]
@@ -117,7 +117,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     def batch(k: int) -> tuple[Array, ...]:
         chosen = batches(k)
-        return placed(x[chosen]), y[chosen], np.linalg.norm(y[chosen], axis=1)
+        return add_positions(x[chosen]), y[chosen], np.linalg.norm(y[chosen], axis=1)
 
     def loss(points: npt.ArrayLike, wanted: npt.ArrayLike, norms: npt.ArrayLike) -> TensorRef:
         """The mean over the batch of ‖prediction - y‖/‖y‖."""
@@ -132,7 +132,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
     def predicted(values: Array) -> Array:
         made = []
         for part in common.chunks(len(values), settings["batch"]):
-            made.append(model(placed(values[part])).numpy().astype(np.float64))
+            made.append(model(add_positions(values[part])).numpy().astype(np.float64))
             s.reset()
         return np.concatenate(made)
 
@@ -144,18 +144,12 @@ def build(session: Session, settings: common.Settings) -> common.Program:
         }
 
     return common.Program(
-        optim.Adam(model.parameters(), lr=settings["rate"]),
-        batch,
-        loss,
+        optim.Adam(model.parameters(), lr=settings["rate"]), batch, loss,
         lambda k: nn.schedules.cosine(
             k, peak=settings["rate"], total=settings["steps"], warmup=min(50, settings["steps"])
         ),
-        evaluate,
-        about={
-            "train_functions": cut,
-            "test_functions": settings["tests"],
-        },
-    )
+        evaluate, about={"train_functions": cut, "test_functions": settings["tests"]},
+    )  # fmt: skip
 
 
 EXAMPLE = common.Example("fno_burgers", __doc__ or "", PRESETS, build)

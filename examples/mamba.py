@@ -80,13 +80,8 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
     return common.Program(
         optim.AdamW(model.parameters(), lr=settings["rate"], beta2=0.99, weight_decay=settings["decay"]),
-        lambda k: corpus.batch(size, length, s.seed, k),
-        loss,
-        rate,
-        evaluate,
-        clip=1.0,
-        about=corpus.about,
-    )
+        lambda k: corpus.batch(size, length, s.seed, k), loss, rate, evaluate, clip=1.0, about=corpus.about,
+    )  # fmt: skip
 
 
 EXAMPLE = common.Example("mamba", __doc__ or "", PRESETS, build)

@@ -59,10 +59,8 @@ def topics() -> Text:
     numbers = np.fromiter((place[c] for c in text), np.uint32, len(text))
     cut = len(numbers) * 9 // 10
     about = {
-        "characters": len(text),
-        "alphabet": len(alphabet),
-        "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
-    }
+        "characters": len(text), "alphabet": len(alphabet), "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }  # fmt: skip
     return Text(alphabet, numbers[:cut], numbers[cut:], about)
 
 

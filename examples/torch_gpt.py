@@ -97,9 +97,6 @@ def train(program: Program, settings: Settings, given: argparse.Namespace) -> di
     values = torch.stack(losses).cpu().numpy().astype(np.float64)
     seconds = time.perf_counter() - started
     return {
-        "version": torch.__version__,
-        "final_loss": float(values[-10:].mean()),
-        "wall_seconds": round(seconds, 3),
-        "steps_per_second": round(settings["steps"] / seconds, 3),
-        "losses": values.tolist(),
-    }
+        "version": torch.__version__, "final_loss": float(values[-10:].mean()), "wall_seconds": round(seconds, 3),
+        "steps_per_second": round(settings["steps"] / seconds, 3), "losses": values.tolist(),
+    }  # fmt: skip

@@ -1,1 +1,1 @@
-"""The mutation campaign: listed one-line defects, and whether the tests see them (``python -m audit.mutation``)."""
+"""The mutation campaign: listed one-line defects, and whether the tests see them (``python -m audit mutate``)."""

@@ -49,8 +49,7 @@ def pytest(tree: Scratch, words: Sequence[str], ops: str, patience: float) -> tu
     command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins, *ignored, *words]
     environment = {
         **os.environ, "OPS": ops, "PYTHONPATH": os.pathsep.join([str(tree.folder), os.environ.get("PYTHONPATH", "")]),
-        "TORCHLEAN_CUDA_LIBRARY": str(tree.library),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHLEAN_CUDA_LIBRARY": str(tree.library), "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     try:
         done = subprocess.run(

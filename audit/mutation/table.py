@@ -1,11 +1,337 @@
-"""All the defects, numbered by their place."""
+"""The planted defects of the mutation campaign, numbered by their place.
+
+A defect is a file, a text it holds exactly once, what becomes of it, what that breaks, and the tests that should see it: `tests`
+are words for pytest, tried first, and the whole suite follows where they pass; `ops` limits the drawn tests to rows. A defect
+with `same` changes no behaviour, for the reason given, and is expected to survive.
+"""
 
 from __future__ import annotations
 
-from audit.mutation.defect import Defect
-from audit.mutation.kernels import FORMULA, KERNELS
-from audit.mutation.runtime import ENTRY, PYTHON, SPEC
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 __all__ = ["DEFECTS", "Defect"]
 
-DEFECTS = [*FORMULA, *KERNELS, *ENTRY, *SPEC, *PYTHON]
+
+@dataclass(frozen=True)
+class Defect:
+    file: str
+    tests: str
+    old: str
+    new: str
+    breaks: str
+    ops: str = ""
+    same: str = ""
+
+
+def defects(file: str, rows: Sequence[tuple[str, ...]], tests: str = "tests/kernels") -> list[Defect]:
+    """The defects of one file that the same tests should see; a row is `old`, `new`, `breaks` and perhaps `ops` and `same`."""
+    return [Defect(file, tests, *row) for row in rows]
+
+
+#: the tests of buffers and contexts, and the hostile calls
+CORE = (
+    "tests/runtime/test_buffer.py tests/runtime/test_device.py tests/runtime/test_kernels.py tests/audit/test_hostile.py"
+    " tests/kernels/test_errors.py"
+)
+#: the tests of tape and session, quickest first
+TAPE = (
+    "tests/runtime/test_optim.py tests/runtime/test_session.py tests/runtime/test_checkpoint.py tests/runtime/test_tape.py"
+    " tests/runtime/test_tape_errors.py tests/runtime/test_tape_graphs.py tests/runtime/test_tape_operations.py"
+)
+CAPTURE = "tests/runtime/test_capture.py tests/runtime/test_capture_optim.py tests/runtime/test_capture_threads.py"
+
+# fmt: off
+DEFECTS = [
+    # ---- formulas
+    *defects("native/src/formula/exact.h", rows=[
+        ("float equal = tl_from_bits(tl_bits(a) & tl_bits(b));", "float equal = a;", "max(-0, +0) is -0: wrong tie",
+         "max"),
+        ("return a > b ? a : a < b ? b : a == b ? equal : a + b;", "return a > b ? a : a == b ? equal : b;",
+         "max(NaN, 1) is 1: NaN hidden", "max"),
+        ("float half = 0.5f * g;", "float half = g;", "a tie gives g to both", "max,min"),
+        ("float inside = x > lo && x < hi ? g : 0.0f;", "float inside = x >= lo && x < hi ? g : 0.0f;",
+         "clamp's gradient at the lower edge: > became >=", "clamp"),
+        ("return x > 0.0f ? g : x <= 0.0f ? 0.0f : x;", "return x >= 0.0f ? g : x < 0.0f ? 0.0f : x;", "relu'(0) is 1",
+         "relu"),
+        ("return x > 0.0f ? x : x <= 0.0f ? 0.0f : x;", "return x > 0.0f ? x : 0.0f;", "relu(NaN) is 0: NaN hidden",
+         "relu"),
+        ("*gb = tl_scale_by_power(-(mg / mb) * (ma / mb), ea + eg - eb - eb);", "*gb = -(g / b) * (a / b);",
+         "division's gradient overflows on the way", "div"),
+        ("    return x > 0.0f ? inside : x <= 0.0f ? 0.0f : x;", "    return x >= 0.0f ? inside : x < 0.0f ? 0.0f : x;",
+         "sqrt's gradient at 0 is not 0", "sqrt"),
+    ]),
+    *defects("native/src/formula/elementwise.def", rows=[
+        ("TL_BINARY_P(axpy, fmaf(P, B, A))", "TL_BINARY_P(axpy, P * B + A)", "axpy rounds twice", "axpy"),
+        ("TL_BINARY_VJP(mul_bwd, u = C * B; v = C * A;)", "TL_BINARY_VJP(mul_bwd, u = C * A; v = C * B;)",
+         "the factors' gradients are exchanged", "mul"),
+    ]),
+    *defects("native/src/formula/random.h", rows=[
+        ("return (uint32_t)tl_mix(key + i) >> 8;", "return (uint32_t)(tl_mix(key + i) >> 40);",
+         "draws from the high word", "random"),
+        ("tl_random_log((int32_t)even + 1);", "tl_random_log((int32_t)even);", "the logarithm's argument may be 0",
+         "rand_normal"),
+        ("tl_random_cosine((int32_t)odd);", "tl_random_cosine((int32_t)even);", "both words of a normal are the same",
+         "rand_normal"),
+        ("return tl_uniform_of(bits) < keep ? 1.0f : 0.0f;", "return tl_uniform_of(bits) <= keep ? 1.0f : 0.0f;",
+         "keep 0 may keep: < became <=", "bernoulli_mask"),
+    ]),
+    *defects("native/src/formula/rows.h", rows=[
+        ("return (hit ? y - 1.0f : y) * c;", "return (hit ? y - 0.0f : y) * c;",
+         "cross-entropy's gradient lacks the label", "cross_entropy"),
+        ("    return 1.0f / sqrtf(tl_per_count(squares, n) + eps);",
+         "    return 1.0f / (sqrtf(tl_per_count(squares, n)) + eps);", "eps outside the root",
+         "layer_norm,batchnorm_channel_first"),
+        ("    return fmaf(-xhat, mean_ax, a - mean_a) * istd;", "    return fmaf(-xhat, mean_ax, a) * istd;",
+         "the normalisation's gradient lacks a mean", "norm"),
+        ("    return fmaf(fmaf(-q, s, e), r, q);", "    return fmaf(0.0f * s, r, q);",
+         "softmax's quotient without its correction: an ulp or two", "softmax"),
+    ]),
+    *defects("native/src/formula/pool.h", rows=[
+        ("return (best == best) & !(v <= best);", "return (best == best) & !(v < best);",
+         "the last maximum of a window wins: wrong tie", "max_pool,max_pool2d"),
+        ("return v != v ? TL_NAN : g;", "return v != v ? g : g;", "a NaN's gradient is not NaN", "max_pool,max_pool2d"),
+        ("    return padded > 0.0f ? all : sum;", "    return padded > 1e30f ? all : sum;",
+         "padded cells are left out of the smooth maximum", "smooth_max_pool,smooth_max_pool2d"),
+    ]),
+    *defects("native/src/formula/scan_chunks.h", rows=[
+        ("    return tl_scan_finite(product, state, carry) ? next : end;",
+         "    return tl_scan_finite(product, state, carry) || end == end ? next : end;",
+         "an overflowed chunk product spoils the carry", "scan"),
+    ]),
+    *defects("native/src/formula/attention.h", rows=[
+        ("#define TL_FILL_SCORE -1000.0f", "#define TL_FILL_SCORE -100.0f", "another fill value", "flash_attention"),
+        ("    return s < -FLT_MAX ? -FLT_MAX : s;", "    return s;", "a score of -inf counts as blocked",
+         "flash_attention"),
+    ]),
+    *defects("native/src/formula/conv_geometry.h", rows=[
+        ("        g.base[d] = -s->padding[d];", "        g.base[d] = 0;", "convolution ignores its padding",
+         "conv,conv2d"),
+        ("        g.taps[d] = (s->kernel[d] - r + stride - 1) / stride;",
+         "        g.taps[d] = (s->kernel[d] - r) / stride;", "the last taps of a phase are lost", "conv"),
+    ]),
+    *defects("native/src/formula/broadcast_axes.h", rows=[
+        ("const int8_t repeated = map[j] == 0 || in[map[j] - 1] != out[j];",
+         "const int8_t repeated = map[j] == 0 || in[map[j] - 1] < 0;",
+         "size-1 axes are not summed over: wrong axis map", "broadcast_to,reduce_from_broadcast"),
+    ]),
+    *defects("native/src/formula/optim.h", rows=[
+        ("return weight_decay != 0.0f ? fmaf(weight_decay, p, g) : g;",
+         "return weight_decay != 0.0f && p != p ? p : g;", "weight decay is lost", "optim"),
+        ("    s.size = (float)((double)lr / tl_bias_correction(beta1, step));",
+         "    s.size = (float)((double)lr / tl_bias_correction(beta1, step + 1));", "bias correction off by one step",
+         "optim"),
+        ("    s.kept = (float)(1.0 - (double)lr * (double)decoupled);",
+         "    s.kept = (float)(1.0 - 0.0 * (double)decoupled);", "AdamW does not decay", "optim"),
+        ("fmaf(s.momentum, after, d) : after;", "fmaf(s.momentum, v, d) : after;",
+         "Nesterov looks ahead with the old velocity", "optim"),
+        ("    return factor >= 1.0f ? 1.0f : factor;", "    return factor;",
+         "small gradients are scaled up to the norm", "optim"),
+    ]),
+    # ---- CPU kernels
+    *defects("native/src/cpu/sum_tree.h", rows=[
+        ("    for (int64_t l = 0; l < n - i; l++)\n        t[l] += x[i + l];\n", "",
+         "the last, partial step of a leaf is lost", "reduce"),
+        ("for (; r < rows; r++) {", "for (; r < rows - 1; r++) {", "the last row of a chunk is lost", "reduce"),
+        ("left < TL_SUM_LEAF ? left : TL_SUM_LEAF);\n        }", "TL_SUM_LEAF);\n        }",
+         "the last leaf reads past the row", "reduce"),
+        ("    return (b[0] + b[2]) + (b[1] + b[3]);", "    return (b[0] + b[1]) + (b[2] + b[3]);",
+         "another order of additions: CPU and CUDA differ", "reduce"),
+    ]),
+    *defects("native/src/cpu/reduce.c", rows=[
+        ("return count > 0 ? tl_per_count(sum, count) : sum;", "return count > 0 ? sum : sum;", "a mean without 1/n",
+         "reduce"),
+        ("const int nan = greatest > order_key(0x7f800000u) || least < order_key(0xff800000u);",
+         "const int nan = greatest > order_key(0x7f800000u) || (least < order_key(0xff800000u) && 0);",
+         "negative NaNs are hidden from maxima", "reduce"),
+        ("    for (int64_t i = axis + 1; i < dims->rank; i++)\n        v.inner *= dims->d[i];",
+         "    for (int64_t i = axis + 1; i < dims->rank; i++)\n        v.outer *= dims->d[i];",
+         "inner axes counted as outer ones", "reduce"),
+    ]),
+    *defects("native/src/cpu/linalg/linalg.c", rows=[
+        ("tl_gemm_args args = product(batch, m, p, n, 0, 1);", "tl_gemm_args args = product(batch, m, p, n, 0, 0);",
+         "B is not transposed in dA", "linalg"),
+        ("    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"),
+        (".sa = m * n,", ".sa = n,", "wrong stride between a batch's matrices", "bmm"),
+    ]),
+    *defects("native/src/cpu/softmax.c", rows=[
+        ("stat[MAXIMUM] = tl_max_of(sum, leaves);", "stat[MAXIMUM] = 0.0f * tl_max_of(sum, leaves);",
+         "softmax without its shift overflows", "softmax"),
+    ]),
+    *defects("native/src/cpu/loss.c", rows=[
+        (".factor = tl_per_count(g[0], rows),", ".factor = g[0],", "cross-entropy's gradient without 1/rows",
+         "cross_entropy"),
+        ("        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
+         "        TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
+         "the target's gradient has the wrong sign", "mse_loss"),
+    ]),
+    *defects("native/src/cpu/loss.c", tests="tests/kernels tests/runtime/test_device.py", rows=[
+        ("    out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);\n    tl_pool_free(ctx, scratch);\n",
+         "    out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);\n",
+         "scratch is never given back: missing release", "mse_loss"),
+    ]),
+    *defects("native/src/cpu/index.c", rows=[
+        ("job->indices[j] < job->rows ? job->table[job->indices[j]] : 0.0f;", "job->table[job->indices[j]];",
+         "an index out of range is read: dropped bound check", "gather_vec"),
+        ("        if (job->indices[j] < rows)\n            count[job->indices[j] >> shift]++;",
+         "        if (job->indices[j] <= rows)\n            count[job->indices[j] >> shift]++;",
+         "one index too many is counted", "scatter_add,scatter_add_rows,gather_vec,gather_rows"),
+    ]),
+    *defects("native/src/cpu/norm.c", rows=[
+        ("tl_square_of_difference(x[i], mean)", "x[i] * x[i]", "the variance is not centred", "norm"),
+    ]),
+    *defects("native/src/cpu/pool.c", rows=[
+        ("out[i] = tl_per_count(b.a[i], v->kernel);", "out[i] = b.a[i];", "average pooling without 1/n",
+         "avg_pool,avg_pool2d"),
+        ("            if (b->cell[i] >= own && b->cell[i] < end)", "            if (b->cell[i] >= own)",
+         "a task adds to cells of its neighbour", "max_pool,max_pool2d"),
+    ]),
+    *defects("native/src/cpu/attention/tiles.h", rows=[
+        ("lane[l] = lane[l + 8] > lane[l] ? lane[l + 8] : lane[l];", "lane[l] = lane[l];",
+         "half of a tile's scores do not enter the maximum", "flash_attention"),
+        ("            row->chain[l] *= factor;", "            row->chain[l] *= 1.0f;",
+         "the running sum is not rescaled", "flash_attention"),
+        ("        return j0 >= i1;", "        return j0 > i1;", "a tile that is all blocked is computed",
+         "flash_attention",
+         "a causal tile with j0 == i1 is skipped or computed with all its weights 0: the same sums, a little later"),
+        ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
+         "mask values other than 0 and 1 block", "flash_attention"),
+    ]),
+    *defects("native/src/cpu/scan.c", rows=[
+        ("                hj = fmaf(c, hj, b);", "                hj = c * hj + b;", "the recurrence rounds twice",
+         "scan"),
+    ]),
+    *defects("native/src/cpu/spectral/spectral.c", rows=[
+        ("i = edge ? 0.0f : S[2 * k + 1]", "i = S[2 * k + 1]", "the imaginary part at the edges is read",
+         "irfft1d_packed"),
+    ]),
+    # ---- entry points and memory
+    *defects("native/src/core/call.c", tests=CORE, rows=[
+        ("    if (n > UINT32_MAX)\n", "    if (n > UINT32_MAX && 0)\n",
+         "2^32 elements and more are taken: dropped bound check"),
+        ("        if (out->storage->output) {", "        if (0) {", "two outputs may share storage: dropped check"),
+        ("if (!call->elementwise || in->index != out->index)", "if (in->index != out->index)",
+         "an output may be an input of any operation"),
+        ("    if (got != n)\n", "    if (got < n)\n", "a longer buffer is taken: != became <"),
+        ("rank >= min_rank && rank <= TL_MAX_RANK", "rank >= min_rank && rank <= TL_MAX_RANK + 1",
+         "a rank of 9 is read past the list"),
+    ]),
+    *defects("native/src/core/handles.h", tests=CORE, rows=[
+        ("return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;",
+         "return state & 1 ? TL_LIVE : TL_WAS_RELEASED;", "a released handle becomes another buffer's"),
+    ]),
+    *defects("native/src/core/objects.c", tests=CORE, rows=[
+        ("        shared->references++;\n", "", "a shared storage is given back too early"),
+        ("    tl_pool_drop(&ctx->pool, buffer->block);\n", "", "released buffers keep their memory"),
+    ]),
+    *defects("native/src/core/pool.c", tests=CORE, rows=[
+        ("size > c->cap_bytes || c->live_bytes + c->cached_bytes > c->cap_bytes - size",
+         "size > c->cap_bytes || c->live_bytes > c->cap_bytes - size", "the cap ignores what is cached"),
+        ("        pool->cached[size_class] = block->cached;\n", "", "a cached block is handed out twice"),
+    ]),
+    *defects("native/src/core/device.c", tests=CORE, rows=[
+        ("    while (ctx->buffers)\n        tl_buffer_end(ctx, (tl_buffer *)ctx->buffers);\n", "",
+         "a context's buffers outlive it"),
+    ]),
+    *defects("native/src/core/shapes.h", rows=[
+        ("    return n == 0 || greatest < bound;", "    return n == 0 || greatest <= bound;",
+         "a label equal to cols is taken: < became <=", "cross_entropy"),
+        ("    return next == (int64_t)in->rank + 1;", "    return 1;", "an axis map may leave input axes out",
+         "broadcast_to,reduce_from_broadcast"),
+    ]),
+    *defects("native/src/core/threads.c", tests=f"tests/runtime/test_process.py {CORE}", rows=[
+        ("    tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */\n", "",
+         "workers inherit flush-to-zero"),
+    ]),
+    # ---- the specification
+    *defects("tlspec/bounds.py", tests="tests/spec tests/verify", rows=[
+        ("return np.minimum(height, LAMBDA * np.sqrt(height))", "return np.multiply(height, 40)",
+         "sums may be forty times as wrong"),
+        ("_capped((ki + 0.5) * spacing(o) * (ki > 0) + fi)", "_capped((ki + 1.5) * spacing(o) + fi)",
+         "an exact function may be an ulp off"),
+    ]),
+    *defects("tlspec/compare.py", tests="tests/spec tests/verify", rows=[
+        ("        equal |= nan & np.isnan(got)\n", "        equal |= nan | np.isnan(got)\n",
+         "a NaN passes for any value"),
+        ("equal &= (got != 0) | (tol > 0) | (np.signbit(got) == np.signbit(nearest))", "equal &= True",
+         "the sign of a zero is not compared"),
+    ]),
+    *defects("tlspec/ops/softmax.py", tests="tests/spec tests/kernels", rows=[
+        ("    return out * (g - (g * out).sum(axis=1, keepdims=True))", "    return out * g",
+         "softmax's VJP lacks its sum", "softmax"),
+        ("    return g - np.exp(out) * g.sum(axis=1, keepdims=True)",
+         "    return g - np.exp(out) * g.sum(axis=0, keepdims=True)", "the sum runs over the wrong axis",
+         "log_softmax"),
+    ]),
+    *defects("tlspec/ops/norm.py", tests="tests/spec tests/kernels", rows=[
+        ("    return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)",
+         "    return istd * (a - c1 - xhat * c2), (a * xhat).sum(axis=0), g.sum(axis=0)", "dγ is weighted by γ",
+         "layer_norm"),
+    ]),
+    *defects("tlspec/ops/spectral.py", tests="tests/spec tests/kernels", rows=[
+        ("np.where((k == 0) | (2 * k == n), 1.0, 2.0)", "np.where(k == 0, 1.0, 2.0)", "the Nyquist bin counts twice",
+         "spectral"),
+    ]),
+    # ---- the tape, the session and what trains with them
+    *defects("tlrt/tape.py", tests=TAPE, rows=[
+        ("                    grads[id] = AnyBuffer.of(old.shape, add(old.buffer, new))  # type: ignore[index]",
+         "                    grads[id] = AnyBuffer.of(old.shape, new.share())  # type: ignore[index]",
+         "contributions replace each other: wrong accumulation"),
+        ("                    old.buffer.release()\n                    new.release()\n",
+         "                    old.buffer.release()\n", "a summed contribution is never released", "",
+         "the list popped next held the last reference, and CPython releases a buffer with it"),
+        ("for i in range(len(grads) - 1, -1, -1):", "for i in range(len(grads) - 1, 0, -1):",
+         "the first node is left out of backward", "",
+         "the first node has no parents, so it has no VJP; a gradient nobody keeps goes with the list"),
+        ("if g is not None and g.buffer.references > 1:", "if g is not None and g.buffer.references > 2:",
+         "a gradient shares its storage with another"),
+        ("                if keep is not None and i not in keep:\n                    g.buffer.release()\n",
+         "                if keep is not None and i not in keep:\n", "consumed gradients are not released"),
+        ("        node.requires_grad = needs and self.recording\n        node.parents",
+         "        node.requires_grad = needs\n        node.parents", "no_grad records"),
+        ("                key.append(str(extra))\n", "                pass\n", "-0.0 and 0.0 share a plan"),
+    ]),
+    *defects("tlrt/parameter.py", tests=TAPE, rows=[
+        ("        self._release()\n        self._host = host\n", "        self._host = host\n",
+         "a stale mirror is used after set"),
+        ("        self._require_mirror()\n        self._host = None\n        self._version += 1\n",
+         "        self._require_mirror()\n        self._version += 1\n", "a stale host value is read after an update"),
+    ]),
+    *defects("tlrt/session.py", tests=TAPE, rows=[
+        ("        key = mix((self.seed + self.counter) % 2**64)\n        self.counter += 1\n",
+         "        key = mix((self.seed + self.counter) % 2**64)\n", "every draw is the same: the counter stands"),
+        ("            self.counter = before\n            raise\n", "            raise\n",
+         "a refused draw advances the counter"),
+        ("            if x.session is self and x.epoch == self.epoch:", "            if x.session is self:",
+         "a tensor of before reset is used"),
+        ("by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)",
+         "by_parameter.update({parameter: g} if g is not None else {})", "an unreached parameter has no gradient"),
+        ("return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))",
+         "return self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p))", "dropout does not scale"),
+    ]),
+    *defects("tlrt/optim.py", tests=TAPE, rows=[
+        ("step=self.steps + 1, lr=self.lr", "step=self.steps + 2, lr=self.lr", "bias correction off by one"),
+        ("        for p in chosen:\n            p.updated()\n", "", "an update leaves host values as if current"),
+        ('        self.steps = int(settings["steps"])\n', "", "a loaded optimiser starts at step 0"),
+    ]),
+    *defects("tlrt/checkpoint.py", tests=TAPE, rows=[
+        ('session.seed, session.counter = about["random"]["seed"], about["random"]["counter"]',
+         'session.seed = about["random"]["seed"]', "a checkpoint does not restore the counter"),
+        ("        optimizer.load_state(settings, arrays)\n", "        pass\n",
+         "a checkpoint does not restore optimisers"),
+        ("got.shape != parameter.shape or got.dtype", "got.dtype", "a parameter of another shape is loaded"),
+    ]),
+    *defects("tlrt/_capture/record.py", tests=CAPTURE, rows=[
+        ("                call.computed[place], key = key[1], None\n", "                key = None\n",
+         "a captured step draws the same random numbers each time"),
+    ]),
+    *defects("tlrt/_capture/memory.py", tests=CAPTURE, rows=[
+        ("if not storage.is_pinned and storage.last == place:", "if not storage.is_pinned:",
+         "a captured step gives memory away before its last use"),
+    ]),
+    *defects("tlrt/optim.py", tests=CAPTURE, rows=[
+        ("                call.computed[place] = partial(optimizer._setting, name)\n", "                pass\n",
+         "a captured step keeps the learning rate it was captured with"),
+        ("                optimizer.steps += not status\n", "", "a captured step does not count"),
+    ]),
+]

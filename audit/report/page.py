@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,6 @@ class Tile:
     what: str
     outcome: str
     failed: bool
-
-
-@dataclass
-class Group:
-    """The lines of a family in the table of entry points."""
-
-    family: str
-    rows: list[Sequence[str | Cell]] = field(default_factory=list)
 
 
 def _code(text: str) -> Cell:
@@ -196,16 +188,15 @@ def _tiles(ev: Evidence) -> list[Tile]:
         text = f"{plural(alarms, 'false alarm')}; {plural(loose, 'loose bound')} (never within a factor 50)"
         compared = format_count(_total(ev, "alarms", lambda r: int(r["comparisons"])))
         add("alarms", compared, "correct results held against the bounds", text)
-    if documents := ev.documents("hostile"):
-        text = plural(failed["hostile"], "crash", "crashes or other failures")
-        add("hostile", format_count(sum(d["calls"] for _, d in documents)), "hostile calls of the C ABI", text)
-    if documents := ev.documents("checkpoints"):
-        text = plural(failed["checkpoints"], "failure")
-        add("checkpoints", format_count(sum(d["files"] for _, d in documents)), "damaged checkpoint files", text)
-    if documents := ev.documents("faults"):
-        points = format_count(sum(r["points"] for _, d in documents for r in d.get("devices", [])))
-        text = plural(failed["faults"], "failure")
-        add("faults", points, "allocation points of a training run made to fail", text)
+    counted: list[tuple[str, Callable[[Any], int], str, tuple[str, ...]]] = [
+        ("hostile", lambda d: d["calls"], "hostile calls of the C ABI", ("crash", "crashes or other failures")),
+        ("checkpoints", lambda d: d["files"], "damaged checkpoint files", ("failure",)),
+        ("faults", lambda d: sum(r["points"] for r in d.get("devices", [])),
+         "allocation points of a training run made to fail", ("failure",)),
+    ]  # fmt: skip
+    for part, count, what, outcome in counted:
+        if documents := ev.documents(part):
+            add(part, format_count(sum(count(d) for _, d in documents)), what, plural(failed[part], *outcome))
     if documents := ev.documents("soak"):
         steps = format_count(max(d["steps"] for _, d in documents))
         text = f"{plural(failed['soak'], 'change')} in live memory, in {plural(len(documents), 'run')}"
@@ -321,19 +312,15 @@ def _entry_row(ev: Evidence, entry: str, device: str, failed: set[tuple[str, str
     )  # fmt: skip
 
 
-def _entries(ev: Evidence, findings: Sequence[Finding]) -> list[Group]:
+def _entries(ev: Evidence, findings: Sequence[Finding]) -> dict[str, list[Sequence[str | Cell]]]:
+    """The lines of the table of entry points by family."""
     failed = {(f.entry, device_kind(f.device) if f.device else "") for f in findings}
     parts = ("verify", "exhaustive", "pairs", "probe", "determinism", "alarms")
-    groups: list[Group] = []
+    groups: dict[str, list[Sequence[str | Cell]]] = {}
     for entry in ev.entries():
-        family = evidence.family(entry)
-        if not groups or groups[-1].family != family:
-            groups.append(Group(family))
-        groups[-1].rows += [
-            _entry_row(ev, entry, device, failed)
-            for device in ev.kinds()
-            if any(ev.rows(p, entry, device) for p in parts)
-        ]
+        devices = [d for d in ev.kinds() if any(ev.rows(p, entry, d) for p in parts)]
+        rows = [_entry_row(ev, entry, d, failed) for d in devices]
+        groups.setdefault(evidence.family(entry), []).extend(rows)
     return groups
 
 
@@ -441,15 +428,8 @@ def _robust(ev: Evidence) -> list[Table]:
             for s, d in documents
         ]  # fmt: skip
         head: tuple[str, ...] = (
-            "file",
-            "device",
-            "calls",
-            "accepted",
-            "functions",
-            "threads",
-            "sanitizers",
-            "failures",
-        )
+            "file", "device", "calls", "accepted", "functions", "threads", "sanitizers", "failures",
+        )  # fmt: skip
         tables.append(Table("Hostile calls of the C ABI", head, rows, frozenset({2, 3, 4, 5, 7})))
     if documents := ev.documents("faults"):
         counts = ("trials", "raised", "absorbed", "untouched")
@@ -467,14 +447,8 @@ def _robust(ev: Evidence) -> list[Table]:
             for _, d in documents
         ]  # fmt: skip
         head = (
-            "device",
-            "steps",
-            "µs a step",
-            "live bytes",
-            "live buffers",
-            "growth of the process, bytes",
-            "failures",
-        )
+            "device", "steps", "µs a step", "live bytes", "live buffers", "growth of the process, bytes", "failures",
+        )  # fmt: skip
         tables.append(Table("Long runs", head, rows, frozenset({1, 2, 3, 4, 5, 6})))
     return tables
 
@@ -506,7 +480,7 @@ def render_page(sources: Sequence[Source], title: str = "Verification report") -
     ]
     context: Mapping[str, Any] = {
         **_describe(sources), "title": title, "summary": _summary(ev, findings), "sources": _sources(sources),
-        "shares": _shares(ev), "head": HEAD, "groups": _entries(ev, findings) if ev.entries() else [],
+        "shares": _shares(ev), "head": HEAD, "groups": _entries(ev, findings) if ev.entries() else {},
         "tables": [{"id": at, "title": name, "tables": found} for at, name, found in tables if found],
     }  # fmt: skip
     environment = Environment(

@@ -1,7 +1,5 @@
 """Sizes and rivals of the attention family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 from tlspec.ops.attention import FILL
 
@@ -57,13 +55,11 @@ RIVALS = {
             {"batch": 16, "n": 8192, "d": 64, "mask_mode": 0, "scale": 0.125},
         ],
         flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
-        torch=_torch_attention,
-        torch_vjp=_torch_attention_vjp,
+        torch=_torch_attention, torch_vjp=_torch_attention_vjp,
     ),
     "rotary": Rival(
-        sizes=[{**size, "halves": 1} for size in POSITION_BENCH],
-        torch=_torch_rotary,
+        sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
         torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1),
     ),
     "sinusoidal": Rival(sizes=POSITION_BENCH, torch=_torch_sinusoidal),
-}
+}  # fmt: skip

@@ -1,10 +1,9 @@
 """Sizes and rivals of the conv family."""
 
-from __future__ import annotations
-
 import math
 
 from bench.rivals.table import Rival
+from tlspec.bounds import call_named
 from tlspec.ops.conv import axes_as_lists, flatten_axes
 from tlspec.shapes import conv_out
 
@@ -14,22 +13,13 @@ def _conv_flops(batch, in_channels, out_channels, spatial, kernel, stride, paddi
     return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * positions
 
 
-def _conv_transpose_flops(batch, in_channels, out_channels, spatial, kernel, stride, padding):
+def _conv_transpose_flops(batch, in_channels, out_channels, spatial, kernel):
     return 2.0 * batch * in_channels * out_channels * math.prod(kernel) * math.prod(spatial)
 
 
-def _conv2d_flops(
-    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_flops(batch, in_channels, out_channels, **lists)
-
-
-def _conv_transpose2d_flops(
-    batch, in_channels, out_channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w
-):
-    lists = axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return _conv_transpose_flops(batch, in_channels, out_channels, **lists)
+def _from_axes(flops):
+    """The same for a row whose axes are parameters of their own."""
+    return lambda **values: call_named(flops, {**values, **call_named(axes_as_lists, values)})
 
 
 def _size(batch, channels, spatial, kernel=3, stride=1, padding=1, out_channels=None, rank=2):
@@ -64,20 +54,15 @@ def _torch_backward(torch, x, w, g, stride, padding, transposed):
 
 RIVALS = {
     "conv": Rival(
-        sizes=VOLUMES,
-        flops=_conv_flops,
-        torch=_torch_conv,
+        sizes=VOLUMES, flops=_conv_flops, torch=_torch_conv,
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False),
     ),
     "conv_transpose": Rival(
-        sizes=[_size(4, 64, 16, 4, 2, 1, rank=3)],
-        flops=_conv_transpose_flops,
-        torch=_torch_conv_transpose,
+        sizes=[_size(4, 64, 16, 4, 2, 1, rank=3)], flops=_conv_transpose_flops, torch=_torch_conv_transpose,
         torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
     ),
     "conv2d": Rival(
-        sizes=[flatten_axes(s) for s in IMAGES + LAYERS],
-        flops=_conv2d_flops,
+        sizes=[flatten_axes(s) for s in IMAGES + LAYERS], flops=_from_axes(_conv_flops),
         torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv2d(
             x, w, b, (stride_h, stride_w), (padding_h, padding_w)
         ),
@@ -87,7 +72,7 @@ RIVALS = {
     ),
     "conv_transpose2d": Rival(
         sizes=[flatten_axes(_size(32, 256, 28, 4, 2, 1, 128)), flatten_axes(_size(32, 64, 56))],
-        flops=_conv_transpose2d_flops,
+        flops=_from_axes(_conv_transpose_flops),
         torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv_transpose2d(
             x, w, b, (stride_h, stride_w), (padding_h, padding_w)
         ),
@@ -95,4 +80,4 @@ RIVALS = {
             torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), True
         ),
     ),
-}
+}  # fmt: skip

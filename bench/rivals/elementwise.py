@@ -1,7 +1,5 @@
 """Sizes and rivals of the elementwise family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SMALL, LARGE = {"n": 2**20}, {"n": 2**28}
@@ -12,9 +10,7 @@ RIVALS = {
     "add": Rival(sizes=[SMALL, MEDIUM, LARGE], numpy=lambda np, a, b: a + b, torch=lambda torch, a, b: a + b),
     "sub": Rival(sizes=[MEDIUM], numpy=lambda np, a, b: a - b, torch=lambda torch, a, b: a - b),
     "mul": Rival(
-        sizes=[MEDIUM],
-        numpy=lambda np, a, b: a * b,
-        torch=lambda torch, a, b: a * b,
+        sizes=[MEDIUM], numpy=lambda np, a, b: a * b, torch=lambda torch, a, b: a * b,
         torch_vjp=lambda torch, a, b, g: (g * b, g * a),
     ),
     "div": Rival(sizes=[MEDIUM], numpy=lambda np, a, b: a / b, torch=lambda torch, a, b: a / b),
@@ -22,8 +18,7 @@ RIVALS = {
         sizes=[{**MEDIUM, "c": 1.5}], numpy=lambda np, x, c: x * np.float32(c), torch=lambda torch, x, c: x * c
     ),
     "axpy": Rival(
-        sizes=[{**MEDIUM, "c": 1.5}],
-        numpy=lambda np, a, b, c: a + np.float32(c) * b,
+        sizes=[{**MEDIUM, "c": 1.5}], numpy=lambda np, a, b, c: a + np.float32(c) * b,
         torch=lambda torch, a, b, c: torch.add(a, b, alpha=c),
     ),
     "inv": Rival(sizes=[MEDIUM], numpy=lambda np, x: 1 / x, torch=lambda torch, x: torch.reciprocal(x)),
@@ -46,28 +41,22 @@ RIVALS = {
     "exp": Rival(sizes=[SMALL, MEDIUM, LARGE], numpy=lambda np, x: np.exp(x), torch=lambda torch, x: torch.exp(x)),
     "log": Rival(sizes=[MEDIUM], numpy=lambda np, x: np.log(x), torch=lambda torch, x: torch.log(x)),
     "safe_log": Rival(
-        sizes=[MEDIUM],
-        numpy=lambda np, x, eps: np.log(np.logaddexp(np.float32(0), x) + np.float32(eps)),
+        sizes=[MEDIUM], numpy=lambda np, x, eps: np.log(np.logaddexp(np.float32(0), x) + np.float32(eps)),
         torch=lambda torch, x, eps: torch.log(torch.nn.functional.softplus(x) + eps),
     ),
     "sigmoid": Rival(
         sizes=[MEDIUM, LARGE], numpy=lambda np, x: 1 / (1 + np.exp(-x)), torch=lambda torch, x: torch.sigmoid(x)
     ),
     "tanh": Rival(
-        sizes=[MEDIUM, LARGE],
-        numpy=lambda np, x: np.tanh(x),
-        torch=lambda torch, x: torch.tanh(x),
+        sizes=[MEDIUM, LARGE], numpy=lambda np, x: np.tanh(x), torch=lambda torch, x: torch.tanh(x),
         torch_vjp=lambda torch, out, g: torch.ops.aten.tanh_backward(g, out),
     ),
     "softplus": Rival(
-        sizes=[MEDIUM, LARGE],
-        numpy=lambda np, x: np.logaddexp(np.float32(0), x),
+        sizes=[MEDIUM, LARGE], numpy=lambda np, x: np.logaddexp(np.float32(0), x),
         torch=lambda torch, x: torch.nn.functional.softplus(x),
     ),
     "silu": Rival(
-        sizes=[MEDIUM],
-        numpy=lambda np, x: x / (1 + np.exp(-x)),
-        torch=lambda torch, x: torch.nn.functional.silu(x),
+        sizes=[MEDIUM], numpy=lambda np, x: x / (1 + np.exp(-x)), torch=lambda torch, x: torch.nn.functional.silu(x),
         torch_vjp=lambda torch, x, g: torch.ops.aten.silu_backward(g, x),
     ),
     "gelu": Rival(
@@ -78,4 +67,4 @@ RIVALS = {
         torch=lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
         torch_vjp=lambda torch, x, g: torch.ops.aten.gelu_backward(g, x, approximate="tanh"),
     ),
-}
+}  # fmt: skip

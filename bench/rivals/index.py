@@ -1,7 +1,5 @@
 """Sizes and rivals of the index family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SIZE_VEC = {"n": 2**24, "k": 2**22}
@@ -17,24 +15,20 @@ def _add_at(np, x, values, indices):
 
 RIVALS = {
     "gather_vec": Rival(
-        sizes=[SIZE_VEC],
-        numpy=lambda np, vec, indices: vec[indices],
+        sizes=[SIZE_VEC], numpy=lambda np, vec, indices: vec[indices],
         torch=lambda torch, vec, indices: torch.index_select(vec, 0, indices),
     ),
     "gather_rows": Rival(
-        sizes=[SIZE_ROWS],
-        numpy=lambda np, mat, indices: mat[indices],
+        sizes=[SIZE_ROWS], numpy=lambda np, mat, indices: mat[indices],
         torch=lambda torch, mat, indices: torch.index_select(mat, 0, indices),
     ),
     "scatter_add": Rival(
-        sizes=[SIZE_VEC],
-        numpy=lambda np, x, values, indices: _add_at(np, x, values, indices),
+        sizes=[SIZE_VEC], numpy=lambda np, x, values, indices: _add_at(np, x, values, indices),
         torch=lambda torch, x, values, indices: torch.index_add(x, 0, indices, values),
     ),
     "scatter_add_rows": Rival(
-        sizes=[SIZE_ROWS],
-        numpy=lambda np, mat, values, indices: _add_at(np, mat, values, indices),
+        sizes=[SIZE_ROWS], numpy=lambda np, mat, values, indices: _add_at(np, mat, values, indices),
         torch=lambda torch, mat, values, indices: torch.index_add(mat, 0, indices, values),
     ),
     "scatter_add_row": Rival(sizes=[{"rows": 16384, "cols": 4096, "i": 8191}]),
-}
+}  # fmt: skip

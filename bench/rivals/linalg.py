@@ -1,7 +1,5 @@
 """Sizes and rivals of the linalg family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 SQUARES = [{"m": n, "n": n, "p": n} for n in (128, 512, 1024, 2048, 4096, 8192)]
@@ -10,24 +8,18 @@ BATCHES = [{"batch": 256, "m": 512, "n": 512, "p": 512}, {"batch": 4096, "m": 64
 
 RIVALS = {
     "matmul": Rival(
-        sizes=SQUARES,
-        flops=lambda m, n, p: 2 * m * n * p,
-        numpy=lambda np, A, B: A @ B,
-        torch=lambda torch, A, B: A @ B,
-        torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g),
+        sizes=SQUARES, flops=lambda m, n, p: 2 * m * n * p, numpy=lambda np, A, B: A @ B,
+        torch=lambda torch, A, B: A @ B, torch_vjp=lambda torch, A, B, g: (g @ B.T, A.T @ g),
     ),
     "bmm": Rival(
-        sizes=BATCHES,
-        flops=lambda batch, m, n, p: 2 * batch * m * n * p,
-        numpy=lambda np, A, B: A @ B,
+        sizes=BATCHES, flops=lambda batch, m, n, p: 2 * batch * m * n * p, numpy=lambda np, A, B: A @ B,
         torch=lambda torch, A, B: torch.bmm(A, B),
     ),
     "linear": Rival(
         sizes=[{"batch": n, "inputs": n, "outputs": n} for n in (1024, 4096)],
-        flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs,
-        numpy=lambda np, W, x, b: x @ W.T + b,
+        flops=lambda batch, inputs, outputs: 2 * batch * inputs * outputs, numpy=lambda np, W, x, b: x @ W.T + b,
         torch=lambda torch, W, x, b: torch.nn.functional.linear(x, W, b),
         torch_vjp=lambda torch, W, x, g: (g.T @ x, g @ W, g.sum(0)),
     ),
     "dgemm": Rival(sizes=SQUARES[:5], numpy=lambda np, A, B: A @ B, torch=lambda torch, A, B: (A @ B).cpu()),
-}
+}  # fmt: skip

@@ -1,7 +1,5 @@
 """Sizes and rivals of the loss family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 RIVALS = {

@@ -1,7 +1,5 @@
 """Sizes and rivals of the pool family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 from tlspec.ops.pool import axes_as_lists, flatten_axes
 

@@ -1,7 +1,5 @@
 """Sizes and rivals of the reduce family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 _MATRICES = [{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 65536, "cols": 64}]
@@ -23,13 +21,11 @@ RIVALS = {
         sizes=_MATRICES, numpy=lambda np, x: np.sum(x, axis=1), torch=lambda torch, x: torch.sum(x, dim=1)
     ),
     "reduce_sum_axis": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x, axis: np.sum(x, axis=axis),
+        sizes=_BLOCKS, numpy=lambda np, x, axis: np.sum(x, axis=axis),
         torch=lambda torch, x, axis: torch.sum(x, dim=axis),
     ),
     "reduce_mean": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x, axis: np.mean(x, axis=axis),
+        sizes=_BLOCKS, numpy=lambda np, x, axis: np.mean(x, axis=axis),
         torch=lambda torch, x, axis: torch.mean(x, dim=axis),
     ),
     "reduce_max_axis0": Rival(
@@ -38,4 +34,4 @@ RIVALS = {
     "reduce_max_axis1": Rival(
         sizes=_MATRICES, numpy=lambda np, x: np.max(x, axis=1), torch=lambda torch, x: torch.amax(x, dim=1)
     ),
-}
+}  # fmt: skip

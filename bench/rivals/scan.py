@@ -1,7 +1,5 @@
 """Sizes and rivals of the scan family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 
 #: the coefficients of the benchmark's long runs are below 1 in magnitude: those of N(0, 1) data grow without limit

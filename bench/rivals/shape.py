@@ -1,7 +1,5 @@
 """Sizes and rivals of the shape family."""
 
-from __future__ import annotations
-
 from bench.rivals.table import Rival
 from tlspec.ops.shape import insert_axes, repeated_axes
 
@@ -15,14 +13,12 @@ _BLOCKS = [{"a": 64, "b": 128, "c": 96}, {"a": 512, "b": 1024, "c": 512}]
 
 RIVALS = {
     "concat1d": Rival(
-        sizes=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}],
-        numpy=lambda np, a, b: np.concatenate([a, b]),
+        sizes=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}], numpy=lambda np, a, b: np.concatenate([a, b]),
         torch=lambda torch, a, b: torch.cat([a, b]),
     ),
     "slice1d": Rival(
         sizes=[
-            {"n": 2**25, "start": 2**23 + 1, "len": 2**24},
-            {"n": 2**28, "start": 2**20, "len": 2**27},
+            {"n": 2**25, "start": 2**23 + 1, "len": 2**24}, {"n": 2**28, "start": 2**20, "len": 2**27},
             {"n": 2**28, "start": 2**20 + 3, "len": 2**27},
         ],
         numpy=lambda np, x, start, len: x[start : start + len].copy(),
@@ -58,31 +54,26 @@ RIVALS = {
     ),
     "transpose2d": Rival(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
-        numpy=lambda np, x: x.T.copy(),
-        torch=lambda torch, x: x.T.contiguous(),
+        numpy=lambda np, x: x.T.copy(), torch=lambda torch, x: x.T.contiguous(),
     ),
     "swap_adjacent_at_depth": Rival(
         sizes=[
-            {"dims": [16, 512, 16, 64], "depth": 1},
-            {"dims": [64, 2048, 16, 128], "depth": 1},
+            {"dims": [16, 512, 16, 64], "depth": 1}, {"dims": [64, 2048, 16, 128], "depth": 1},
             {"dims": [64, 2048, 2048], "depth": 1},
         ],
         numpy=lambda np, x, depth: np.swapaxes(x, depth, depth + 1).copy(),
         torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).contiguous(),
     ),
     "transpose3d_bca": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
+        sizes=_BLOCKS, numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
         torch=lambda torch, x: x.permute(1, 2, 0).contiguous(),
     ),
     "transpose3d_cab": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
+        sizes=_BLOCKS, numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
         torch=lambda torch, x: x.permute(2, 0, 1).contiguous(),
     ),
     "transpose3d_acb": Rival(
-        sizes=_BLOCKS,
-        numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
+        sizes=_BLOCKS, numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
         torch=lambda torch, x: x.permute(0, 2, 1).contiguous(),
     ),
-}
+}  # fmt: skip

@@ -1,7 +1,5 @@
 """Sizes and rivals of the spectral family."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.rivals.table import Rival
@@ -17,13 +15,9 @@ def _torch_conv(torch, x, wRe, wIm):
 RIVALS = {
     "rfft1d_packed": Rival(
         sizes=[
-            {"batch": 1024, "n": 1024},
-            {"batch": 8192, "n": 8192},
-            {"batch": 1, "n": 2**20},
-            {"batch": 64, "n": 65537},
+            {"batch": 1024, "n": 1024}, {"batch": 8192, "n": 8192}, {"batch": 1, "n": 2**20}, {"batch": 64, "n": 65537},
         ],
-        flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)),
-        numpy=lambda np, x: np.fft.rfft(x),
+        flops=lambda batch, n: 2.5 * batch * n * np.log2(max(n, 2)), numpy=lambda np, x: np.fft.rfft(x),
         torch=lambda torch, x: torch.fft.rfft(x),
     ),
     "irfft1d_packed": Rival(
@@ -34,11 +28,9 @@ RIVALS = {
     ),
     "spectral_conv1d_rfft": Rival(
         sizes=[
-            {"grid": 8192, "width": 64, "modes": 16},
-            {"grid": 65536, "width": 128, "modes": 64},
+            {"grid": 8192, "width": 64, "modes": 16}, {"grid": 65536, "width": 128, "modes": 64},
             {"grid": 2**20, "width": 64, "modes": 16},
         ],
-        flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width),
-        torch=_torch_conv,
+        flops=lambda grid, width, modes: 4.0 * modes * width * (grid + 2 * width), torch=_torch_conv,
     ),
-}
+}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ import tlrt
 from audit import command, determinism
 from audit.determinism import BATCH, Determinism
 from audit.work import run_in_threads
+from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
 
@@ -45,26 +47,19 @@ def test_work_is_shared_out_until_something_fails() -> None:
     assert len(done) < 10**6
 
 
-class Spoilt:
+def spoil(name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]) -> Replaced:
     """The kernels with one function whose result `defect` changes; it gets the number of the call and the keywords."""
+    numbers = itertools.count(1)
 
-    def __init__(self, name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]):
-        self.name, self.defect, self.calls = name, defect, 0
+    def wrong(*buffers: Any, out: Any = None, **keywords: Any) -> Any:
+        number = next(numbers)
+        with getattr(kernels, name)(*buffers, **keywords) as right:
+            y = right.numpy()
+            if y.size:
+                defect(y, number, keywords)
+            return tlrt.Buffer.from_numpy(y, right.device)
 
-    def __getattr__(self, name: str) -> Any:
-        original = getattr(kernels, name)
-        if name != self.name:
-            return original
-
-        def wrong(*buffers: Any, out: Any = None, **keywords: Any) -> Any:
-            self.calls += 1
-            with original(*buffers, **keywords) as right:
-                y = right.numpy()
-                if y.size:
-                    self.defect(y, self.calls, keywords)
-                return tlrt.Buffer.from_numpy(y, right.device)
-
-        return wrong
+    return Replaced(name, wrong)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -96,7 +91,7 @@ def test_a_result_that_changes_is_found() -> None:
         if call % 5 == 0:
             y.view(np.uint32)[0] ^= 1
 
-    run = Determinism(["cpu"], 10, kernels=Spoilt("exp", sometimes))
+    run = Determinism(["cpu"], 10, kernels=spoil("exp", sometimes))
     run.run("exp")
     row = next(r for r in run.rows if r["entry"] == "exp")
     assert row["verdict"] == "fail" and any("repeats" in f for f in row["failures"])
@@ -108,7 +103,7 @@ def test_a_row_that_depends_on_its_batch_is_found() -> None:
         if keywords["rows"] == 1:
             y.view(np.uint32)[-1] ^= 1
 
-    run = Determinism(["cpu"], 1, kernels=Spoilt("softmax", by_size))
+    run = Determinism(["cpu"], 1, kernels=spoil("softmax", by_size))
     run.run("softmax")
     row = next(r for r in run.rows if r["entry"] == "softmax")
     assert row["verdict"] == "fail" and row["failures"][0].startswith("batch")

@@ -16,6 +16,7 @@ from audit import command, exhaustive, pairs
 from audit.checker import BINARY, CheckerError, checker, float_text
 from audit.environment import ROOT
 from audit.exhaustive import PARAMETERS, Exhaustive, entries
+from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
 
@@ -28,23 +29,15 @@ except CheckerError as reason:
 STRIDE = 4096
 
 
-class Spoilt:
-    """The kernels with one function replaced; `defect` gets its inputs and its right result."""
+def spoil(name: str, defect: Callable[..., np.ndarray]) -> Replaced:
+    """The kernels with a defect in one function: `defect` gets its inputs and its right result."""
 
-    def __init__(self, name: str, defect: Callable[..., np.ndarray]):
-        self.name, self.defect = name, defect
+    def wrong(*buffers: Any, **keywords: Any) -> Any:
+        inputs = [b.numpy() for b in [*buffers, *keywords.values()] if isinstance(b, tlrt.Buffer)]
+        with getattr(kernels, name)(*buffers, **keywords) as right:
+            return tlrt.Buffer.from_numpy(defect(*inputs, right.numpy()), right.device)
 
-    def __getattr__(self, name: str) -> Any:
-        original = getattr(kernels, name)
-        if name != self.name:
-            return original
-
-        def wrong(*buffers: Any, **keywords: Any) -> Any:
-            inputs = [b.numpy() for b in [*buffers, *keywords.values()] if isinstance(b, tlrt.Buffer)]
-            with original(*buffers, **keywords) as right:
-                return tlrt.Buffer.from_numpy(self.defect(*inputs, right.numpy()), right.device)
-
-        return wrong
+    return Replaced(name, wrong)
 
 
 def one(name: str, **options: Any) -> dict[str, Any]:
@@ -107,7 +100,7 @@ def test_a_wrong_result_is_found_where_it_is() -> None:
         y.view(np.uint32)[x == 1] += 3
         return y
 
-    found = one("exp", kernels=Spoilt("exp", defect))
+    found = one("exp", kernels=spoil("exp", defect))
     assert found["verdict"] == "fail"
     p = found["devices"]["cpu"]
     assert p["worst"] in (2, 3, 4) and p["over"] == 1
@@ -126,7 +119,7 @@ def test_a_wrong_result_is_found_where_it_is() -> None:
 )
 def test_hidden_specials_are_found(name: str, defect: Callable[..., np.ndarray]) -> None:
     assert one(name)["verdict"] == "pass"
-    assert one(name, kernels=Spoilt(name, defect))["verdict"] == "fail"
+    assert one(name, kernels=spoil(name, defect))["verdict"] == "fail"
 
 
 def test_devices_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +186,7 @@ def test_pairs_are_exact_and_a_flushed_subnormal_is_not() -> None:
     def flush(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.where(np.abs(y) < 2.0**-126, np.float32(0), y)
 
-    wrong = pairs.Pairs(["cpu"], ["mul"], count=0, values=few, kernels=Spoilt("mul", flush))
+    wrong = pairs.Pairs(["cpu"], ["mul"], count=0, values=few, kernels=spoil("mul", flush))
     wrong.run()
     assert not wrong.ok and "FAIL mul" in pairs.table(wrong.document())
 

@@ -188,22 +188,15 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
     def calls(count, **how):
         runs.append(
             (
-                count,
-                how.get("device", -1),
-                how.get("sanitize", "address,undefined"),
-                how.get("threads", 1),
+                count, how.get("device", -1), how.get("sanitize", "address,undefined"), how.get("threads", 1),
                 how.get("shared", False),
             )
-        )
+        )  # fmt: skip
         failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
         return {
-            "failures": failures,
-            "entries": {},
-            "calls": count,
-            "accepted": 0,
-            "seconds": 0.0,
+            "failures": failures, "entries": {}, "calls": count, "accepted": 0, "seconds": 0.0,
             "slowest": {"seconds": 0.0},
-        }
+        }  # fmt: skip
 
     monkeypatch.setattr(command.hostile, "calls", calls)
     monkeypatch.setattr(

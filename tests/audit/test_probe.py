@@ -12,6 +12,7 @@ import tlrt
 from audit import probe
 from audit.targets import TARGETS
 from audit.trees import HUGE, SMALL, NoTree, chain, depth, positive_depth, reveal
+from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec.bounds import column_height, tree_height
 
@@ -113,16 +114,6 @@ def test_every_sum_fits_its_bound(device: str) -> None:
     assert own["reduce_sum", "out", 129] == tree_height(129)
     assert own["reduce_sum_axis0", "out", 129] == column_height(129)
     assert "FAIL" not in probe.table(document)
-
-
-class Replaced:
-    """The kernels with one sum in another order."""
-
-    def __init__(self, name: str, function: Callable[..., Any]):
-        self.name, self.function = name, function
-
-    def __getattr__(self, name: str) -> Any:
-        return self.function if name == self.name else getattr(kernels, name)
 
 
 def test_a_taller_tree_fails() -> None:

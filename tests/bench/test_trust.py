@@ -152,14 +152,9 @@ def campaign() -> dict[str, Any]:
                             "undecided": 0, "hash": "00"}},
     }  # fmt: skip
     add = {
-        "op": "add",
-        "device": "cpu",
-        "structured": 10,
-        "random": 20,
-        "different": 0,
-        "devices_differ": 0,
+        "op": "add", "device": "cpu", "structured": 10, "random": 20, "different": 0, "devices_differ": 0,
         "verdict": "pass",
-    }
+    }  # fmt: skip
     sums = {"op": "reduce_sum", "what": "out", "device": "cpu", "leaves": 33, "values": {}, "declared": 6, "extra": 0,
             "height": 6, "fan_in": 2, "found": "whole", "verdict": "pass"}  # fmt: skip
     again = {"entry": "matmul", "device": "cpu", "failures": [], "repeats": 3, "reused": 1, "threads": 0, "variants": 0,

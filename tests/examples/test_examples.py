@@ -1,7 +1,5 @@
 """The examples: each trains, resumes bit for bit, and reports; and what they are made of."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -223,7 +221,7 @@ def cole_hopf(u, viscosity, time):
 
 def test_burgers_is_integrated_to_fourth_order():
     """Against the closed form: on a grid that resolves the flow, twice the steps leave a sixteenth of the error."""
-    u = fno_burgers.initial(5, 256, np.random.default_rng(2))
+    u = fno_burgers.draw_initial(5, 256, np.random.default_rng(2))
     wanted = cole_hopf(u, 0.3, 0.5)
     rough, fine = (np.abs(fno_burgers.integrate(u, 0.3, 0.5, steps) - wanted).max() for steps in (60, 120))
     assert 12 < rough / fine < 20
@@ -232,7 +230,7 @@ def test_burgers_is_integrated_to_fourth_order():
 
 
 def test_initial_functions_are_the_same_on_every_grid():
-    fine, coarse = (fno_burgers.initial(3, n, np.random.default_rng(1)) for n in (64, 16))
+    fine, coarse = (fno_burgers.draw_initial(3, n, np.random.default_rng(1)) for n in (64, 16))
     assert np.allclose(fine[:, ::4], coarse, rtol=0, atol=1e-14)
 
 
@@ -249,6 +247,6 @@ def test_runs_for_evidence(tmp_path):
     found = runs.run("char_gpt", "a", "--steps=3", *small)
     again = runs.run("char_gpt", "b", "--steps=3", *small)
     assert found is not None and again is not None and found["losses"] == again["losses"] and not runs.failures
-    assert evidence.kept(found)["curve"] == [[1, found["losses"][0]], [3, found["losses"][2]]]
+    assert evidence.summarise_report(found)["curve"] == [[1, found["losses"][0]], [3, found["losses"][2]]]
     assert runs.weights("char_gpt", "a") == runs.weights("char_gpt", "b") != runs.weights("char_gpt", "c")
     assert runs.run("char_gpt", "c", "--set=nothing=1") is None and "nothing=1" in runs.failures[0]

@@ -410,20 +410,13 @@ DEFECTS = [
     Defect("NaN lost", ("elementwise",), lambda e: forward(e) and len(e.signature.buffers) == 2, quiet_nan),
     Defect("NaN lost in a reduction", ("reduce",), lambda e: forward(e) and exact(e), quiet_nan_reduction),
     Defect(
-        "ties go to the first",
-        ("elementwise",),
-        lambda e: not forward(e) and reading(e, "a", "b", "g"),
+        "ties go to the first", ("elementwise",), lambda e: not forward(e) and reading(e, "a", "b", "g"),
         first_wins_ties,
     ),
     Defect(
         "gradient 1 at the kink", ("elementwise",), lambda e: not forward(e) and reading(e, "x", "g"), one_at_the_kink
     ),
-    Defect(
-        "off by one at a block edge",
-        ("elementwise", "shape"),
-        lambda e: on_device(e) and exact(e),
-        block_edge,
-    ),
+    Defect("off by one at a block edge", ("elementwise", "shape"), lambda e: on_device(e) and exact(e), block_edge),
     Defect("tail never written", ALL, on_device, unwritten_tail),
     Defect(
         "-0 becomes +0",
@@ -434,53 +427,40 @@ DEFECTS = [
     ),
     Defect("payload of NaN lost", ("shape", "index"), lambda e: keeps_bits(e) and forward(e), canonical_nan),
     Defect(
-        "repeated indices in reverse",
-        ("index",),
-        lambda e: bound(e).kind == "ordered" and indexed(e) is not None,
+        "repeated indices in reverse", ("index",), lambda e: bound(e).kind == "ordered" and indexed(e) is not None,
         reversed_order,
     ),
     Defect("one ulp off", ("elementwise", "reduce"), lambda e: on_device(e) and exact(e), one_ulp_off),
     Defect(
-        "other summation order",
-        ("reduce", "index"),
-        lambda e: summing(e) and e.op.contract.same_bits,
-        other_order,
+        "other summation order", ("reduce", "index"), lambda e: summing(e) and e.op.contract.same_bits, other_order,
         beside=True,
     ),
     Defect("last term dropped", ("reduce", "index", "linalg"), on_device, dropped_term),
     Defect(
-        "input read column-major",
-        ("reduce", "index", "linalg"),
-        lambda e: bool(inputs(e, 2)) and on_device(e),
+        "input read column-major", ("reduce", "index", "linalg"), lambda e: bool(inputs(e, 2)) and on_device(e),
         column_major_input,
     ),
     Defect(
-        "result transposed",
-        ("index", "linalg", "shape"),
-        lambda e: any(len(o.dims) == 2 and named(o) for o in e.outputs),
-        transposed_output,
+        "result transposed", ("index", "linalg", "shape"),
+        lambda e: any(len(o.dims) == 2 and named(o) for o in e.outputs), transposed_output,
     ),
     Defect("dimensions swapped", ("shape",), lengths_survive_swap, swapped_dims),
     Defect("batch offset missing", ("linalg", "shape"), lambda e: bool(inputs(e, 3)), batch_offset_missing),
     Defect("index clamped", ("index",), lambda e: indexed(e) is not None, clamped_index),
     Defect(
-        "duplicate index ignored",
-        ("index",),
-        lambda e: indexed(e) is not None and bound(e).kind == "ordered",
+        "duplicate index ignored", ("index",), lambda e: indexed(e) is not None and bound(e).kind == "ordered",
         ignored_duplicate,
     ),
     Defect("axis map ignored", ("shape",), expands, right_aligned),
     Defect("parameter off by one", ("shape", "reduce"), lambda e: shiftable(e) is not None, off_by_one),
     Defect(
-        "scalar ignored",
-        ("elementwise",),
-        lambda e: any(p.kind == "float" for p in e.signature.params) and not e.op.contract.checks,
-        ignored_scalar,
+        "scalar ignored", ("elementwise",),
+        lambda e: any(p.kind == "float" for p in e.signature.params) and not e.op.contract.checks, ignored_scalar,
     ),
     Defect("input overwritten", ALL, on_device, spoils_its_input),
     Defect("bits differ from call to call", ("reduce", "linalg"), summing, nondeterministic),
     Defect("lone gradient wrong", ALL, lambda e: on_device(e) and len(e.outputs) > 1, wrong_gradient_when_alone),
-]
+]  # fmt: skip
 
 
 def entry_points() -> list[Entry]:

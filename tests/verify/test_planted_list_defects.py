@@ -41,7 +41,7 @@ class Inside:
             arguments[name] = [tlrt.Buffer.from_numpy(x) for x in value] if listed else value
         device = {"device": tlrt.device("cpu")} if self.row.signature.needs_context else {}
         results = getattr(kernels, self.row.name)(**{**arguments, **device})
-        return [[x.numpy() for x in (r if isinstance(r, list) else [r])] for r in whole(results)]
+        return [[x.numpy() for x in (r if isinstance(r, list) else [r])] for r in as_tuple(results)]
 
     def list(self, name: str) -> list[np.ndarray]:
         return [x.numpy() for x in self.arguments[name]]
@@ -51,7 +51,7 @@ class Inside:
         return self.row.signature.lists[0].name
 
 
-def whole(results: Any) -> Sequence[Any]:
+def as_tuple(results: Any) -> Sequence[Any]:
     return results if isinstance(results, tuple) else (results,)
 
 

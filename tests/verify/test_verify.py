@@ -139,7 +139,7 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> tuple[float, str]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(verifier.contract.laws, "check", broken)
+    monkeypatch.setattr(verifier.laws, "check", broken)
     row = some(lambda r: r.contract.laws)
     results = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1)).check(row, "forward")
     failures = [f for r in results for f in r.failures]
@@ -180,14 +180,10 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     spoilt = bytearray(content)
     spoilt[60:120] = bytes(60)
     files = {
-        "empty": b"",
-        "renamed": (tmp_path / "array.npy").read_bytes(),
-        "truncated": content[: len(content) // 2],
-        "beginning": content[:10],
-        "spoilt": bytes(spoilt),
-        "text": b"1, 2, 3",
+        "empty": b"", "renamed": (tmp_path / "array.npy").read_bytes(), "truncated": content[: len(content) // 2],
+        "beginning": content[:10], "spoilt": bytes(spoilt), "text": b"1, 2, 3",
         "objects": (tmp_path / "objects.npz").read_bytes(),
-    }
+    }  # fmt: skip
     for name, data in files.items():
         path = tmp_path / f"{name}.npz"
         path.write_bytes(data)

@@ -93,7 +93,7 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
         raise InputError(f"{op.name}: {', '.join(absent)}: not in the file; expected {op.text}")
     for a in sig.inputs:
         if a.name in arrays:
-            inputs[a.name] = _converted(op, a, arrays[a.name])
+            inputs[a.name] = _convert(op, a, arrays[a.name])
             _bind(op, a, inputs[a.name], values)
     if missing := [n for n in known if n not in values]:
         raise InputError(f"{op.name}: {', '.join(missing)}: not given by a shape; add it to the file by name")
@@ -131,7 +131,7 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
         values["n"] = length
     for name, out in cotangent_names(op).items():
         if name in arrays and op.vjp_rule is not None:
-            g = _converted(op, Array(name, out.dims, out.kind), arrays[name])
+            g = _convert(op, Array(name, out.dims, out.kind), arrays[name])
             shape = (length,) if length is not None else shape_of(out, values)
             if g.size != int(np.prod(shape, dtype=np.int64)):
                 raise InputError(f"{op.name}: {name}: got shape {g.shape}, expected {shape}")
@@ -157,7 +157,7 @@ def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
         return
     stars = [i for i, d in enumerate(a.dims) if d.startswith("*")]
     if not stars and x.ndim != len(a.dims):
-        if all(evaluates(d, values) for d in a.dims):
+        if all(is_known(d, values) for d in a.dims):
             return  # flat, with its dimensions in the file
         raise InputError(f"{op.name}: {a.name}: got shape {x.shape}, expected {len(a.dims)} axes [{', '.join(a.dims)}]")
     items = list(a.dims)
@@ -181,7 +181,7 @@ def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
         values[name] = size
 
 
-def evaluates(expression: str, values: Mapping[str, Any]) -> bool:
+def is_known(expression: str, values: Mapping[str, Any]) -> bool:
     """Whether all names of an expression are known."""
     try:
         evaluate(expression.lstrip("*"), values)
@@ -190,7 +190,7 @@ def evaluates(expression: str, values: Mapping[str, Any]) -> bool:
     return True
 
 
-def _converted(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
+def _convert(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8 or x.dtype == np.float16:
         raise InputError(f"{op.name}: {a.name}: got dtype {x.dtype}, expected float32, float64, integers or bool")
     if a.kind == "u32":
