@@ -27,10 +27,7 @@ SKIP = {
     "_lib",
 }
 #: written by the generator, so their length follows from the number of operations
-GENERATED = {
-    "tlrt/kernels.py",
-    "native/include/torchlean_cuda_ops.h",
-}
+GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
 #: no file may have more lines; one of more than 600 is a question to its reviewer
 LIMIT = 1000
 

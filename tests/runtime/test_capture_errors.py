@@ -16,14 +16,7 @@ import tlrt
 from tlrt import Session, kernels, nn, optim
 from tlrt._binding import handles
 from tlrt._capture import calls, replay
-from tlrt.errors import (
-    ArgumentTypeError,
-    CaptureError,
-    IndexOutOfRangeError,
-    ReleasedError,
-    ShapeError,
-    TorchleanError,
-)
+from tlrt.errors import ArgumentTypeError, CaptureError, IndexOutOfRangeError, ReleasedError, ShapeError, TorchleanError
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -418,12 +418,7 @@ DEFECTS = [
     Defect(
         "gradient 1 at the kink", ("elementwise",), lambda e: not forward(e) and reading(e, "x", "g"), one_at_the_kink
     ),
-    Defect(
-        "off by one at a block edge",
-        ("elementwise", "shape"),
-        lambda e: on_device(e) and exact(e),
-        block_edge,
-    ),
+    Defect("off by one at a block edge", ("elementwise", "shape"), lambda e: on_device(e) and exact(e), block_edge),
     Defect("tail never written", ALL, on_device, unwritten_tail),
     Defect(
         "-0 becomes +0",
