@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from numpy.testing import assert_raises
 
 import tlrt
 from audit import checkpoint_files, command, hostile
@@ -69,8 +70,7 @@ def test_no_call_crashes_leaks_or_lies(driver):
 
 
 def test_a_driver_that_does_not_start_is_no_pass(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        hostile.calls(10, driver=tmp_path / "none", workers=2, sanitize="")
+    assert_raises(FileNotFoundError, hostile.calls, 10, driver=tmp_path / "none", workers=2, sanitize="")
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from numpy.testing import assert_raises
 
 import tlrt
 from bench import steps
@@ -28,6 +29,5 @@ def test_a_run_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_unknown_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        steps.main(["--device", "cpu", "--steps", "mpl"])
+    assert_raises(SystemExit, steps.main, ["--device", "cpu", "--steps", "mpl"])
     assert "no step mpl" in capsys.readouterr().err

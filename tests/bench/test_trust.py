@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy.testing import assert_raises_regex
 
 from audit import evidence
 from audit.environment import EVIDENCE, ROOT
@@ -228,12 +229,10 @@ def test_figures_are_rounded_up(x: object, text: str) -> None:
 
 
 def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EvidenceError, match="not an evidence file"):
-        evidence.read("x.json", {"hello": 1})
+    assert_raises_regex(EvidenceError, "not an evidence file", evidence.read, "x.json", {"hello": 1})
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    with pytest.raises(EvidenceError, match=r"broken\.json"):
-        evidence.load(broken)
+    assert_raises_regex(EvidenceError, r"broken\.json", evidence.load, broken)
     assert Evidence([]).findings == []
 
 

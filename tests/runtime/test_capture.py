@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises
 
 import tlrt
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
@@ -353,17 +354,13 @@ def test_closing(dev: tlrt.Device) -> None:
     first.close()
     first.close()
     assert first.closed and dev.memory().live_bytes < before
-    with pytest.raises(tlrt.errors.ReleasedError):
-        first(np.ones(1000))
-    with pytest.raises(tlrt.errors.ReleasedError):
-        first.outputs.numpy()
-    with pytest.raises(tlrt.errors.ReleasedError):
-        s.add(first.outputs, 1.0)
+    assert_raises(tlrt.errors.ReleasedError, first, np.ones(1000))
+    assert_raises(tlrt.errors.ReleasedError, first.outputs.numpy)
+    assert_raises(tlrt.errors.ReleasedError, s.add, first.outputs, 1.0)
     assert second(np.ones(1000)).numpy()[0] == 2.0
     s.close()
     assert second.closed
-    with pytest.raises(tlrt.errors.ReleasedError):
-        second(np.ones(1000))
+    assert_raises(tlrt.errors.ReleasedError, second, np.ones(1000))
 
 
 def test_a_dropped_step_gives_its_memory_back(dev: tlrt.Device) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from tlrt import errors, kernels
@@ -26,8 +27,7 @@ def test_threads_share_a_device(dev):
                 x, y = (rng.standard_normal(257).astype(np.float32) for _ in range(2))
                 a, b = dev.buffer(x), dev.buffer(y)
                 assert np.array_equal(kernels.add(a, b).numpy(), x + y)
-                with pytest.raises(errors.ShapeError, match="^mul: b: got 1 elements"):
-                    kernels.mul(a, dev.zeros(1))
+                assert_raises_regex(errors.ShapeError, "^mul: b: got 1 elements", kernels.mul, a, dev.zeros(1))
                 ga, gb = kernels.mul_bwd(a, b, a)
                 assert np.array_equal(ga.numpy(), x * y)
                 assert np.array_equal(gb.numpy(), x * x)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 from tlrt.verify.documents import read_document, to_plain, write_document
 
@@ -48,8 +49,7 @@ def test_a_measurement_is_a_line(tmp_path: Path) -> None:
 def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="line 1"):
-        read_document(path)
+    assert_raises_regex(ValueError, "line 1", read_document, path)
 
 
 def test_evidence_stays_small() -> None:
