@@ -1,7 +1,5 @@
 """The false-alarm campaign at the size of a test run, and the defects that it must report."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

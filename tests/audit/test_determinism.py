@@ -1,7 +1,5 @@
 """The determinism campaign at the size of a test run, the defects that it must report, and the command of both campaigns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The exhaustive campaign at the size of a test run: every function at a stride, pairs, the checker, and planted defects."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The campaign of failing allocations at the size of a test run, and planted defects that it must report."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

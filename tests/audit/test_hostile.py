@@ -1,7 +1,5 @@
 """Hostile calls of the C ABI and damaged checkpoint files, at the size of a test run; and that the harness can fail."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

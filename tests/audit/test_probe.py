@@ -1,7 +1,5 @@
 """The probe of reduction trees: known trees are found, the library's fit their bounds, a taller one fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report: well-formed, self-contained, and what failed stands in its summary."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

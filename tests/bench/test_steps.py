@@ -1,7 +1,5 @@
 """bench.steps: its rows, its file, and that it leaves nothing on the device."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

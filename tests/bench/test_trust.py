@@ -1,7 +1,5 @@
 """docs/trust.md: every exported symbol has its line, and no line claims more than the evidence files hold."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """The examples: each trains, resumes bit for bit, and reports; and what they are made of."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -180,9 +178,6 @@ def test_pytorch_follows_the_same_curve(tmp_path):
     assert theirs[0] == pytest.approx(ours[0], rel=FORWARD)
     assert len(theirs) == STEPS and np.abs(ours - theirs).max() < np.median(np.abs(np.diff(ours)))
     assert_raises_regex(SystemExit, r"dropout: got 0\.2", start, "char_gpt", tmp_path, "--peer=torch")
-
-
-# ---- what they are made of
 
 
 def test_batches_cover_each_epoch_once():

@@ -7,8 +7,6 @@ What is a batch is read off the signature and asked of the reference: a dimensio
 input, that stands nowhere else among the inputs, and rows of which the float64 reference treats one by one.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

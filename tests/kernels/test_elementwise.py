@@ -1,7 +1,5 @@
 """Elementwise operations at the edges of their formulas, where drawn cases seldom land."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Every way to call an operation wrongly: each is refused with the exception of its kind and a message that names operation,
 argument, got and expected; outputs stay as they were and no buffer is left behind."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -1,8 +1,6 @@
 """Operations on lists of buffers: every way to call them wrongly, aliasing element by element, packs, empty lists, lists of any
 length. Nothing here names an operation except the tests of C's own checks."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Random draws: the edge between what a mask keeps and what it drops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Every operation and every VJP on every device against the specification: drawn cases, all data classes, repetition into
 poisoned outputs, subsets of gradients, SIMD variants, thread counts, both devices, laws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

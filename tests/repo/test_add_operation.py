@@ -1,8 +1,6 @@
 """Two operations are added to a copy of the tree by the steps of CONTRIBUTING.md alone, an elementwise one with a gradient and a
 reduction, and are then on tapes and sessions, in the benchmark, and pass verify and the tests that their names choose."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Generated files are what the registry says, and the library exports exactly what the headers declare."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Python modules depend on each other in one direction, and no module replaces what another one defines."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tree: layers, families, directions of dependency, sizes of files, and what documents may say."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every name that users of the ancestor runtime rely on has its counterpart in Python, with a docstring where it can have one."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Files of the repository and circles in graphs of them, as the tests of this folder need them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ written from the method's own description: with NumPy where it is a rearrangemen
 where the method is a row of the registry under another calling convention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Buffer: what goes in and out, which data are refused, and how long it lives."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

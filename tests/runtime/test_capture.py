@@ -1,7 +1,5 @@
 """Captured steps: N of them equal N eager ones, bit for bit, in everything that an eager step changes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -72,9 +70,6 @@ def require_equal(eager: Twin, captured: Twin, folder: Path) -> None:
     for twin, path in zip((eager, captured), paths, strict=True):
         checkpoint.save(path, twin.session, () if twin.optimizer is None else twin.optimizer)
     assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-# ---- programs
 
 
 def mlp(s: Session) -> tuple[Any, Step]:

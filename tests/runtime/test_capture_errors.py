@@ -1,7 +1,5 @@
 """What a captured step refuses, when it is made and when it is replayed; nothing leaks, and the session goes on."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

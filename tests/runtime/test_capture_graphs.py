@@ -1,7 +1,5 @@
 """The C functions behind captured steps: what a capture takes and refuses, and what its graph keeps alive."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Captured steps and optimisers: states loaded between captures, buffers an optimiser makes, hyperparameters it assigns."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a captured step finds parameters: shared buffers are refused, values that lie in another's place are not lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from tlrt.errors import CaptureError, ReleasedError
 class Run:
     """Three parameters, of which the step trains the first; it ends with `after`."""
 
-    def __init__(self, device: tlrt.Device, after: Callable[[Run], Any] = lambda run: None) -> None:
+    def __init__(self, device: tlrt.Device, after: Callable[["Run"], Any] = lambda run: None) -> None:
         self.session = s = Session(device)
         self.a, self.b, self.c = (
             s.param(np.arange(3.0) + 10 * i, n, requires_grad=i == 0) for i, n in enumerate("abc")

@@ -1,7 +1,5 @@
 """Captured steps with several threads, interrupts within a capture or a replay, and the end of the interpreter."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Checkpoints: a resumed run is the uninterrupted one bit for bit; damaged and foreign files are refused and change nothing."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What owns memory of a device is not copied: no two objects release one handle."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

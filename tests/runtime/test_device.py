@@ -1,7 +1,5 @@
 """Devices: names, life, memory, time."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fast kernels against the bounds of the rows they stand for, in both precisions; the tape operations against the plain ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The generated functions: what each refuses, naming operation and argument, and that a refusal changes nothing."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np
@@ -28,9 +26,6 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
         elif name.startswith(("kernel_", "stride_", "dilation_", "groups")):
             made[name] = 1
     return made
-
-
-# ---- every entry point ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -108,9 +103,6 @@ def test_dimensions_beyond_32_bits(name, argument, value):
     assert isinstance(caught.value, OverflowError) == (value > 0)
 
 
-# ---- lengths and dimensions ----------------------------------------------------------------------------------------
-
-
 def test_short_and_swapped(dev):
     a, b, out = dev.buffer(range(6)), dev.buffer(range(12)), dev.full(8, 9)
     assert np.array_equal(
@@ -180,9 +172,6 @@ def test_numpy_numbers_are_numbers(dev):
     assert kernels.reduce_sum_axis(a, np.array([1, 2]), np.uint8(1)).numpy().tolist() == [3]
     with pytest.raises(TypeError, match="reduce_sum: n: got float32, expected an integer"):
         kernels.reduce_sum(a, np.float32(2))
-
-
-# ---- host arrays ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,9 +260,6 @@ def test_host_float64(dev):
     with pytest.raises(errors.AliasError, match="dgemm: out: got memory of an input"):
         kernels.dgemm(dev, square, np.eye(4), 4, 4, 4, out=square)
     assert out.tolist() == [[7.0] * 4] * 2
-
-
-# ---- outputs -------------------------------------------------------------------------------------------------------
 
 
 def test_out_is_overwritten_and_returned(dev):

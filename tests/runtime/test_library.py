@@ -1,7 +1,5 @@
 """Finding, loading and checking the C library."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

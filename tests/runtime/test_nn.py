@@ -1,7 +1,5 @@
 """tlrt.nn: gradients of whole layers against differences in float64, agreement of devices, weights, modes, misuse."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -51,9 +49,6 @@ def randomised(s, layer, rng):
     for p in layer.parameters():
         fresh = p.value + 0.3 * rng.standard_normal(p.shape)
         p.set(np.abs(fresh) if p.name.endswith("running_var") else fresh)
-
-
-# ---- gradients
 
 
 @everywhere
@@ -142,9 +137,6 @@ def test_every_operation_of_every_layer_is_within_its_bound():
     seen = {r.op for r in report.rows if r.device == "cpu" and r.backward is not None}
     assert {"linear", "conv", "conv_transpose", "batchnorm_channel_first", "flash_attention"} <= seen
     assert {"selective_scan_diag_var", "spectral_conv1d_rfft", "irfft1d_packed", "layer_norm"} <= seen
-
-
-# ---- parameters
 
 
 @everywhere

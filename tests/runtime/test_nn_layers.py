@@ -1,7 +1,5 @@
 """tlrt.nn: what single layers compute, running statistics, modes, containers, schedules, and misuse."""
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -34,9 +32,6 @@ def single(x: float) -> float:
 def normals(*shape):
     """Numbers that survive an upload."""
     return RNG.standard_normal(shape).astype(np.float32).astype(np.float64)
-
-
-# ---- batch normalisation
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (5, 3, 7), (2, 3, 4, 5), (1, 3, 2, 2, 2)])
@@ -118,9 +113,6 @@ def test_a_parameter_takes_a_value_over_from_the_device(s):
     assert np.array_equal(p.value, np.eye(2))
 
 
-# ---- spectral layers and scans
-
-
 @pytest.mark.parametrize(("grid", "modes"), [(8, 5), (8, 3), (9, 5), (9, 2), (1, 1), (8, 0)])
 def test_a_batch_of_samples_is_each_sample(s, grid, modes):
     layer, x = nn.SpectralConv1d(s, 3, modes, name="l"), normals(4, grid, 3)
@@ -189,9 +181,6 @@ def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
     weight, bias = block.conv_weight.value.astype(np.float64), block.conv_bias.value.astype(np.float64)
     wanted = sum(weight[j] * padded[2 - j : 8 - j] for j in range(3)) + bias
     assert np.allclose(block._convolve(s.const(u)).numpy(), wanted, rtol=1e-14, atol=1e-14)
-
-
-# ---- the others
 
 
 def test_the_page_about_the_examples_shows_what_runs():
@@ -331,9 +320,6 @@ def test_layers_live_in_checkpoints(tmp_path):
         run(first, range(3))
     with Session("cpu", seed=99) as second:
         assert run(second, range(3, 6), tmp_path / "c") == wanted
-
-
-# ---- schedules
 
 
 def test_schedules_have_their_values():

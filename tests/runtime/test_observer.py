@@ -1,7 +1,5 @@
 """Observers of a device: which events they get, in which order, and that they change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

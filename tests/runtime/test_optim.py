@@ -1,7 +1,5 @@
 """Optimisers: what they hand to their kernels (the number of a step from 1, every hyperparameter) and what they refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex

@@ -1,7 +1,5 @@
 """Threads, fork, and the end of the interpreter."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import sys

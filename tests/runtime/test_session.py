@@ -1,7 +1,5 @@
 """Session: references, parameters and their mirrors, gradients, natural numbers, random draws, misuse, flat memory."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -29,9 +27,6 @@ def mlp(s: Session, width: int = 8):
         return s.mse_loss(s.linear(w2, b2, hidden), s.const(y))
 
     return [w1, b1, w2, b2], loss
-
-
-# ---- tensors
 
 
 def test_operators(s):
@@ -84,9 +79,6 @@ def test_reshape_and_detach_of_a_parameter_outlive_reset(s):
         s.reset()
     assert w.has_mirror
     assert np.array_equal(w.value, np.arange(6.0))
-
-
-# ---- parameters
 
 
 def test_a_parameter_knows_which_copy_is_current(s):
@@ -143,9 +135,6 @@ def test_parameter_misuse(s):
     assert_raises_regex(TypeError, "pickle", pickle.dumps, w)
     with Session("cpu") as other, pytest.raises(ValueError, match="another session"):
         other.use(w)
-
-
-# ---- gradients
 
 
 def test_gradients_by_parameter(s):
@@ -224,9 +213,6 @@ def test_clip_grad_norm(s):
     assert_raises_regex(ValueError, "last backward", s.clip_grad_norm, 1.0)
 
 
-# ---- natural numbers
-
-
 def test_naturals(s):
     i, v = s.nat(2), s.nat_vec([0, 2, 7])
     x = s.input([1.0, 2.0, 3.0])
@@ -245,9 +231,6 @@ def test_naturals(s):
         other.get_nat(i)
     s.reset()
     assert_raises_regex(errors.ReleasedError, "before reset", s.get_nat, i)
-
-
-# ---- random numbers
 
 
 def test_draws_are_a_function_of_seed_and_counter(s):
@@ -275,9 +258,6 @@ def test_dropout(s):
     y = s.dropout(x, 0.25).numpy()
     assert set(np.unique(y)) == {0.0, float(np.float32(1 / 0.75))} and abs(y.mean() - 1) < 0.05
     assert_raises_regex(ValueError, "p: got 1", s.dropout, x, 1)
-
-
-# ---- misuse
 
 
 def test_tensors_of_another_time_or_place(s):
@@ -346,9 +326,6 @@ def test_a_vjp_that_raises_leaves_the_session_usable(s, monkeypatch):
     monkeypatch.undo()
     s.backward(y)
     s.reset()
-
-
-# ---- memory
 
 
 def steps(s: Session, count: int) -> None:

@@ -1,7 +1,5 @@
 """The life of a session: refused construction, forged references, closing, garbage collection, use from two threads."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

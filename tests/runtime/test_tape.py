@@ -1,7 +1,5 @@
 """The tape itself: nodes, leaves, hand-made operations, dense, seeded and sparse backward, accumulation, release."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Every method of Operations on a tape: what it computes, its gradients against the specification, frozen operands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

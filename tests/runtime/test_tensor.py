@@ -1,7 +1,5 @@
 """Tensors of a session: NumPy operands, indices, comparisons, copies, and arguments of wrong types."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import pydoc
@@ -14,8 +12,6 @@ import tlrt
 from tlrt import Session, errors, optim
 from tlrt.session import Options
 from tlrt.tensor import NatRef
-
-# ---- operands
 
 
 @pytest.mark.parametrize(
@@ -146,9 +142,6 @@ def test_help_and_completion(s):
     assert pydoc.render_doc(Session) and pydoc.render_doc(tlrt.TensorRef)
 
 
-# ---- arguments
-
-
 def test_sizes(s):
     assert s.zeros(3).shape == (3,) and s.full(np.int64(2), 1.0).shape == (2,) and s.rand_uniform(2).shape == (2,)
     for make in (s.zeros, s.rand_uniform, s.rand_normal, lambda shape: s.full(shape, 1.0)):
@@ -171,9 +164,6 @@ def test_sizes(s):
 def test_wrong_types_name_the_argument(s, call):
     assert_raises_regex(errors.ArgumentTypeError, r"^\w+: \w+: got ", call, s)
     assert "w" not in s.parameters
-
-
-# ---- life
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (0, 0)])

@@ -1,7 +1,5 @@
 """Training steps in unusual orders: graphs older than their parameters, frozen parameters, interrupted steps and saves."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
@@ -16,9 +14,6 @@ def s(s):
     """What was refused is kept alive by the frames of its exception until they are collected."""
     yield s
     gc.collect()
-
-
-# ---- gradients in odd orders
 
 
 def test_what_no_grad_used_still_trains_after_it(s):
@@ -116,9 +111,6 @@ def test_a_parameter_of_two_layers(s):
     optimizer.step()
     assert np.allclose(shared.weight.value, before - 11 * np.repeat(x, 3, 0), atol=1e-4)
     optimizer.close()
-
-
-# ---- interrupts
 
 
 class Interrupted:

@@ -1,7 +1,5 @@
 """The bounds: tree heights against the trees of native/src/formula/sum_tree.h, spacings, monotony."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drawn cases: reproducible, within their budget, admissible, with the edges they promise; every row's draw and reference."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

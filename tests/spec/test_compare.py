@@ -1,7 +1,5 @@
 """The comparator: NaN, infinities, signed zeros, overflow, exactness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

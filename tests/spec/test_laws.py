@@ -1,7 +1,5 @@
 """The laws: every constructor accepts an operation that obeys it and finds one that does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The random numbers of the specification: known answers, and moments that a wrong formula would miss."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.ops import random as spec

@@ -1,7 +1,5 @@
 """The signature grammar refuses what it cannot mean."""
 
-from __future__ import annotations
-
 import pytest
 from numpy.testing import assert_raises_regex
 

@@ -1,7 +1,5 @@
 """compare: a program agrees with itself on every device, and a planted defect is found at the operation that has it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

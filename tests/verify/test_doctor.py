@@ -1,7 +1,5 @@
 """``python -m tlrt`` and its doctor."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

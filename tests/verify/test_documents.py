@@ -1,7 +1,5 @@
 """Documents of runs: JSON lines give back what was written, one measurement a line; and no committed file is a burden."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ A defect names the entry points it is planted in by property (family, signature,
 arguments or results. One test plants one defect in one entry point and runs verify's plan until it reports a failure.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -154,9 +152,6 @@ def indexed(e: Entry) -> Array | None:
 
 def reading(e: Entry, *names: str) -> bool:
     return {a.name for a in e.signature.inputs} >= set(names)
-
-
-# ---- the defects -------------------------------------------------------------------------------------------------------
 
 
 def change(x: np.ndarray | None, function: Callable[[np.ndarray], None]) -> np.ndarray | None:

@@ -1,7 +1,5 @@
 """Tables and progress in plain text."""
 
-from __future__ import annotations
-
 import io
 
 from tlrt._terminal import Progress, format_table

@@ -1,7 +1,5 @@
 """``python -m tlrt verify``: options, exit status, JSON, the user's own arrays, the line that repeats a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
