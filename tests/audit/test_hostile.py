@@ -113,7 +113,7 @@ def test_a_call_is_its_seed_and_number(driver):
 #: defects that the driver must see: file, text, what becomes of it, words of the report
 PLANTED = [
     ("native/src/core/call.c", "    return got == n;\n", "    return call->status = 0, 1;\n", "accepted, expected a refusal"),
-    ("native/src/core/buffer.c", "    tl_pool_drop(ctx, buffer->block);\n", "", "cap is reached"),
+    ("native/src/core/objects.c", "    tl_pool_drop(&ctx->pool, buffer->block);\n", "", "cap is reached"),
     (
         "native/src/core/call.c", "if (!call->elementwise || in->index != out->index)", "if (in->index != out->index)",
         "accepted, expected a refusal",
@@ -195,13 +195,9 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
         )
         failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
         return {
-            "failures": failures,
-            "entries": {},
-            "calls": count,
-            "accepted": 0,
-            "seconds": 0.0,
+            "failures": failures, "entries": {}, "calls": count, "accepted": 0, "seconds": 0.0,
             "slowest": {"seconds": 0.0},
-        }
+        }  # fmt: skip
 
     monkeypatch.setattr(command.hostile, "calls", calls)
     monkeypatch.setattr(

@@ -71,8 +71,7 @@ class Page(HTMLParser):
 def read(text: str) -> Page:
     """The page, once it is known to be well-formed, to need nothing from outside, and to be small."""
     page = Page(text)
-    assert len(page.ids) == len(set(page.ids))
-    assert len(text.encode()) < LIMIT
+    assert len(page.ids) == len(set(page.ids)) and len(text.encode()) < LIMIT
     links = [v for _, k, v in page.attributes if k in ("href", "src", "action", "data", "srcset", "xlink:href")]
     assert all(v.startswith("#") and v[1:] in page.ids for v in links), links
     assert not re.search(r"https?:|url\(|@import|<link|<img|<iframe", text)
@@ -281,6 +280,5 @@ def test_wrong_lines_are_refused(
     places = {"FILE": str(tmp_path / "x.json"), "OUT": str(tmp_path / "out.html")}
     with pytest.raises(SystemExit) as stopped:
         command.main([places.get(w, w) for w in words])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()

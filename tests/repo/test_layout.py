@@ -12,18 +12,9 @@ from tlspec import registry
 pytestmark = pytest.mark.every_choice
 
 SKIP = {
-    ".git",
-    ".venv",
-    "build",
-    "dist",
-    "out",
-    "__pycache__",
-    ".hypothesis",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "_lib",
-}
+    ".git", ".venv", "build", "dist", "out", "__pycache__", ".hypothesis", ".mypy_cache", ".ruff_cache",
+    ".pytest_cache", "_lib",
+}  # fmt: skip
 #: written by the generator, so their length follows from the number of operations
 GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
 #: no file may have more lines; one of more than 600 is a question to its reviewer

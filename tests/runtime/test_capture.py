@@ -64,8 +64,7 @@ def require_equal(eager: Twin, captured: Twin, folder: Path) -> None:
     assert eager.session.counter == captured.session.counter
     if eager.optimizer is not None:
         (left, first), (right, second) = eager.optimizer.state(), captured.optimizer.state()
-        assert left == right
-        assert all(same(first[k], second[k]) for k in first)
+        assert left == right and all(same(first[k], second[k]) for k in first)
     paths = [folder / "eager.safetensors", folder / "captured.safetensors"]
     for twin, path in zip((eager, captured), paths, strict=True):
         checkpoint.save(path, twin.session, () if twin.optimizer is None else twin.optimizer)
@@ -336,8 +335,7 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert kept.numpy().tolist() == [4.0, 9.0] and not kept.requires_grad
         assert step([1.0, 1.0]) is y and y.numpy().tolist() == [1.0, 2.0]
         assert kept.numpy().tolist() == [4.0, 9.0]  # the tape is left alone
-        assert s.relu(y).numpy().tolist() == [1.0, 2.0]
-        assert y.reduce_sum().item() == 3.0
+        assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
 
 
 def test_closing(dev: tlrt.Device) -> None:

@@ -66,10 +66,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(device, kind, tmp_path):
     rest = whole.steps(5)
     resumed = Run(device, kind, seed=99)
     resumed.steps(2)
-    assert resumed.load(tmp_path / "a.safetensors") == {"epoch": 5}
-    assert resumed.steps(5) == rest
-    assert resumed.bits() == whole.bits()
-    assert len(set(first + rest)) == 10
+    assert resumed.load(tmp_path / "a.safetensors") == {"epoch": 5} and resumed.steps(5) == rest
+    assert resumed.bits() == whole.bits() and len(set(first + rest)) == 10
 
 
 def test_other_readers_find_the_parameters(tmp_path):

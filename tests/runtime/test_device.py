@@ -18,8 +18,7 @@ no_cuda = pytest.mark.skipif(len(tlrt.devices()) > 1, reason="this machine has a
 def test_names():
     assert tlrt.device("cpu") is tlrt.device("cpu")
     assert tlrt.device("cpu", new=True) is not tlrt.device("cpu")
-    assert tlrt.device().name == "cpu"
-    assert tlrt.devices()[0] == "cpu"
+    assert tlrt.device().name == "cpu" and tlrt.devices()[0] == "cpu"
     assert tlrt.describe("cpu") == tlrt.device("cpu").describe()
     assert not tlrt.device("cpu").is_cuda
 
@@ -45,8 +44,7 @@ def test_cuda_without_a_gpu(name, monkeypatch):
     for use in (tlrt.device, tlrt.describe, tlrt.Device.new):
         with pytest.raises(errors.UnavailableError) as caught:
             use(name)
-        assert isinstance(caught.value, RuntimeError)
-        assert caught.value.status == 50
+        assert isinstance(caught.value, RuntimeError) and caught.value.status == 50
         assert str(caught.value).startswith(("device: ", "describe: "))
         assert ("cuda`" in str(caught.value)) != ("doctor" in str(caught.value))
 
@@ -55,8 +53,7 @@ def test_close(dev):
     b = dev.zeros(2)
     dev.close()
     dev.close()
-    assert dev.closed
-    assert b.released
+    assert dev.closed and b.released
     b.release()
     assert repr(dev) == f"Device({dev.name!r}, closed)"
     for use in (dev.memory, dev.synchronize, lambda: dev.zeros(1), dev.collect, lambda: kernels.add(b, b)):
@@ -66,8 +63,7 @@ def test_close(dev):
 def test_a_closed_shared_device_is_made_anew():
     first = tlrt.device("cpu")
     first.close()
-    assert tlrt.device("cpu") is not first
-    assert tlrt.device("cpu").zeros(1).numpy() == 0
+    assert tlrt.device("cpu") is not first and tlrt.device("cpu").zeros(1).numpy() == 0
 
 
 def test_memory(dev):
@@ -75,13 +71,10 @@ def test_memory(dev):
     assert start.live_buffers == start.live_bytes == 0
     b = dev.zeros(1000)
     now = dev.memory()
-    assert now.live_buffers == 1
-    assert now.live_bytes >= 4000
-    assert now.peak_bytes >= now.live_bytes
-    assert now.allocations > start.allocations
+    assert now.live_buffers == 1 and now.live_bytes >= 4000
+    assert now.peak_bytes >= now.live_bytes and now.allocations > start.allocations
     b.release()
-    assert dev.memory().live_bytes == 0
-    assert dev.memory().cached_bytes > 0
+    assert dev.memory().live_bytes == 0 and dev.memory().cached_bytes > 0
     dev.collect()
     assert dev.memory().cached_bytes == 0
     dev.reset_peak()
@@ -93,8 +86,7 @@ def test_cap(dev):
     assert dev.memory().cap_bytes == 1 << 20
     with pytest.raises(errors.OutOfMemoryError) as caught:
         dev.zeros(1 << 20)
-    assert isinstance(caught.value, MemoryError)
-    assert str(caught.value)
+    assert isinstance(caught.value, MemoryError) and str(caught.value)
     a, b = dev.zeros(1 << 17), dev.zeros(1 << 16)
     assert_raises(MemoryError, kernels.add, a, a)
     assert dev.memory().live_buffers == 2

@@ -32,8 +32,7 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
 def test_documented_and_typed(name):
     entry, function = ENTRIES[name], getattr(kernels, name)
     doc = inspect.getdoc(function)
-    assert doc
-    assert "Signature: " in doc
+    assert doc and "Signature: " in doc
     assert "Raises ShapeError" in doc
     parameters = inspect.signature(function).parameters
     assert list(parameters)[: len(entries.arguments(entry))] == [
@@ -65,8 +64,7 @@ def test_wrong_types(name, argument):
         values = {**plain(ENTRIES[name], device), argument: wrong}
         with pytest.raises(errors.ArgumentTypeError) as caught:
             getattr(kernels, name)(**values)
-        assert str(caught.value).startswith(f"{name}: {argument}")
-        assert said in str(caught.value)
+        assert str(caught.value).startswith(f"{name}: {argument}") and said in str(caught.value)
         assert caught.value.op == name
         held = [x for v in values.values() for x in (v if isinstance(v, list) else [v])]
         live = sum(isinstance(x, tlrt.Buffer) for x in held)
@@ -114,8 +112,7 @@ def test_short_and_swapped(dev):
             kernels.bmm(a, b, *dims, out=out)
     with pytest.raises(errors.ShapeError, match=r"^bmm: out: got 7 elements, expected batch\*m\*p = 8"):
         kernels.bmm(a, b, 1, 2, 3, 4, out=dev.zeros(7))
-    assert out.numpy().tolist() == [9] * 8
-    assert dev.memory().live_buffers == 3
+    assert out.numpy().tolist() == [9] * 8 and dev.memory().live_buffers == 3
 
 
 @pytest.mark.parametrize("big", [(2**16, 2**16, 1, 1), (2**31, 2**31, 2**31, 1), (2**32 - 1,) * 4])
@@ -196,10 +193,8 @@ def test_bad_indices(dev, indices, said, kind):
     mat, out = dev.zeros(6), dev.full(4, 7)
     with pytest.raises(kind) as caught:
         kernels.gather_rows(mat, indices, 3, 2, out=out)
-    assert str(caught.value).startswith("gather_rows: indices: ")
-    assert said in str(caught.value)
-    assert out.numpy().tolist() == [7] * 4
-    assert dev.memory().live_buffers == 2
+    assert str(caught.value).startswith("gather_rows: indices: ") and said in str(caught.value)
+    assert out.numpy().tolist() == [7] * 4 and dev.memory().live_buffers == 2
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "i8", "u8", ">u4", "u4", "O"])
@@ -221,8 +216,7 @@ def test_host_float64(dev):
     assert np.array_equal(kernels.dgemm(dev, np.asfortranarray(a), b.T.copy().T, 2, 3, 4), a @ b)
     assert np.array_equal(kernels.dgemm(dev, a.reshape(-1).astype(int), b.tolist(), 2, 3, 4), a @ b)
     out = np.full((2, 4), 7.0)
-    assert kernels.dgemm(dev, a, b, 2, 3, 4, out=out) is out
-    assert np.array_equal(out, a @ b)
+    assert kernels.dgemm(dev, a, b, 2, 3, 4, out=out) is out and np.array_equal(out, a @ b)
     out[:] = 7
     for bad, kind, said in [
         (lambda: kernels.dgemm(dev, a, b, 3, 2, 4, out=out), errors.ShapeError, "dgemm: A: got shape"),
@@ -264,8 +258,7 @@ def test_host_float64(dev):
 
 def test_out_is_overwritten_and_returned(dev):
     a, b, out = dev.buffer([1, 2]), dev.buffer([3, 4]), dev.zeros(2)
-    assert kernels.add(a, b, out=out) is out
-    assert out.numpy().tolist() == [4, 6]
+    assert kernels.add(a, b, out=out) is out and out.numpy().tolist() == [4, 6]
     assert kernels.add(a, b, out=a) is a  # elementwise: an output may be an input
     assert a.numpy().tolist() == [4, 6]
     for wrong in (np.zeros(2, np.float32), (out,), "x"):
@@ -285,12 +278,10 @@ def test_gradients_wanted(dev):
     ga, gb = kernels.mul_bwd(a, b, g)
     assert (ga.numpy().tolist(), gb.numpy().tolist()) == ([5, 70], [2, 30])
     none, gb = kernels.mul_bwd(a, b, g, want=(False, True))
-    assert none is None
-    assert gb.numpy().tolist() == [2, 30]
+    assert none is None and gb.numpy().tolist() == [2, 30]
     given = dev.zeros(2)
     ga, none = kernels.mul_bwd(a, b, g, want=[True, False], out=(given, None))
-    assert ga is given
-    assert none is None
+    assert ga is given and none is None
     assert given.numpy().tolist() == [5, 70]
     for options, kind, said in [
         ({"want": (True,)}, ValueError, "want: got 1 entries, expected 2 entries, for ga, gb"),

@@ -262,8 +262,7 @@ def test_convolutions_of_any_rank(s):
         conv = nn.Conv(s, 2, 5, 3, name=f"c{rank}", rank=rank, stride=2, padding=1)
         back = nn.ConvTranspose(s, 5, 2, 4, name=f"t{rank}", rank=rank, stride=2, padding=1)
         small = conv(s.zeros((3, 2, *(8,) * rank)))
-        assert small.shape == (3, 5, *(4,) * rank)
-        assert back(small).shape == (3, 2, *(8,) * rank)
+        assert small.shape == (3, 5, *(4,) * rank) and back(small).shape == (3, 2, *(8,) * rank)
         assert back(conv(s.zeros((2, *(8,) * rank)))).shape == (2, *(8,) * rank)
 
 

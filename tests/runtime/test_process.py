@@ -27,8 +27,7 @@ def test_threads_share_a_device(dev):
                 assert np.array_equal(kernels.add(a, b).numpy(), x + y)
                 assert_raises_regex(errors.ShapeError, "^mul: b: got 1 elements", kernels.mul, a, dev.zeros(1))
                 ga, gb = kernels.mul_bwd(a, b, a)
-                assert np.array_equal(ga.numpy(), x * y)
-                assert np.array_equal(gb.numpy(), x * x)
+                assert np.array_equal(ga.numpy(), x * y) and np.array_equal(gb.numpy(), x * x)
         except BaseException as error:
             failures.append(error)
 
@@ -196,8 +195,7 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
 """
     done = python(code)
-    assert "fork" in done.stdout
-    assert done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
+    assert "fork" in done.stdout and done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
 
 
 #: where a C library's fenv_t keeps the word that flushes subnormals, counted in 32 bits, and its bits: MXCSR's FTZ and DAZ

@@ -39,8 +39,7 @@ def test_operators(s):
     ]:  # fmt: skip
         assert np.allclose(got.numpy(), expected, rtol=2e-7)
     assert b @ b is not None if hasattr(b, "__matmul__") else True
-    assert a.reshape((-1,)).shape == (4,)
-    assert (a.reduce_sum() * 1).item() == 10.0
+    assert a.reshape((-1,)).shape == (4,) and (a.reduce_sum() * 1).item() == 10.0
 
 
 def test_printed_with_its_values(s):
@@ -77,8 +76,7 @@ def test_reshape_and_detach_of_a_parameter_outlive_reset(s):
         assert np.array_equal(s.reshape(w, (3, 2)).numpy(), np.arange(6.0).reshape(3, 2))
         assert np.array_equal(s.detach(w).numpy(), np.arange(6.0))
         s.reset()
-    assert w.has_mirror
-    assert np.array_equal(w.value, np.arange(6.0))
+    assert w.has_mirror and np.array_equal(w.value, np.arange(6.0))
 
 
 def test_a_parameter_knows_which_copy_is_current(s):
@@ -91,8 +89,7 @@ def test_a_parameter_knows_which_copy_is_current(s):
     assert w.host_is_stale
     assert w.value.tolist() == [3.0, 3.0] and not w.host_is_stale and w.has_mirror
     w.value = [5.0, 6.0]
-    assert not w.has_mirror
-    assert s.use(w).numpy().tolist() == [5.0, 6.0]
+    assert not w.has_mirror and s.use(w).numpy().tolist() == [5.0, 6.0]
 
 
 def test_mirror_is_uploaded_only_when_stale(s):
@@ -248,8 +245,7 @@ def test_draws_are_a_function_of_seed_and_counter(s):
 
 @pytest.mark.parametrize("x", [0, 1, 2**64 - 1, 12345678901234567890])
 def test_keys_are_splitmix64(x):
-    assert mix(x) == mix(np.array([x], np.uint64))[0]
-    assert mix(0) == 0xE220A8397B1DCDAF
+    assert mix(x) == mix(np.array([x], np.uint64))[0] and mix(0) == 0xE220A8397B1DCDAF
 
 
 def test_dropout(s):
@@ -290,12 +286,8 @@ def test_a_closed_session_says_so(s):
     s.close()
     assert w.value.tolist() == [9.0]
     for call in (
-        s.reset,
-        lambda: s.param([1.0]),
-        lambda: s.use(w),
-        lambda: s.rand_uniform((2,)),
-        lambda: s.zeros((2,)),
-    ):
+        s.reset, lambda: s.param([1.0]), lambda: s.use(w), lambda: s.rand_uniform((2,)), lambda: s.zeros((2,)),
+    ):  # fmt: skip
         assert_raises(errors.ReleasedError, call)
 
 
@@ -305,8 +297,7 @@ def test_options():
     assert_raises_regex(ValueError, "'tpu'", Session, "tpu")
     assert_raises_regex(ValueError, "seed", Session, "cpu", seed=-1)
     with Session(options=Options(device="cpu", requires_grad_by_default=False)) as s:
-        assert not s.param([1.0]).requires_grad
-        assert copy.copy(s.options) == s.options
+        assert not s.param([1.0]).requires_grad and copy.copy(s.options) == s.options
 
 
 def test_a_vjp_that_raises_leaves_the_session_usable(s, monkeypatch):

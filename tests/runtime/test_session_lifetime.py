@@ -111,8 +111,7 @@ def test_two_threads_on_one_session_compute_right_or_raise():
                 t.join()
         finally:
             sys.setswitchinterval(interval)
-    assert not wrong
-    assert all("expected one thread at a time" in text for text in messages)
+    assert not wrong and all("expected one thread at a time" in text for text in messages)
 
 
 def test_an_append_by_another_thread_is_noticed(s):

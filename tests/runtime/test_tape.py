@@ -30,8 +30,7 @@ def test_ids_are_places(dev: tlrt.Device) -> None:
         b = tape.add_node(Node("b", tape.upload(normal(2, 3)), False))
         assert (b, tape.size) == (1, 2)
         c = tape.mul(a, b)
-        assert c == 2
-        assert tape.node(c).parents == (a, b)
+        assert c == 2 and tape.node(c).parents == (a, b)
         assert tape.node(c).requires_grad and not tape.node(b).requires_grad
         assert np.array_equal(tape.value(c).numpy(), tape.value(a).numpy() * tape.value(b).numpy())
         assert tape.require_value(c, [2, 3]).shape == (2, 3)
@@ -42,8 +41,7 @@ def test_ids_are_places(dev: tlrt.Device) -> None:
 
 
 def test_sizes() -> None:
-    assert size_of(()) == 1
-    assert size_of((3, 0)) == 0
+    assert size_of(()) == 1 and size_of((3, 0)) == 0
     assert size_of((2**16, 2**15)) == 2**31
     for shape in ((2**16, 2**16), (-1, 3), (-2, -3), (0, -1)):
         assert_raises(tlrt.errors.ShapeError, size_of, shape)
@@ -181,8 +179,7 @@ def test_seeds(dev: tlrt.Device) -> None:
         total = tape.reduce_sum(y)
         mine = AnyBuffer.upload(normal(2, 3, key="g"), dev)
         a, b = tape.backward(y, mine)[x].numpy(), tape.backward(y, normal(2, 3, key="g"))[x].numpy()
-        assert np.array_equal(a, b)
-        assert np.array_equal(a, mine.numpy() * tape.value(y).numpy())
+        assert np.array_equal(a, b) and np.array_equal(a, mine.numpy() * tape.value(y).numpy())
         assert np.array_equal(tape.backward(total, 2.0)[x].numpy(), 2 * tape.value(y).numpy())
         assert np.array_equal(tape.backward(total)[y].numpy(), np.ones((2, 3)))
         one = tape.reshape(total, (1, 1))

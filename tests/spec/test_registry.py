@@ -14,26 +14,17 @@ pytestmark = pytest.mark.every_choice
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a[n]", "no '->'"),
-        ("a[n] ->", "no output"),
-        ("a -> out[n]", "not an array"),
-        ("a: i16[n] -> out[n]", "not an array"),
-        ("a[n]; c -> out[n]", "not a parameter"),
-        ("a[n]; c: double -> out[n]", "not a parameter"),
-        ("a[n], a[n] -> out[n]", "used twice"),
-        ("n[n] -> out[n]", "used twice"),
-        ("a[n]; n: float -> out[a]", "used twice"),
-        ("call[n] -> out[n]", "reserved"),
-        ("a[*], b[n] -> out[*]", "do not mix"),
-        ("a: list[n], b: list[m] -> out: list[n]", "one dimension"),
-        ("a?: list[n] -> out: list[n]", "not optional"),
-        ("a: list[2] -> out: list[2]", "is a name"),
-        ("a: list[n], lengths[n] -> out: list[n]", "`lengths` is taken"),
-        ("a: list[n] -> out: list[n], z[n]", "all lists or none"),
-        ("a[n] -> out: list[n]", "need lists of inputs"),
+        ("a[n]", "no '->'"), ("a[n] ->", "no output"), ("a -> out[n]", "not an array"),
+        ("a: i16[n] -> out[n]", "not an array"), ("a[n]; c -> out[n]", "not a parameter"),
+        ("a[n]; c: double -> out[n]", "not a parameter"), ("a[n], a[n] -> out[n]", "used twice"),
+        ("n[n] -> out[n]", "used twice"), ("a[n]; n: float -> out[a]", "used twice"),
+        ("call[n] -> out[n]", "reserved"), ("a[*], b[n] -> out[*]", "do not mix"),
+        ("a: list[n], b: list[m] -> out: list[n]", "one dimension"), ("a?: list[n] -> out: list[n]", "not optional"),
+        ("a: list[2] -> out: list[2]", "is a name"), ("a: list[n], lengths[n] -> out: list[n]", "`lengths` is taken"),
+        ("a: list[n] -> out: list[n], z[n]", "all lists or none"), ("a[n] -> out: list[n]", "need lists of inputs"),
         ("a[*], b: list[n] -> out[*]", "do not mix"),
     ],
-)
+)  # fmt: skip
 def test_refused_signatures(text: str, message: str) -> None:
     assert_raises_regex(ValueError, message, Signature.parse, text)
 
@@ -46,17 +37,14 @@ def test_a_signature() -> None:
     assert [a.optional for a in sig.inputs] == [False, True, False]
     assert [(p.name, p.kind, p.default) for p in sig.params] == [("axis", "u32", None), ("eps", "float", "1e-6")]
     assert [o.dims for o in sig.outputs] == [("*drop(dims, axis)",), ("n // 2 + 1",)]
-    assert not sig.elementwise
-    assert not sig.needs_context
+    assert not sig.elementwise and not sig.needs_context
     assert Signature.parse("s: u32[k] -> out[k]").needs_context
 
 
 def test_lists() -> None:
     sig = Signature.parse("a: list[count], x[1]; c: float -> out: list[count]")
-    assert [a.name for a in sig.lists] == ["a"]
-    assert [a.name for a in sig.buffers] == ["x"]
-    assert sig.dims == ("count",)
-    assert sig.sizes == ("count", "lengths")
+    assert [a.name for a in sig.lists] == ["a"] and [a.name for a in sig.buffers] == ["x"]
+    assert sig.dims == ("count",) and sig.sizes == ("count", "lengths")
     assert not sig.needs_context
     assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
     row = Op(name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact())
@@ -94,5 +82,4 @@ def test_selection() -> None:
 
 
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
-    assert (row.vjp_rule is None) == bool(row.no_vjp)
-    assert row.doc
+    assert (row.vjp_rule is None) == bool(row.no_vjp) and row.doc

@@ -8,10 +8,8 @@ from tlrt._terminal import Progress, format_table
 def test_a_table_is_plain_and_whole() -> None:
     long = "x" * 300
     lines = format_table(("name", "number", "text"), [("a[b]c", 1.5, long), ("λ√h", 200, "[red]no[/red]")]).splitlines()
-    assert lines[0].split() == ["name", "number", "text"]
-    assert set(lines[1]) == {"-"}
-    assert lines[2] == f"a[b]c     1.5  {long}"
-    assert lines[3] == "λ√h       200  [red]no[/red]"
+    assert lines[0].split() == ["name", "number", "text"] and set(lines[1]) == {"-"}
+    assert lines[2] == f"a[b]c     1.5  {long}" and lines[3] == "λ√h       200  [red]no[/red]"
     assert format_table(("a", "b"), []).splitlines()[0] == "a  b"
 
 

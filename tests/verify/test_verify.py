@@ -33,8 +33,7 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     out = tmp_path / "result.json"
     assert verify.main(["--ops", SHAPED.name, "--cases", "2", "--device", "cpu", "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    assert SHAPED.name in text
-    assert "pass" in text
+    assert SHAPED.name in text and "pass" in text
     document = json.loads(out.read_text())
     assert document["verdict"] == "pass"
     assert {"devices", "build", "versions", "started", "seconds", "seed", "command"} <= set(document)
@@ -45,29 +44,19 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--ops", "no_such_op"],
-        ["--data", "nonsense"],
-        ["--cases", "0"],
-        ["--device", "abacus"],
-        ["--inputs", "/nowhere.npz"],
-        ["--json", "/nowhere/result.json"],
-        ["--json", "/"],
-        ["--ops", ""],
-        ["--data", ""],
-        ["--device", ""],
-        ["--inputs", ""],
-        ["--json", ""],
+        ["--ops", "no_such_op"], ["--data", "nonsense"], ["--cases", "0"], ["--device", "abacus"],
+        ["--inputs", "/nowhere.npz"], ["--json", "/nowhere/result.json"], ["--json", "/"], ["--ops", ""],
+        ["--data", ""], ["--device", ""], ["--inputs", ""], ["--json", ""],
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_wrong_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "run_checks", lambda *_: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as stopped:
         verify.main(arguments)
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err
+    assert stopped.value.code == 2 and capsys.readouterr().err
 
 
 def test_json_file_keeps_its_content_until_the_end(tmp_path: Path) -> None:
@@ -92,8 +81,7 @@ def test_failure_gives_status_and_a_line(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(kernels, ELEMENTWISE.name, wrong)
     assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu"]) == 1
     text = capsys.readouterr().out
-    assert "FAIL" in text
-    assert "got 42.0" in text
+    assert "FAIL" in text and "got 42.0" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("python -m tlrt verify"))
     assert verify.main(shlex.split(line)[4:]) == 1
     assert capsys.readouterr().out.count("got 42.0") == 1
@@ -128,8 +116,7 @@ def test_failure_of_a_variant_gives_a_line_with_variants(
     capsys.readouterr()
     assert verify.main([*arguments, "--variants"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
-    assert lines
-    assert all(line.endswith(" --variants") for line in lines)
+    assert lines and all(line.endswith(" --variants") for line in lines)
     assert verify.main(shlex.split(lines[0])[4:]) == 1
 
 
@@ -165,8 +152,7 @@ def test_own_arrays_in_a_file_whose_name_needs_quotes(
     monkeypatch.setattr(verifier, "compare", lambda *_, **__: Comparison(False, 2.0, 2.0, 1, 1, (0,)))
     assert verify.main(["--ops", SHAPED.name, "--inputs", str(path), "--device", "cpu"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
-    assert lines
-    assert all(str(path) in shlex.split(line) for line in lines)
+    assert lines and all(str(path) in shlex.split(line) for line in lines)
 
 
 def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,22 +164,17 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     spoilt = bytearray(content)
     spoilt[60:120] = bytes(60)
     files = {
-        "empty": b"",
-        "renamed": (tmp_path / "array.npy").read_bytes(),
-        "truncated": content[: len(content) // 2],
-        "beginning": content[:10],
-        "spoilt": bytes(spoilt),
-        "text": b"1, 2, 3",
+        "empty": b"", "renamed": (tmp_path / "array.npy").read_bytes(), "truncated": content[: len(content) // 2],
+        "beginning": content[:10], "spoilt": bytes(spoilt), "text": b"1, 2, 3",
         "objects": (tmp_path / "objects.npz").read_bytes(),
-    }
+    }  # fmt: skip
     for name, data in files.items():
         path = tmp_path / f"{name}.npz"
         path.write_bytes(data)
         assert_raises_regex(InputError, re.escape(str(path)), list, cases_of(path, [ELEMENTWISE], named=True))
         with pytest.raises(SystemExit) as stopped:
             verify.main(["--ops", ELEMENTWISE.name, "--inputs", str(path), "--device", "cpu"])
-        assert stopped.value.code == 2
-        assert "--inputs: " in capsys.readouterr().err
+        assert stopped.value.code == 2 and "--inputs: " in capsys.readouterr().err
 
 
 def test_own_numbers_out_of_range(tmp_path: Path) -> None:
@@ -281,5 +262,4 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         verify.main(words)
-    assert stopped.value.code == 2
-    assert f"python -m audit {command}" in capsys.readouterr().err
+    assert stopped.value.code == 2 and f"python -m audit {command}" in capsys.readouterr().err
