@@ -143,8 +143,7 @@ def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
 
 def test_damaged_checkpoints_are_refused_and_change_nothing():
     document = checkpoint_files.try_damaged(1500)
-    assert document["failures"] == []
-    assert document["refused"] > 1000 and document["loaded"] > 20
+    assert document["failures"] == [] and document["refused"] > 1000 and document["loaded"] > 20
 
 
 def test_a_careless_load_is_seen(monkeypatch):
@@ -186,13 +185,10 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
     def calls(count, **how):
         runs.append(
             (
-                count,
-                how.get("device", -1),
-                how.get("sanitize", "address,undefined"),
-                how.get("threads", 1),
+                count, how.get("device", -1), how.get("sanitize", "address,undefined"), how.get("threads", 1),
                 how.get("shared", False),
             )
-        )
+        )  # fmt: skip
         failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
         return {
             "failures": failures, "entries": {}, "calls": count, "accepted": 0, "seconds": 0.0,

@@ -191,14 +191,11 @@ def test_runs_of_the_same_cases_are_not_added_up(part: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "bad"),
     [
-        ("ERROR SUMMARY: 0 errors", 0),
-        ("ERROR SUMMARY: 7 errors", 1),
-        ("ERROR SUMMARY: 10 errors", 1),
+        ("ERROR SUMMARY: 0 errors", 0), ("ERROR SUMMARY: 7 errors", 1), ("ERROR SUMMARY: 10 errors", 1),
         ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
-        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warnings)", 1),
-        ("no summary", 1),
+        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warnings)", 1), ("no summary", 1),
     ],
-)
+)  # fmt: skip
 def test_what_compute_sanitizer_says(said: str, bad: int) -> None:
     checks = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck conv2d": said}
     assert len(Evidence([evidence.read("x.json", {"sanitizer": checks})]).findings) == bad
@@ -265,14 +262,12 @@ def test_the_exit_status_of_files_says_whether_something_failed(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "FILE"], "--html"),
-        (["report", "missing.json", "--html", "OUT"], "missing.json"),
+        (["report", "FILE"], "--html"), (["report", "missing.json", "--html", "OUT"], "missing.json"),
         (["report", "FILE", "--html", "OUT"], "not an evidence file"),
-        (["report", "FILE", "--short", "--html", "OUT"], "--short"),
-        (["abacus"], "abacus"),
+        (["report", "FILE", "--short", "--html", "OUT"], "--short"), (["abacus"], "abacus"),
         (["soak", "--steps", "0"], "--steps"),
     ],
-)
+)  # fmt: skip
 def test_wrong_lines_are_refused(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -351,8 +351,7 @@ def test_c_refuses_what_python_never_sends(runtime: Runtime) -> None:
         assert status == 80 and "vs_out: got the place of output ps_out" in text
     holes = new("torchlean_buffer *[]", [xs[0]._handle, ffi.NULL])
     status, text = run(given, holes, given, one, two)
-    assert status == 10 and "gs[1]: got NULL" in text
-    assert not any(one) and not any(two)
+    assert status == 10 and "gs[1]: got NULL" in text and not any(one) and not any(two)
     assert runtime.device.memory().live_buffers == live
     assert step(context, ffi.NULL, ffi.NULL, ffi.NULL, 0, 0.1, 0.9, 0.0, 0.0, 0, ffi.NULL, ffi.NULL) == 0
     many = 2**32 - 1

@@ -107,12 +107,10 @@ ADDED = {
         "bench/rivals/elementwise.py": HARDSWISH_RIVAL,
     },
     "reduce_mean_axis1": {
-        "tlspec/ops/reduce.py": MEAN_ROW,
-        "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
-        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"),
-        "bench/rivals/reduce.py": MEAN_RIVAL,
+        "tlspec/ops/reduce.py": MEAN_ROW, "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
+        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"), "bench/rivals/reduce.py": MEAN_RIVAL,
     },
-}
+}  # fmt: skip
 #: operation -> the most files that may be edited by hand
 FILES = {"hardswish": 3, "reduce_mean_axis1": 4}
 

@@ -112,11 +112,9 @@ def test_summation_tree_constants_agree() -> None:
     text = (ROOT / "native/src/formula/sum_tree.h").read_text()
     c = {k: int(v) for k, v in re.findall(r"TL_(\w+) = (\d+)", text)}
     assert c == {
-        "SUM_LANES": bounds.LANES,
-        "SUM_LEAF": bounds.LEAF,
-        "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "SUM_LANES": bounds.LANES, "SUM_LEAF": bounds.LEAF, "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "COLUMN_CHAINS": bounds.COLUMN_CHAINS,
-    }
+    }  # fmt: skip
 
 
 def test_c_shape_functions_have_their_twins() -> None:

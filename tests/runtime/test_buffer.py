@@ -85,8 +85,7 @@ def test_making(dev):
     assert dev.full(2, 0.1).numpy().tolist() == [np.float32(0.1)] * 2
     assert len(dev.empty(5)) == 5 == dev.empty(5).length and dev.zeros(0).numpy().shape == (0,)
     b = dev.zeros(2)
-    assert b.fill(np.float32(2)) is b and b.numpy().tolist() == [2, 2]
-    assert b.device is dev
+    assert b.fill(np.float32(2)) is b and b.numpy().tolist() == [2, 2] and b.device is dev
 
 
 def test_host_and_device_are_apart(dev):
@@ -102,12 +101,10 @@ def test_host_and_device_are_apart(dev):
 @pytest.mark.parametrize(
     ("n", "kind"),
     [
-        (-1, errors.ShapeError),
-        (2**32, errors.SizeOverflowError),
-        (1.0, errors.ArgumentTypeError),
+        (-1, errors.ShapeError), (2**32, errors.SizeOverflowError), (1.0, errors.ArgumentTypeError),
         ("3", errors.ArgumentTypeError),
     ],
-)
+)  # fmt: skip
 def test_bad_lengths(dev, make, n, kind):
     assert_raises_regex(kind, f"^{make}: n: got ", getattr(dev, make), n)
 

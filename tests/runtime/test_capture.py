@@ -1,7 +1,8 @@
 """Captured steps: N of them equal N eager ones, bit for bit, in everything that an eager step changes."""
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
 
 Step = Callable[..., Any]
 STEPS = 6
+
+
+@pytest.fixture
+def twins(dev: tlrt.Device) -> Iterator[Callable[..., list["Twin"]]]:
+    """Makes two sessions with equal programs; they are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda build: [stack.enter_context(contextlib.closing(Twin(dev, build))) for _ in range(2)]
 
 
 class Twin:
@@ -171,8 +179,8 @@ PROGRAMS = {"mlp": mlp, "convnet": convnet, "gpt": gpt, "unlike": unlike}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_captured_steps_equal_eager_ones(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
-    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+def test_captured_steps_equal_eager_ones(twins: Any, dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+    eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(3)
     for k in range(STEPS):
         given = arrays(name, draw)
@@ -183,14 +191,12 @@ def test_captured_steps_equal_eager_ones(dev: tlrt.Device, name: str, tmp_path: 
         assert all(same(a, b) for a, b in zip(expected, got, strict=True)), (name, k)
     require_equal(eager, captured, tmp_path)
     assert (captured.captured.graphs > 0) is dev.is_cuda
-    for twin in (eager, captured):
-        twin.close()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_eager_steps_between_replays(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+def test_eager_steps_between_replays(twins: Any, name: str, tmp_path: Path) -> None:
     """Eager steps, values set and checkpoints loaded between replays are what the next replay starts from."""
-    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+    eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(4)
     order = [captured.replay, captured.eager, captured.replay, captured.replay, captured.eager, captured.replay]
     for k, step in enumerate(order):
@@ -207,8 +213,6 @@ def test_eager_steps_between_replays(dev: tlrt.Device, name: str, tmp_path: Path
                 checkpoint.save(path, twin.session, twin.optimizer)
                 checkpoint.load(path, twin.session, twin.optimizer)
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
 class Fading(optim.Optimizer):
@@ -225,7 +229,7 @@ class Fading(optim.Optimizer):
             self.kernels.axpy(p, g, -self.lr / (1 + self.steps), out=p)
 
 
-def test_an_optimiser_of_ones_own(dev: tlrt.Device, tmp_path: Path) -> None:
+def test_an_optimiser_of_ones_own(twins: Any, tmp_path: Path) -> None:
     def build(s: Session) -> tuple[Any, Step]:
         layer = nn.Linear(s, 7, 3, name="layer")
         optimizer = Fading(layer.parameters(), lr=0.5)
@@ -238,17 +242,15 @@ def test_an_optimiser_of_ones_own(dev: tlrt.Device, tmp_path: Path) -> None:
 
         return optimizer, step
 
-    eager, captured = (Twin(dev, build) for _ in range(2))
+    eager, captured = twins(build)
     draw = np.random.default_rng(8)
     for _ in range(4):
         given = arrays("mlp", draw)
         assert same(eager.eager(*given)[0], captured.replay(*given)[0])
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
-def test_parameters_that_change_places(dev: tlrt.Device, tmp_path: Path) -> None:
+def test_parameters_that_change_places(twins: Any, tmp_path: Path) -> None:
     """Two parameters exchange their buffers in each step, and a third keeps the handle it has."""
 
     def build(s: Session) -> tuple[Any, Step]:
@@ -264,17 +266,15 @@ def test_parameters_that_change_places(dev: tlrt.Device, tmp_path: Path) -> None
 
         return None, step
 
-    eager, captured = (Twin(dev, build) for _ in range(2))
+    eager, captured = twins(build)
     for k in range(5):
         x = np.full(3, float(k))
         assert same(eager.eager(x)[0], captured.replay(x)[0])
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
-def test_two_captures_in_one_session(dev: tlrt.Device, tmp_path: Path) -> None:
-    eager, captured = (Twin(dev, mlp) for _ in range(2))
+def test_two_captures_in_one_session(twins: Any, tmp_path: Path) -> None:
+    eager, captured = twins(mlp)
     s = captured.session
     draw = np.random.default_rng(5)
     small, large = arrays("mlp", draw), tuple(np.concatenate([a, a]) for a in arrays("mlp", draw))
@@ -288,8 +288,6 @@ def test_two_captures_in_one_session(dev: tlrt.Device, tmp_path: Path) -> None:
                 p = twin.session.parameters["b.weight"]
                 p.set(p.numpy() / 2)
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
 def test_memory_is_flat(dev: tlrt.Device) -> None:
@@ -382,8 +380,7 @@ def test_the_specification_calls_the_function() -> None:
 
         captured = s.capture(step, [1.0, 1.0])
         loss = captured.outputs
-        assert loss.item() == 3.0
-        assert captured([1.0, 1.0]) is loss and loss.item() == 2.0
+        assert loss.item() == 3.0 and captured([1.0, 1.0]) is loss and loss.item() == 2.0
         captured.close()
         optimizer.close()
 

@@ -267,13 +267,10 @@ def test_convolutions_of_any_rank(s):
 
 
 @pytest.mark.parametrize(("make", "bad"), [
-    (lambda s: nn.Linear(s, 3, 2, name="l"), (4, 4)),
-    (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (1, 2, 5, 5)),
-    (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (3, 2, 2)),
-    (lambda s: nn.LayerNorm(s, 3, name="l"), (3, 4)),
+    (lambda s: nn.Linear(s, 3, 2, name="l"), (4, 4)), (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (1, 2, 5, 5)),
+    (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (3, 2, 2)), (lambda s: nn.LayerNorm(s, 3, name="l"), (3, 4)),
     (lambda s: nn.MultiHeadAttention(s, 4, 2, name="l"), (3, 5)),
-    (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)),
-    (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
+    (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)), (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
     (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)),
     (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)),
 ])  # fmt: skip

@@ -167,10 +167,8 @@ def test_a_vjp_that_raises_leaves_nothing(
         return given
 
     passes: list[Callable[[], Any]] = [
-        lambda: tape.backward(loss),
-        lambda: tape.backward_sparse(loss),
-        lambda: tape.backward_from(seeds()),
-    ]
+        lambda: tape.backward(loss), lambda: tape.backward_sparse(loss), lambda: tape.backward_from(seeds()),
+    ]  # fmt: skip
     kept = []
     gc.collect()
     gc.disable()

@@ -68,19 +68,16 @@ def test_column_tree_height(n: int) -> None:
 def test_heights_grow() -> None:
     for height in (bounds.tree_height, bounds.column_height):
         heights = [height(n) for n in (0, 1, 2, 3, 5, 17, 100, 1000, 5000, 2**14, 2**20, 2**24, 2**31)]
-        assert heights == sorted(heights) and heights[:2] == [0, 0]
-        assert heights[-1] < 200
+        assert heights == sorted(heights) and heights[:2] == [0, 0] and heights[-1] < 200
 
 
 def test_constants_are_those_of_the_header() -> None:
     text = HEADER.read_text()
     named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", text)}
     assert named == {
-        "TL_SUM_LANES": bounds.LANES,
-        "TL_SUM_LEAF": bounds.LEAF,
-        "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "TL_SUM_LANES": bounds.LANES, "TL_SUM_LEAF": bounds.LEAF, "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
-    }
+    }  # fmt: skip
 
 
 def test_spacing_is_numpys() -> None:

@@ -131,10 +131,8 @@ def test_ordered_references_add_one_after_the_other() -> None:
     row = next(r for r in registry.ops() if r.bound.in_float32 and r.signature.dims == ("n", "k"))
     base, values, indices = (a.name for a in row.signature.inputs)
     given = {
-        base: np.zeros(1, np.float32),
-        values: np.full(10**6, 0.1, np.float32),
-        indices: np.zeros(10**6, np.uint32),
-    }
+        base: np.zeros(1, np.float32), values: np.full(10**6, 0.1, np.float32), indices: np.zeros(10**6, np.uint32),
+    }  # fmt: skip
     case = build_case(row, {"n": 1, "k": 10**6}, given, generator("chain"))
     chain = np.cumsum(given[values], dtype=np.float32)[-1]  # cumsum adds one after the other
     assert case.expected.outputs[0][0] == chain and abs(case.real[0][0][0] - 1e5) < 1

@@ -19,6 +19,5 @@ def test_progress_of_a_stream_that_is_no_terminal() -> None:
         for i in range(100):
             progress.advance(note=f"sum [{i}]")
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith(" 10.0 %") and lines[0].endswith("sum [9]")
+    assert len(lines) == 10 and lines[0].startswith(" 10.0 %") and lines[0].endswith("sum [9]")
     assert lines[-1].startswith("100.0 %") and "\x1b" not in stream.getvalue()

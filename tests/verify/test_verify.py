@@ -124,7 +124,7 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> tuple[float, str]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(verifier.contract.laws, "check", broken)
+    monkeypatch.setattr(verifier.laws, "check", broken)
     row = some(lambda r: r.contract.laws)
     results = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1)).check(row, "forward")
     failures = [f for r in results for f in r.failures]
@@ -253,12 +253,10 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["--probe"], "probe"),
-        (["--alarms=9"], "alarms"),
-        (["--ops", "add", "--campaign"], "all"),
+        (["--probe"], "probe"), (["--alarms=9"], "alarms"), (["--ops", "add", "--campaign"], "all"),
         (["--report", "x"], "verify"),
     ],
-)
+)  # fmt: skip
 def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         verify.main(words)
