@@ -88,13 +88,10 @@ def test_the_checker_decides_ties() -> None:
     # x/2 + x²/4: a little above a tie between two subnormals
     assert want("silu", tiny) == np.float32(tiny)
     assert want("silu", -tiny) == 0 and np.signbit(want("silu", -tiny))
-    assert want("silu", 3 * tiny) == np.float32(2 * tiny)
-    assert want("silu", -3 * tiny) == np.float32(-tiny)
+    assert want("silu", 3 * tiny) == np.float32(2 * tiny) and want("silu", -3 * tiny) == np.float32(-tiny)
     # 1 + x + x²/2 with x half a spacing: above the tie, and below it on the other side
-    assert want("exp", 2.0**-24) == np.float32(1 + 2.0**-23)
-    assert want("exp", -(2.0**-25)) == np.float32(1)
-    assert want("sqrt", 2.0) == np.float32(np.sqrt(2.0))
-    assert want("inv", 3.0) == np.float32(1 / 3)
+    assert want("exp", 2.0**-24) == np.float32(1 + 2.0**-23) and want("exp", -(2.0**-25)) == np.float32(1)
+    assert want("sqrt", 2.0) == np.float32(np.sqrt(2.0)) and want("inv", 3.0) == np.float32(1 / 3)
     assert want("exp", 88.72284) == np.float32(np.finfo(np.float32).max) or np.isinf(want("exp", 88.72284))
 
 
@@ -122,8 +119,7 @@ def test_a_wrong_result_is_found_where_it_is() -> None:
     ],
 )
 def test_hidden_specials_are_found(name: str, defect: Callable[..., np.ndarray]) -> None:
-    assert one(name)["verdict"] == "pass"
-    assert one(name, kernels=Spoilt(name, defect))["verdict"] == "fail"
+    assert one(name)["verdict"] == "pass" and one(name, kernels=Spoilt(name, defect))["verdict"] == "fail"
 
 
 def test_devices_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

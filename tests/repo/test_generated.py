@@ -103,8 +103,7 @@ def test_versions_agree() -> None:
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     major, minor, patch = map(int, version.split("."))
-    assert tlrt.__version__ == version
-    assert f"version={major}.{minor}.{patch}" in tlrt.build_info()
+    assert tlrt.__version__ == version and f"version={major}.{minor}.{patch}" in tlrt.build_info()
     assert version in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -126,8 +125,7 @@ def test_c_shape_functions_have_their_twins() -> None:
 
 def test_rows_are_unique_by_symbol() -> None:
     symbols = [e.symbol for e in entries.all_entries()]
-    assert len(symbols) == len(set(symbols))
-    assert all(registry.get(r.name) is r for r in registry.ops())
+    assert len(symbols) == len(set(symbols)) and all(registry.get(r.name) is r for r in registry.ops())
 
 
 def test_results_quote_the_evidence() -> None:

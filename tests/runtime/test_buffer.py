@@ -128,8 +128,7 @@ def test_shapes_on_the_way_out(dev):
 
 def test_array_protocol(dev):
     b = dev.buffer([1, 2])
-    assert np.asarray(b).dtype == np.float32
-    assert np.asarray(b, dtype=np.float64).dtype == np.float64
+    assert np.asarray(b).dtype == np.float32 and np.asarray(b, dtype=np.float64).dtype == np.float64
     assert np.array(b, copy=True).tolist() == [1, 2]
     assert_raises_regex(ValueError, "copy", b.__array__, copy=False)
     assert dev.buffer(b).numpy().tolist() == [1, 2]
@@ -145,8 +144,7 @@ def test_release(dev):
         with pytest.raises(errors.ReleasedError) as caught:
             use()
         assert isinstance(caught.value, ValueError)
-    assert repr(b) == f"Buffer(released, device={dev.name!r})"
-    assert dev.memory().live_buffers == 0
+    assert repr(b) == f"Buffer(released, device={dev.name!r})" and dev.memory().live_buffers == 0
 
 
 def test_with_block_and_finaliser(dev):

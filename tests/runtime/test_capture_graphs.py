@@ -79,13 +79,11 @@ def test_a_graph_does_what_was_captured(dev: tlrt.Device, lib: Any, ffi: Any) ->
     graph = end(dev)
     assert y.numpy().tolist() == [0, 0, 0]
     for k in range(1, 4):
-        assert lib.torchlean_cuda_graph_launch(graph) == 0
-        assert y.numpy().tolist() == [3 * k, 6 * k, 9 * k]
+        assert lib.torchlean_cuda_graph_launch(graph) == 0 and y.numpy().tolist() == [3 * k, 6 * k, 9 * k]
     assert z.numpy().tolist() == [5, 5, 5]
     nodes = ffi.new("uint32_t *")
     assert lib.torchlean_cuda_graph_nodes(graph, nodes) == 0 and nodes[0] == 4
-    assert lib.torchlean_cuda_graph_release(graph) == 0
-    assert lib.torchlean_cuda_graph_release(graph) == 0
+    assert lib.torchlean_cuda_graph_release(graph) == 0 and lib.torchlean_cuda_graph_release(graph) == 0
     assert lib.torchlean_cuda_graph_launch(graph) == RELEASED
     for b in (x, y, z):
         b.release()
@@ -135,8 +133,7 @@ def test_giving_up(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
     live = dev.memory().live_bytes
     begin(dev)
     kernels.softmax(kernels.add(x, x), 1, 2)
-    assert lib.torchlean_cuda_capture_end(dev._handle, ffi.NULL) == 0
-    assert dev.memory().live_bytes == live
+    assert lib.torchlean_cuda_capture_end(dev._handle, ffi.NULL) == 0 and dev.memory().live_bytes == live
     assert lib.torchlean_cuda_capture_end(dev._handle, ffi.NULL) == ARGUMENT
     begin(dev)
     taken = ffi.new("torchlean_graph **", ffi.cast("torchlean_graph *", 5))
@@ -187,11 +184,9 @@ def test_a_graph_keeps_what_it_uses(dev: tlrt.Device, lib: Any, ffi: Any) -> Non
         for _ in range(3)
     ]
     for _ in range(3):
-        assert lib.torchlean_cuda_graph_launch(graph) == 0
-        assert kept.numpy().tobytes() == values[-2].tobytes()
+        assert lib.torchlean_cuda_graph_launch(graph) == 0 and kept.numpy().tobytes() == values[-2].tobytes()
         assert y.numpy().tobytes() == values[-1].tobytes()
-    assert all(np.isnan(b.numpy()).all() for b in noise)
-    assert lib.torchlean_cuda_graph_release(graph) == 0
+    assert all(np.isnan(b.numpy()).all() for b in noise) and lib.torchlean_cuda_graph_release(graph) == 0
     for b in (*noise, kept, y):
         b.release()
     assert dev.memory().live_bytes == 0

@@ -170,8 +170,7 @@ def test_causal_layers_do_not_look_ahead(make):
     with Session("cpu", seed=3) as s:
         layer = make(s)
         before, after = layer(s.const(x)).numpy(), layer(s.const(changed)).numpy()
-    assert np.array_equal(before[:, :5], after[:, :5])
-    assert not np.array_equal(before[:, 5:], after[:, 5:])
+    assert np.array_equal(before[:, :5], after[:, :5]) and not np.array_equal(before[:, 5:], after[:, 5:])
 
 
 def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
@@ -336,8 +335,7 @@ def test_schedules_have_their_values():
 
 def test_the_cosine_warms_up_along_a_line():
     rates = [schedules.cosine(k, peak=2.0, total=12, warmup=4) for k in range(13)]
-    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0]
-    assert rates[8] == pytest.approx(1.0) and rates[12] == 0.0
+    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0] and rates[8] == pytest.approx(1.0) and rates[12] == 0.0
     assert rates[4:] == sorted(rates[4:], reverse=True)
     assert schedules.cosine(3, peak=1.0, total=3, warmup=3) == 0.0
     assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)

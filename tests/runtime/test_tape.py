@@ -53,8 +53,7 @@ def test_sizes() -> None:
 
 def test_buffers_have_shapes(dev: tlrt.Device) -> None:
     a = AnyBuffer.upload([[1, 2, 3], [4, 5, 6]], dev)
-    assert a.shape == (2, 3) and a.size == 6
-    assert np.array_equal(np.asarray(a), [[1, 2, 3], [4, 5, 6]])
+    assert a.shape == (2, 3) and a.size == 6 and np.array_equal(np.asarray(a), [[1, 2, 3], [4, 5, 6]])
     assert np.array_equal(a.add(a).numpy(), 2 * a.numpy())
     assert_raises_regex(tlrt.errors.ShapeError, r"\(3, 2\)", a.add, AnyBuffer((3, 2), a.buffer))
     assert_raises_regex(tlrt.errors.ShapeError, "6 elements", AnyBuffer, (7,), a.buffer)
@@ -148,8 +147,7 @@ def test_frozen_operands_cost_nothing(tape: Tape, monkeypatch: pytest.MonkeyPatc
     out = tape.flash_attention(q, k, q, mask)
     calls.clear()
     found = tape.backward_sparse(out, [k, mask], normal(1, 5, 2))
-    assert calls == ["flash_attention_bwd[False, True, False]"]
-    assert not found[mask].numpy().any()
+    assert calls == ["flash_attention_bwd[False, True, False]"] and not found[mask].numpy().any()
 
 
 def test_unreached_nodes_do_not_run(tape: Tape) -> None:
@@ -267,8 +265,7 @@ def test_handmade_operations(tape: Tape) -> None:
     by_value = tape.binary("times", both, b, (3,), (3,), (3,), kernels.mul, lambda x, y, g: (y, x))
     grads = tape.backward_sparse(by_value, None, np.ones(3))
     va, vb = tape.value(a).numpy(), tape.value(b).numpy()
-    assert np.array_equal(grads[a].numpy(), vb)
-    assert np.array_equal(grads[b].numpy(), (va + vb) + vb)
+    assert np.array_equal(grads[a].numpy(), vb) and np.array_equal(grads[b].numpy(), (va + vb) + vb)
     for g in grads.values():
         g.buffer.fill(0.0)
     assert np.array_equal(tape.value(by_value).numpy(), (va + vb) * vb)

@@ -174,8 +174,7 @@ def test_ordered() -> None:
     bound = bounds.ordered(lambda x: np.array([0, 1]))
     out = PATTERNS[:2].view(np.float32)
     bits = bound.bits(abs, [out], {"x": out}, {})
-    assert bits is not None and bits[0].tolist() == [PATTERNS[0], bounds.FREE]
-    assert bound.in_float32
+    assert bits is not None and bits[0].tolist() == [PATTERNS[0], bounds.FREE] and bound.in_float32
     x = np.array([1.0, 2.0])
     assert bound.tolerance(np.abs, [x], {"x": x}, {})[0].tolist() == [
         0.0,
@@ -187,5 +186,4 @@ def test_exact_and_ulp() -> None:
     out = np.array([1.0, 3.0])
     assert not np.any(bounds.exact().tolerance(abs, [out], {}, {})[0])
     tolerance = bounds.ulp(2).tolerance(abs, [out], {}, {})[0]
-    assert np.all(tolerance >= 2 * bounds.spacing(out))
-    assert np.all(tolerance < 3 * bounds.spacing(out))
+    assert np.all(tolerance >= 2 * bounds.spacing(out)) and np.all(tolerance < 3 * bounds.spacing(out))

@@ -33,8 +33,7 @@ def test_a_signature() -> None:
     sig = Signature.parse(
         "x[*dims], m?[n, n], i: u32[k]; axis: u32, eps: float = 1e-6 -> out[*drop(dims, axis)], z[n // 2 + 1]"
     )
-    assert sig.dims == ("*dims", "n", "k")
-    assert [a.optional for a in sig.inputs] == [False, True, False]
+    assert sig.dims == ("*dims", "n", "k") and [a.optional for a in sig.inputs] == [False, True, False]
     assert [(p.name, p.kind, p.default) for p in sig.params] == [("axis", "u32", None), ("eps", "float", "1e-6")]
     assert [o.dims for o in sig.outputs] == [("*drop(dims, axis)",), ("n // 2 + 1",)]
     assert not sig.elementwise and not sig.needs_context
@@ -44,8 +43,7 @@ def test_a_signature() -> None:
 def test_lists() -> None:
     sig = Signature.parse("a: list[count], x[1]; c: float -> out: list[count]")
     assert [a.name for a in sig.lists] == ["a"] and [a.name for a in sig.buffers] == ["x"]
-    assert sig.dims == ("count",) and sig.sizes == ("count", "lengths")
-    assert not sig.needs_context
+    assert sig.dims == ("count",) and sig.sizes == ("count", "lengths") and not sig.needs_context
     assert Signature.parse("a: list[count] -> out[1]").needs_context  # an empty list tells no context
     row = Op(name="toy", family="optim", text="", signature=sig, reference=lambda a, x, c: a, bound=exact())
     assert_raises_regex(ValueError, "no VJP", row.vjp, "g -> ga")
@@ -77,8 +75,7 @@ def test_selection() -> None:
     rows = registry.ops()
     family = rows[0].family
     assert registry.ops(family) == tuple(r for r in rows if r.family == family)
-    assert registry.ops(f"{rows[1].name}, {rows[0].name}") == rows[:2]
-    assert registry.ops("*") == rows
+    assert registry.ops(f"{rows[1].name}, {rows[0].name}") == rows[:2] and registry.ops("*") == rows
 
 
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
