@@ -8,8 +8,6 @@ mark ``every_choice``.
 draws many.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises
 
 import tlrt
 from audit import command, determinism
@@ -42,8 +43,7 @@ def test_work_is_shared_out_until_something_fails() -> None:
         if item == 3:
             raise KeyError(item)
 
-    with pytest.raises(KeyError):
-        run_in_threads(range(10**6), 3, lambda: nullcontext(fails))
+    assert_raises(KeyError, run_in_threads, range(10**6), 3, lambda: nullcontext(fails))
     assert len(done) < 10**6
 
 

@@ -1,7 +1,5 @@
 """The exhaustive campaign at the size of a test run: every function at a stride, pairs, the checker, and planted defects."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -74,8 +72,7 @@ def test_parameters_are_those_of_the_checker() -> None:
     have = {k: float(v) for k, v in re.findall(r"#define TL_CHECK_(\w+) \(?(-?[\d.e-]+)f\)?", text)}
     want = {"EPS": PARAMETERS["safe_log"]["eps"], "SCALE": PARAMETERS["scale"]["c"]}
     want |= {"LO": PARAMETERS["clamp"]["lo"], "HI": PARAMETERS["clamp"]["hi"]}
-    assert have == want
-    assert pairs.VALUES["axpy"]["c"] == PARAMETERS["scale"]["c"]
+    assert have == want and pairs.VALUES["axpy"]["c"] == PARAMETERS["scale"]["c"]
 
 
 def test_the_checker_decides_ties() -> None:
@@ -84,13 +81,10 @@ def test_the_checker_decides_ties() -> None:
     # x/2 + x²/4: a little above a tie between two subnormals
     assert want("silu", tiny) == np.float32(tiny)
     assert want("silu", -tiny) == 0 and np.signbit(want("silu", -tiny))
-    assert want("silu", 3 * tiny) == np.float32(2 * tiny)
-    assert want("silu", -3 * tiny) == np.float32(-tiny)
+    assert want("silu", 3 * tiny) == np.float32(2 * tiny) and want("silu", -3 * tiny) == np.float32(-tiny)
     # 1 + x + x²/2 with x half a spacing: above the tie, and below it on the other side
-    assert want("exp", 2.0**-24) == np.float32(1 + 2.0**-23)
-    assert want("exp", -(2.0**-25)) == np.float32(1)
-    assert want("sqrt", 2.0) == np.float32(np.sqrt(2.0))
-    assert want("inv", 3.0) == np.float32(1 / 3)
+    assert want("exp", 2.0**-24) == np.float32(1 + 2.0**-23) and want("exp", -(2.0**-25)) == np.float32(1)
+    assert want("sqrt", 2.0) == np.float32(np.sqrt(2.0)) and want("inv", 3.0) == np.float32(1 / 3)
     assert want("exp", 88.72284) == np.float32(np.finfo(np.float32).max) or np.isinf(want("exp", 88.72284))
 
 

@@ -1,7 +1,5 @@
 """The campaign of failing allocations at the size of a test run, and planted defects that it must report."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -91,5 +89,4 @@ def test_a_shortage(device):
     """Under a cap, as tests beside this one use the same GPU; the campaign uses one up for real."""
     present(device)
     document = faults.out_of_memory(device, cap=1 << 30)
-    assert document["failures"] == []
-    assert "asked for" in document["message"]
+    assert document["failures"] == [] and "asked for" in document["message"]

@@ -1,7 +1,5 @@
 """The list of planted defects of the mutation campaign: each still fits the sources."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,12 +1,11 @@
 """The probe of reduction trees: known trees are found, the library's fit their bounds, a taller one fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from audit import probe
@@ -61,15 +60,10 @@ def meet(function: Sum, n: int) -> Callable[[np.ndarray], np.ndarray]:
 @pytest.mark.parametrize(
     ("function", "n", "height", "fan_in"),
     [
-        (chained, 37, 36, 2),
-        (lambda x: chained(x[::-1]), 37, 36, 2),
-        (halves, 64, 6, 2),
-        (strided, 40, 9 + 2, 2),
-        (fused, 33, 9, 5),
-        (chained, 2, 1, 2),
-        (chained, 1, 0, 0),
+        (chained, 37, 36, 2), (lambda x: chained(x[::-1]), 37, 36, 2), (halves, 64, 6, 2), (strided, 40, 9 + 2, 2),
+        (fused, 33, 9, 5), (chained, 2, 1, 2), (chained, 1, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_known_trees_are_found(function: Sum, n: int, height: int, fan_in: int) -> None:
     for seed in (1, 2, 3):
         tree = reveal(n, meet(function, n), seed)
@@ -86,8 +80,7 @@ def test_an_exact_sum_is_no_tree() -> None:
 def test_index_order() -> None:
     chain(20, meet(chained, 20))
     for wrong in (lambda x: chained(x[::-1]), halves):
-        with pytest.raises(NoTree, match="index order"):
-            chain(20, meet(wrong, 20))
+        assert_raises_regex(NoTree, "index order", chain, 20, meet(wrong, 20))
 
 
 @pytest.mark.parametrize(("function", "depths"), [(chained, [6, 6, 5, 4, 3, 2, 1]), (halves, [2, 3, 3, 3, 3, 3, 3])])
@@ -112,8 +105,7 @@ def test_every_sum_fits_its_bound(device: str) -> None:
     assert {(r["op"], r["what"]) for r in document["sums"]} >= {(t.op, t.what) for t in TARGETS if t.sizes is None}
     own = {(r["op"], r["what"], r["leaves"]): r["height"] for r in document["sums"]}
     assert own["reduce_sum", "out", 129] == tree_height(129)
-    assert own["reduce_sum_axis0", "out", 129] == column_height(129)
-    assert "FAIL" not in probe.table(document)
+    assert own["reduce_sum_axis0", "out", 129] == column_height(129) and "FAIL" not in probe.table(document)
 
 
 def test_a_taller_tree_fails() -> None:
@@ -124,8 +116,7 @@ def test_a_taller_tree_fails() -> None:
     document = probe.probe(["cpu"], ["reduce_sum_axis1"], (33,), kernels=Replaced("reduce_sum_axis1", wrong))
     (row,) = document["sums"]
     assert row["verdict"] == "fail" and row["height"] == 32 and row["declared"] == 6
-    assert "FAIL reduce_sum_axis1" in probe.table(document)
-    assert not probe.ok(document)
+    assert "FAIL reduce_sum_axis1" in probe.table(document) and not probe.ok(document)
 
 
 def test_a_taller_sum_of_exponentials_fails() -> None:

@@ -1,7 +1,5 @@
 """The report: well-formed, self-contained, and what failed stands in its summary."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -73,8 +71,7 @@ class Page(HTMLParser):
 def read(text: str) -> Page:
     """The page, once it is known to be well-formed, to need nothing from outside, and to be small."""
     page = Page(text)
-    assert len(page.ids) == len(set(page.ids))
-    assert len(text.encode()) < LIMIT
+    assert len(page.ids) == len(set(page.ids)) and len(text.encode()) < LIMIT
     links = [v for _, k, v in page.attributes if k in ("href", "src", "action", "data", "srcset", "xlink:href")]
     assert all(v.startswith("#") and v[1:] in page.ids for v in links), links
     assert not re.search(r"https?:|url\(|@import|<link|<img|<iframe", text)
@@ -194,14 +191,11 @@ def test_runs_of_the_same_cases_are_not_added_up(part: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("said", "bad"),
     [
-        ("ERROR SUMMARY: 0 errors", 0),
-        ("ERROR SUMMARY: 7 errors", 1),
-        ("ERROR SUMMARY: 10 errors", 1),
+        ("ERROR SUMMARY: 0 errors", 0), ("ERROR SUMMARY: 7 errors", 1), ("ERROR SUMMARY: 10 errors", 1),
         ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
-        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warnings)", 1),
-        ("no summary", 1),
+        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warnings)", 1), ("no summary", 1),
     ],
-)
+)  # fmt: skip
 def test_what_compute_sanitizer_says(said: str, bad: int) -> None:
     checks = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck conv2d": said}
     assert len(Evidence([evidence.read("x.json", {"sanitizer": checks})]).findings) == bad
@@ -268,14 +262,12 @@ def test_the_exit_status_of_files_says_whether_something_failed(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "FILE"], "--html"),
-        (["report", "missing.json", "--html", "OUT"], "missing.json"),
+        (["report", "FILE"], "--html"), (["report", "missing.json", "--html", "OUT"], "missing.json"),
         (["report", "FILE", "--html", "OUT"], "not an evidence file"),
-        (["report", "FILE", "--short", "--html", "OUT"], "--short"),
-        (["abacus"], "abacus"),
+        (["report", "FILE", "--short", "--html", "OUT"], "--short"), (["abacus"], "abacus"),
         (["soak", "--steps", "0"], "--steps"),
     ],
-)
+)  # fmt: skip
 def test_wrong_lines_are_refused(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +275,5 @@ def test_wrong_lines_are_refused(
     places = {"FILE": str(tmp_path / "x.json"), "OUT": str(tmp_path / "out.html")}
     with pytest.raises(SystemExit) as stopped:
         command.main([places.get(w, w) for w in words])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()

@@ -1,7 +1,5 @@
 """The soak campaign at the size of a test run, and the defects that it must report."""
 
-from __future__ import annotations
-
 import pytest
 
 from audit import soak

@@ -1,7 +1,5 @@
 """The benchmark's own arithmetic: sizes that rows give, bytes, drawn data, slopes, and the report's tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 
@@ -67,8 +68,7 @@ def test_trains_and_resumes_bit_for_bit(name, device, tmp_path, capsys):
     first = start(name, parts, "--stop-at=13", device=device)
     assert not first["finished"] and first["losses"] == wanted["losses"][:13]
     second = start(name, parts, "--resume", device=device)
-    assert second["losses"] == wanted["losses"]
-    assert tensors(parts, name) == tensors(whole, name)
+    assert second["losses"] == wanted["losses"] and tensors(parts, name) == tensors(whole, name)
     figures = {k: v for k, v in wanted.items() if k.startswith(("test_", "relative"))}
     assert figures and figures == {k: second[k] for k in figures}
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -118,8 +118,7 @@ def test_checkpoints_in_between_are_complete(tmp_path, monkeypatch):
         return step(session, program, k)
 
     monkeypatch.setattr(common, "_step", dies)
-    with pytest.raises(MemoryError):
-        start("char_gpt", tmp_path / "parts", "--save-every=4")
+    assert_raises(MemoryError, start, "char_gpt", tmp_path / "parts", "--save-every=4")
     monkeypatch.undo()
     assert start("char_gpt", tmp_path / "parts", "--resume")["losses"] == wanted
 
@@ -135,21 +134,18 @@ def test_checkpoints_in_between_are_complete(tmp_path, monkeypatch):
     ],
 )
 def test_bad_arguments_are_refused(arguments, message, tmp_path):
-    with pytest.raises(SystemExit, match=message):
-        start("fno_burgers", tmp_path, *arguments)
+    assert_raises_regex(SystemExit, message, start, "fno_burgers", tmp_path, *arguments)
 
 
 @pytest.mark.parametrize("bad", ["--steps=0", "--preset=huge", "--what"])
 def test_bad_options_exit(bad, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        start("char_gpt", tmp_path, bad)
+    assert_raises(SystemExit, start, "char_gpt", tmp_path, bad)
     assert "usage: python -m examples.char_gpt" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     start("char_gpt", tmp_path, steps=3)
-    with pytest.raises(SystemExit, match="'steps': 4"):
-        start("char_gpt", tmp_path, "--resume", steps=4)
+    assert_raises_regex(SystemExit, "'steps': 4", start, "char_gpt", tmp_path, "--resume", steps=4)
     with pytest.raises(tlrt.checkpoint.CheckpointError, match="positions"):
         start("char_gpt", tmp_path, "--resume", "--set=context=20", steps=3)
 
@@ -161,8 +157,7 @@ def test_works_without_what_only_shows(tmp_path, monkeypatch, capsys):
     report = module.main(["--out", str(tmp_path), "--steps=3", "--sample=20", *settings])
     out, err = capsys.readouterr()
     assert "final_loss" in out and len(report["sample"]) == 20
-    assert "extra 'examples'" in err and "curve" not in report
-    assert "step 3/3  loss" in err
+    assert "extra 'examples'" in err and "curve" not in report and "step 3/3  loss" in err
 
 
 def test_the_curve_is_a_picture(tmp_path):
@@ -180,11 +175,7 @@ def test_pytorch_follows_the_same_curve(tmp_path):
     ours, theirs = np.array(report["losses"]), np.array(report["peers"]["torch"]["losses"])
     assert theirs[0] == pytest.approx(ours[0], rel=FORWARD)
     assert len(theirs) == STEPS and np.abs(ours - theirs).max() < np.median(np.abs(np.diff(ours)))
-    with pytest.raises(SystemExit, match=r"dropout: got 0\.2"):
-        start("char_gpt", tmp_path, "--peer=torch")
-
-
-# ---- what they are made of
+    assert_raises_regex(SystemExit, r"dropout: got 0\.2", start, "char_gpt", tmp_path, "--peer=torch")
 
 
 def test_batches_cover_each_epoch_once():
@@ -236,8 +227,7 @@ def test_initial_functions_are_the_same_on_every_grid():
 
 def test_what_is_missing_is_said_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="safetensors is not installed"):
-        start("char_gpt", tmp_path)
+    assert_raises_regex(SystemExit, "safetensors is not installed", start, "char_gpt", tmp_path)
 
 
 def test_runs_for_evidence(tmp_path):

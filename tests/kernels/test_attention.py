@@ -1,7 +1,5 @@
 """Attention at the edges of its masks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Convolutions at the edges of their tiles: what drawn cases seldom meet."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

@@ -1,8 +1,6 @@
 """Every way to call an operation wrongly: each is refused with the exception of its kind and a message that names operation,
 argument, got and expected; outputs stay as they were and no buffer is left behind."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math
@@ -431,8 +429,7 @@ def test_output_that_is_an_input(entry: tuple[Op, str], runtime: Runtime) -> Non
                 complete(caught.value, case.name, [case.signature.outputs[i].name])
                 call.out[i] = kept
             x = case.arguments[name]
-            assert x is not None
-            assert call.arguments[name].numpy().tobytes() == np.ascontiguousarray(x).tobytes()
+            assert x is not None and call.arguments[name].numpy().tobytes() == np.ascontiguousarray(x).tobytes()
 
 
 def alike(case: Case) -> bool:

@@ -1,7 +1,5 @@
 """Products on kernels that only a GPU has, for shapes that the CPU path takes long for."""
 
-from __future__ import annotations
-
 import pytest
 
 import tlrt

@@ -1,8 +1,6 @@
 """Operations on lists of buffers: every way to call them wrongly, aliasing element by element, packs, empty lists, lists of any
 length. Nothing here names an operation except the tests of C's own checks."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Collection, Iterator
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from tests.kernels.test_errors import POISON, Kinds, complete
@@ -136,8 +135,7 @@ def test_not_a_list(call: ListCall) -> None:
         kept = call.out[k]
         for wrong in ("text", 3, iter([kept])):
             call.out[k] = wrong
-            with pytest.raises(errors.ArgumentTypeError, match=rf"^{call.case.name}: out: got "):
-                call.make()
+            assert_raises_regex(errors.ArgumentTypeError, rf"^{call.case.name}: out: got ", call.make)
         call.out[k] = kept
         assert a.name
 
@@ -232,8 +230,7 @@ def test_any_input_list_may_be_the_output(row: Op, runtime: Runtime) -> None:
         call.out = [call.arguments[a.name] for a in sources]
         results = call.make()
         for got, expected in zip(results if len(want) > 1 else [results], want, strict=True):
-            assert expected is not None
-            assert same_bits(np.concatenate([x.numpy() for x in got]), expected).ok
+            assert expected is not None and same_bits(np.concatenate([x.numpy() for x in got]), expected).ok
 
 
 @pytest.mark.only(where=lambda row: any(o.listed for o in row.signature.outputs))
@@ -246,8 +243,7 @@ def test_some_outputs_given(row: Op, runtime: Runtime) -> None:
     given = [list(xs) for xs in call.out]
     results = call.make()
     for got, xs, expected in zip(results if len(want) > 1 else [results], given, want, strict=True):
-        assert expected is not None
-        assert isinstance(got, list)
+        assert expected is not None and isinstance(got, list)
         assert all(x is None or x is y for x, y in zip(xs, got, strict=True))
         assert same_bits(np.concatenate([y.numpy() for y in got]), expected).ok
 
@@ -264,8 +260,7 @@ def test_packs(row: Op, runtime: Runtime) -> None:
     call.out = [call.arguments[counterpart(a)] for a in row.signature.outputs]
     results = call.make()
     for got, given, expected in zip(results if len(want) > 1 else [results], call.out, want, strict=True):
-        assert expected is not None
-        assert all(x is y for x, y in zip(got, given, strict=True))
+        assert expected is not None and all(x is y for x, y in zip(got, given, strict=True))
         assert same_bits(np.concatenate([x.numpy() for x in got]), expected).ok
 
 
@@ -309,8 +304,7 @@ def test_lists_of_any_length(row: Op, runtime: Runtime, lengths: list[int]) -> N
         for variant in Verifier({}, settings()).variants:
             with cpu_settings(variant, 2):
                 for got, expected in zip(runtime.run(case), want, strict=True):
-                    assert got is not None
-                    assert expected is not None
+                    assert got is not None and expected is not None
                     assert same_bits(got, expected).ok, variant
 
 
@@ -350,18 +344,13 @@ def test_c_refuses_what_python_never_sends(runtime: Runtime) -> None:
         arguments = [given, given, given, one, two]
         arguments[i] = ffi.NULL
         status, text = run(*arguments)
-        assert status == 10
-        assert f": {name}: got NULL, expected 2 values" in text
+        assert status == 10 and f": {name}: got NULL, expected 2 values" in text
     for overlapping in (two, two + 1):
         status, text = run(given, given, given, two, overlapping)
-        assert status == 80
-        assert "vs_out: got the place of output ps_out" in text
+        assert status == 80 and "vs_out: got the place of output ps_out" in text
     holes = new("torchlean_buffer *[]", [xs[0]._handle, ffi.NULL])
     status, text = run(given, holes, given, one, two)
-    assert status == 10
-    assert "gs[1]: got NULL" in text
-    assert not any(one)
-    assert not any(two)
+    assert status == 10 and "gs[1]: got NULL" in text and not any(one) and not any(two)
     assert runtime.device.memory().live_buffers == live
     assert step(context, ffi.NULL, ffi.NULL, ffi.NULL, 0, 0.1, 0.9, 0.0, 0.0, 0, ffi.NULL, ffi.NULL) == 0
     many = 2**32 - 1
@@ -369,7 +358,6 @@ def test_c_refuses_what_python_never_sends(runtime: Runtime) -> None:
     # a list that is not there is refused before room is made for what it would hold
     assert step(context, given, given, ffi.NULL, many, 0.1, 0.9, 0.0, 0.0, 0, one, two) == 10
     assert step(context, given, given, given, many, 0.1, 0.9, 0.0, 0.0, 0, one, ffi.NULL) == 10
-    assert run(given, given, given, one, two)[0] == 0
-    assert all(one)
+    assert run(given, given, given, one, two)[0] == 0 and all(one)
     for handle in [*one, *two[0:2]]:
         library.lib.torchlean_cuda_buffer_release(handle)

@@ -1,7 +1,5 @@
 """Pooling windows at the edges of the tasks that the CPU path divides its work into."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

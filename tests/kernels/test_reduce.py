@@ -1,7 +1,5 @@
 """Reductions: the order of additions that the documents give, where the derived bounds would let another order pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

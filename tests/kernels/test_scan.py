@@ -1,7 +1,5 @@
 """Scans where float32 underflows or overflows within a chunk."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

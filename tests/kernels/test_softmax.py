@@ -1,7 +1,5 @@
 """Softmax: the bits that follow from its documented arithmetic, and values beyond the range of exp."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

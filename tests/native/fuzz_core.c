@@ -5,54 +5,24 @@
 
 #include "fuzz_abi.h"
 
-#define NAME(function) "torchlean_cuda_" #function
+/* The functions, as X(enumerator, name without the prefix). */
+#define EACH_CORE_FUNCTION(X) \
+    X(SET_CPU_VARIANT, set_cpu_variant) X(SET_THREADS, set_threads) X(DEVICE_DESCRIBE, device_describe) \
+    X(CONTEXT_CREATE, context_create) X(CONTEXT_DESTROY, context_destroy) X(CONTEXT_DEVICE, context_device) \
+    X(CONTEXT_SYNCHRONIZE, context_synchronize) X(CONTEXT_MARK, context_mark) X(CONTEXT_ELAPSED, context_elapsed) \
+    X(MEMORY_STATS, memory_stats) X(MEMORY_RESET_PEAK, memory_reset_peak) X(MEMORY_CAP, memory_cap) \
+    X(MEMORY_COLLECT, memory_collect) X(BUFFER_EMPTY, buffer_empty) X(BUFFER_ZEROS, buffer_zeros) \
+    X(BUFFER_UPLOAD, buffer_upload) X(BUFFER_DOWNLOAD, buffer_download) X(BUFFER_FILL, buffer_fill) \
+    X(BUFFER_COPY, buffer_copy) X(BUFFER_SHARE, buffer_share) X(BUFFER_RELEASE, buffer_release) \
+    X(BUFFER_LENGTH, buffer_length) X(BUFFER_CONTEXT, buffer_context) X(BUFFER_REFERENCES, buffer_references) \
+    X(CAPTURE_BEGIN, capture_begin) X(CAPTURE_END, capture_end) X(GRAPH_LAUNCH, graph_launch) \
+    X(GRAPH_NODES, graph_nodes) X(GRAPH_RELEASE, graph_release) X(STATUS_NAME, status_name)
+#define ENUMERATOR(enumerator, name) enumerator,
+#define SYMBOL(enumerator, name) "torchlean_cuda_" #name,
 
-typedef enum core {
-    SET_CPU_VARIANT,
-    SET_THREADS,
-    DEVICE_DESCRIBE,
-    CONTEXT_CREATE,
-    CONTEXT_DESTROY,
-    CONTEXT_DEVICE,
-    CONTEXT_SYNCHRONIZE,
-    CONTEXT_MARK,
-    CONTEXT_ELAPSED,
-    MEMORY_STATS,
-    MEMORY_RESET_PEAK,
-    MEMORY_CAP,
-    MEMORY_COLLECT,
-    BUFFER_EMPTY,
-    BUFFER_ZEROS,
-    BUFFER_UPLOAD,
-    BUFFER_DOWNLOAD,
-    BUFFER_FILL,
-    BUFFER_COPY,
-    BUFFER_SHARE,
-    BUFFER_RELEASE,
-    BUFFER_LENGTH,
-    BUFFER_CONTEXT,
-    BUFFER_REFERENCES,
-    CAPTURE_BEGIN,
-    CAPTURE_END,
-    GRAPH_LAUNCH,
-    GRAPH_NODES,
-    GRAPH_RELEASE,
-    STATUS_NAME,
-    CORE_FUNCTIONS,
-} core;
-
-const char *const fuzz_core_symbols[] = {
-    NAME(set_cpu_variant), NAME(set_threads),    NAME(device_describe),     NAME(context_create),
-    NAME(context_destroy), NAME(context_device), NAME(context_synchronize), NAME(context_mark),
-    NAME(context_elapsed), NAME(memory_stats),   NAME(memory_reset_peak),   NAME(memory_cap),
-    NAME(memory_collect),  NAME(buffer_empty),   NAME(buffer_zeros),        NAME(buffer_upload),
-    NAME(buffer_download), NAME(buffer_fill),    NAME(buffer_copy),         NAME(buffer_share),
-    NAME(buffer_release),  NAME(buffer_length),  NAME(buffer_context),      NAME(buffer_references),
-    NAME(capture_begin),   NAME(capture_end),    NAME(graph_launch),        NAME(graph_nodes),
-    NAME(graph_release),   NAME(status_name),
-};
+typedef enum core { EACH_CORE_FUNCTION(ENUMERATOR) CORE_FUNCTIONS } core;
+const char *const fuzz_core_symbols[] = {EACH_CORE_FUNCTION(SYMBOL)};
 const int fuzz_core_count = CORE_FUNCTIONS;
-_Static_assert(sizeof fuzz_core_symbols / sizeof *fuzz_core_symbols == CORE_FUNCTIONS, "a name for each");
 
 enum { REFUSE = 1, ACCEPT = 2, EITHER = 0 };
 

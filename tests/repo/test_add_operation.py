@@ -1,8 +1,6 @@
 """Two operations are added to a copy of the tree by the steps of CONTRIBUTING.md alone, an elementwise one with a gradient and a
 reduction, and are then on tapes and sessions, in the benchmark, and pass verify and the tests that their names choose."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -109,12 +107,10 @@ ADDED = {
         "bench/rivals/elementwise.py": HARDSWISH_RIVAL,
     },
     "reduce_mean_axis1": {
-        "tlspec/ops/reduce.py": MEAN_ROW,
-        "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
-        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"),
-        "bench/rivals/reduce.py": MEAN_RIVAL,
+        "tlspec/ops/reduce.py": MEAN_ROW, "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
+        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"), "bench/rivals/reduce.py": MEAN_RIVAL,
     },
-}
+}  # fmt: skip
 #: operation -> the most files that may be edited by hand
 FILES = {"hardswish": 3, "reduce_mean_axis1": 4}
 

@@ -1,7 +1,5 @@
 """How many lines the repository may have: written by hand, generated, and measured."""
 
-from __future__ import annotations
-
 from bench import results
 from codegen.files import generated_files
 from tests import ROOT

@@ -1,7 +1,5 @@
 """``make abi`` refuses a wrong row by one sentence that says what to do, writes nothing then, and shows no traceback."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

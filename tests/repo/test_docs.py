@@ -1,7 +1,5 @@
 """The code blocks of documents and module docstrings run as they stand."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """No two places written by hand share twelve lines or more, names and constants aside."""
 
-from __future__ import annotations
-
 import io
 import keyword
 import re

@@ -1,7 +1,5 @@
 """Generated files are what the registry says, and the library exports exactly what the headers declare."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil
@@ -105,8 +103,7 @@ def test_versions_agree() -> None:
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     major, minor, patch = map(int, version.split("."))
-    assert tlrt.__version__ == version
-    assert f"version={major}.{minor}.{patch}" in tlrt.build_info()
+    assert tlrt.__version__ == version and f"version={major}.{minor}.{patch}" in tlrt.build_info()
     assert version in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -114,11 +111,9 @@ def test_summation_tree_constants_agree() -> None:
     text = (ROOT / "native/src/formula/sum_tree.h").read_text()
     c = {k: int(v) for k, v in re.findall(r"TL_(\w+) = (\d+)", text)}
     assert c == {
-        "SUM_LANES": bounds.LANES,
-        "SUM_LEAF": bounds.LEAF,
-        "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "SUM_LANES": bounds.LANES, "SUM_LEAF": bounds.LEAF, "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "COLUMN_CHAINS": bounds.COLUMN_CHAINS,
-    }
+    }  # fmt: skip
 
 
 def test_c_shape_functions_have_their_twins() -> None:
@@ -130,8 +125,7 @@ def test_c_shape_functions_have_their_twins() -> None:
 
 def test_rows_are_unique_by_symbol() -> None:
     symbols = [e.symbol for e in entries.all_entries()]
-    assert len(symbols) == len(set(symbols))
-    assert all(registry.get(r.name) is r for r in registry.ops())
+    assert len(symbols) == len(set(symbols)) and all(registry.get(r.name) is r for r in registry.ops())
 
 
 def test_results_quote_the_evidence() -> None:

@@ -1,7 +1,5 @@
 """Python modules depend on each other in one direction, and no module replaces what another one defines."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path
@@ -15,13 +13,9 @@ pytestmark = pytest.mark.every_choice
 
 #: package -> the other packages that its modules may import
 MAY_IMPORT = {
-    "tlspec": set(),
-    "tlrt": {"tlspec"},
-    "codegen": {"tlspec"},
-    "audit": {"tlspec", "tlrt"},
-    "bench": {"tlspec", "tlrt", "audit", "examples"},
-    "examples": {"tlspec", "tlrt"},
-}
+    "tlspec": set(), "tlrt": {"tlspec"}, "codegen": {"tlspec"}, "audit": {"tlspec", "tlrt"},
+    "bench": {"tlspec", "tlrt", "audit", "examples"}, "examples": {"tlspec", "tlrt"},
+}  # fmt: skip
 
 
 @functools.cache

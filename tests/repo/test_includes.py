@@ -1,7 +1,5 @@
 """C and CUDA files include each other in one direction."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

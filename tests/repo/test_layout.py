@@ -1,7 +1,5 @@
 """The tree: layers, families, directions of dependency, sizes of files, and what documents may say."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -9,42 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.repo.tree import files, name
 from tlspec import registry
 
 pytestmark = pytest.mark.every_choice
 
-SKIP = {
-    ".git",
-    ".venv",
-    "build",
-    "dist",
-    "out",
-    "__pycache__",
-    ".hypothesis",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "_lib",
-}
 #: written by the generator, so their length follows from the number of operations
-GENERATED = {
-    "tlrt/kernels.py",
-    "native/include/torchlean_cuda_ops.h",
-}
+GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
 #: no file may have more lines; one of more than 600 is a question to its reviewer
 LIMIT = 1000
-
-
-def tree(*suffixes: str) -> list[Path]:
-    return [
-        p
-        for p in sorted(ROOT.rglob("*"))
-        if p.is_file() and p.suffix in suffixes and not SKIP & set(p.relative_to(ROOT).parts)
-    ]
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("family", registry.families())
@@ -97,7 +68,7 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
 def test_files_stay_readable() -> None:
     long = {
         name(p): n
-        for p in tree(".py", ".c", ".h", ".cu", ".cuh", ".def")
+        for p in files(".py", ".c", ".h", ".cu", ".cuh", ".def")
         if (n := len(p.read_text().splitlines())) > LIMIT
     }
     assert {k: v for k, v in long.items() if k not in GENERATED and not k.startswith("native/generated/")} == {}
@@ -140,7 +111,7 @@ def test_text_speaks_of_the_project_alone() -> None:
     plain = [ROOT / "Makefile", ROOT / "native/Makefile", ROOT / ".ci/run"]
     for path in [
         *plain,
-        *tree(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".jsonl", ".j2", ".svg"),
+        *files(".py", ".c", ".h", ".cu", ".cuh", ".md", ".toml", ".txt", ".def", ".jsonl", ".j2", ".svg"),
     ]:
         if path != Path(__file__).resolve():
             assert not foreign.search(path.read_text(errors="replace")), name(path)

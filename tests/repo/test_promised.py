@@ -1,7 +1,5 @@
 """Every name that users of the ancestor runtime rely on has its counterpart in Python, with a docstring where it can have one."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re
@@ -15,7 +13,7 @@ LIST = Path(__file__).with_name("promised_python.txt")
 
 
 def sections() -> list[tuple[str, str]]:
-    """(section, name) for every promise."""
+    """(section, name) for every promise; a line holds names of its section."""
     out: list[tuple[str, str]] = []
     where = ""
     for line in LIST.read_text().splitlines():
@@ -23,8 +21,8 @@ def sections() -> list[tuple[str, str]]:
             where = found[1]
         elif line and not line.startswith("#"):
             assert where, f"{line} stands before the first section"
-            assert re.fullmatch(r"\w+", line), line
-            out.append((where, line))
+            assert re.fullmatch(r"\w+( \w+)*", line), line
+            out += [(where, name) for name in line.split()]
     return out
 
 

@@ -1,7 +1,5 @@
 """Files of the repository and circles in graphs of them, as the tests of this folder need them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -10,18 +8,9 @@ from pathlib import Path
 from tests import ROOT
 
 SKIPPED = {
-    ".git",
-    ".venv",
-    "build",
-    "dist",
-    "out",
-    "__pycache__",
-    ".hypothesis",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "_lib",
-}
+    ".git", ".venv", "build", "dist", "out", "__pycache__", ".hypothesis", ".mypy_cache", ".ruff_cache",
+    ".pytest_cache", "_lib",
+}  # fmt: skip
 #: the Python packages of the repository besides the tests
 PACKAGES = ("tlspec", "tlrt", "codegen", "audit", "bench", "examples")
 

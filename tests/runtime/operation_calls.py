@@ -5,8 +5,6 @@ written from the method's own description: with NumPy where it is a rearrangemen
 where the method is a row of the registry under another calling convention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -220,10 +218,7 @@ CALLS: dict[str, list[Call]] = {
         *one("reduce_sum", lambda x: x.sum(1), shape=(2, 3, 4), axis=1),
         *one("reduce_sum", lambda x: x.sum(0), shape=(2, 3, 4), axis=-3),
     ],
-    "reduce_mean": [
-        *one("reduce_mean", np.mean),
-        *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2),
-    ],
+    "reduce_mean": [*one("reduce_mean", np.mean), *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2)],
     "reduce_sum_axis0": one("reduce_sum_axis0", lambda x: x.sum(0)),
     "reduce_sum_axis1": one("reduce_sum_axis1", lambda x: x.sum(1)),
     "reduce_max_axis0": one("reduce_max_axis0", lambda x: x.max(0)),
@@ -319,9 +314,7 @@ CALLS: dict[str, list[Call]] = {
         *[c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("softmax", softmax, shape=s)],
         *one("softmax", np.ones_like, shape=()),
     ],
-    "log_softmax": [
-        c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("log_softmax", lambda x: np.log(softmax(x)), shape=s)
-    ],
+    "log_softmax": [c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("log_softmax", lambda x: np.log(softmax(x)), shape=s)],
     "layer_norm": [
         Call((s, (4,), (4,)), lambda t, *ids: t.layer_norm(*ids, 1e-3), lambda *a: norm(*a, 1e-3))
         for s in ((3, 4), (4,), (2, 3, 4))
@@ -361,9 +354,7 @@ CALLS: dict[str, list[Call]] = {
         Call(((5, 3),) * 3 + ((3,),), lambda t, *ids: t.selective_scan_diag_var(*ids), row("selective_scan_diag_var"))
     ],
     "rfft1d_packed": one("rfft1d_packed", lambda x: np.stack([(f := np.fft.rfft(x)).real, f.imag], -1), shape=(2, 7)),
-    "irfft1d_packed": one(
-        "irfft1d_packed", lambda s: np.fft.irfft(s[..., 0] + 1j * s[..., 1], 6), shape=(2, 4, 2), n=6
-    ),
+    "irfft1d_packed": one("irfft1d_packed", lambda s: np.fft.irfft(s[..., 0] + 1j * s[..., 1], 6), shape=(2, 4, 2), n=6),
     "spectral_conv1d_rfft": [
         Call(
             ((6, 2), (3, 2, 2), (3, 2, 2)), lambda t, *ids: t.spectral_conv1d_rfft(*ids), row("spectral_conv1d_rfft")
@@ -386,25 +377,14 @@ CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALL
 
 #: a method that is no row's -> the rows that it is made of
 COMPOSED = {
-    "neg": ("scale",),
-    "square": ("mul",),
-    "permute": ("transpose3d_bca",),
-    "concat_vectors": ("concat1d",),
-    "concat_dim0": ("concat1d",),
-    "slice_range0": ("slice1d",),
-    "gather_scalar": ("gather_vec",),
-    "gather_row": ("gather_rows",),
-    "gather_scalar_nat": ("gather_vec",),
-    "gather_vec_nat": ("gather_vec",),
-    "gather_rows_nat": ("gather_rows",),
-    "embedding": ("gather_rows",),
-    "scatter_add_vec": ("scatter_add",),
-    "max_pool2d_pad": ("max_pool2d",),
-    "avg_pool2d_pad": ("avg_pool2d",),
-    "smooth_max_pool2d_pad": ("smooth_max_pool2d",),
-    "attention": ("flash_attention",),
+    "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
+    "concat_dim0": ("concat1d",), "slice_range0": ("slice1d",), "gather_scalar": ("gather_vec",),
+    "gather_row": ("gather_rows",), "gather_scalar_nat": ("gather_vec",), "gather_vec_nat": ("gather_vec",),
+    "gather_rows_nat": ("gather_rows",), "embedding": ("gather_rows",), "scatter_add_vec": ("scatter_add",),
+    "max_pool2d_pad": ("max_pool2d",), "avg_pool2d_pad": ("avg_pool2d",),
+    "smooth_max_pool2d_pad": ("smooth_max_pool2d",), "attention": ("flash_attention",),
     "multi_head_attention": ("flash_attention", "matmul"),
-}
+}  # fmt: skip
 #: (method, number of the call) of every call, marked with the rows it concerns
 CALLED = [
     pytest.param((name, i), marks=pytest.mark.operations(*COMPOSED.get(name, (name,))), id=f"{name}-{i}")

@@ -1,7 +1,5 @@
 """Training steps that several tests capture or repeat."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tlrt import optim

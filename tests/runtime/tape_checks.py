@@ -7,8 +7,6 @@ tape does between operations (which contribution goes where, in which order they
 repeated in float32 NumPy and must agree bit for bit.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlrt.differential import case_of

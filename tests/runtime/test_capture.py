@@ -1,20 +1,27 @@
 """Captured steps: N of them equal N eager ones, bit for bit, in everything that an eager step changes."""
 
-from __future__ import annotations
-
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises
 
 import tlrt
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
 
 Step = Callable[..., Any]
 STEPS = 6
+
+
+@pytest.fixture
+def twins(dev: tlrt.Device) -> Iterator[Callable[..., list["Twin"]]]:
+    """Makes two sessions with equal programs; they are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda build: [stack.enter_context(contextlib.closing(Twin(dev, build))) for _ in range(2)]
 
 
 class Twin:
@@ -65,15 +72,11 @@ def require_equal(eager: Twin, captured: Twin, folder: Path) -> None:
     assert eager.session.counter == captured.session.counter
     if eager.optimizer is not None:
         (left, first), (right, second) = eager.optimizer.state(), captured.optimizer.state()
-        assert left == right
-        assert all(same(first[k], second[k]) for k in first)
+        assert left == right and all(same(first[k], second[k]) for k in first)
     paths = [folder / "eager.safetensors", folder / "captured.safetensors"]
     for twin, path in zip((eager, captured), paths, strict=True):
         checkpoint.save(path, twin.session, () if twin.optimizer is None else twin.optimizer)
     assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-# ---- programs
 
 
 def mlp(s: Session) -> tuple[Any, Step]:
@@ -176,8 +179,8 @@ PROGRAMS = {"mlp": mlp, "convnet": convnet, "gpt": gpt, "unlike": unlike}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_captured_steps_equal_eager_ones(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
-    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+def test_captured_steps_equal_eager_ones(twins: Any, dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+    eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(3)
     for k in range(STEPS):
         given = arrays(name, draw)
@@ -188,14 +191,12 @@ def test_captured_steps_equal_eager_ones(dev: tlrt.Device, name: str, tmp_path: 
         assert all(same(a, b) for a, b in zip(expected, got, strict=True)), (name, k)
     require_equal(eager, captured, tmp_path)
     assert (captured.captured.graphs > 0) is dev.is_cuda
-    for twin in (eager, captured):
-        twin.close()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_eager_steps_between_replays(dev: tlrt.Device, name: str, tmp_path: Path) -> None:
+def test_eager_steps_between_replays(twins: Any, name: str, tmp_path: Path) -> None:
     """Eager steps, values set and checkpoints loaded between replays are what the next replay starts from."""
-    eager, captured = (Twin(dev, PROGRAMS[name]) for _ in range(2))
+    eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(4)
     order = [captured.replay, captured.eager, captured.replay, captured.replay, captured.eager, captured.replay]
     for k, step in enumerate(order):
@@ -212,8 +213,6 @@ def test_eager_steps_between_replays(dev: tlrt.Device, name: str, tmp_path: Path
                 checkpoint.save(path, twin.session, twin.optimizer)
                 checkpoint.load(path, twin.session, twin.optimizer)
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
 class Fading(optim.Optimizer):
@@ -230,7 +229,7 @@ class Fading(optim.Optimizer):
             self.kernels.axpy(p, g, -self.lr / (1 + self.steps), out=p)
 
 
-def test_an_optimiser_of_ones_own(dev: tlrt.Device, tmp_path: Path) -> None:
+def test_an_optimiser_of_ones_own(twins: Any, tmp_path: Path) -> None:
     def build(s: Session) -> tuple[Any, Step]:
         layer = nn.Linear(s, 7, 3, name="layer")
         optimizer = Fading(layer.parameters(), lr=0.5)
@@ -243,17 +242,15 @@ def test_an_optimiser_of_ones_own(dev: tlrt.Device, tmp_path: Path) -> None:
 
         return optimizer, step
 
-    eager, captured = (Twin(dev, build) for _ in range(2))
+    eager, captured = twins(build)
     draw = np.random.default_rng(8)
     for _ in range(4):
         given = arrays("mlp", draw)
         assert same(eager.eager(*given)[0], captured.replay(*given)[0])
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
-def test_parameters_that_change_places(dev: tlrt.Device, tmp_path: Path) -> None:
+def test_parameters_that_change_places(twins: Any, tmp_path: Path) -> None:
     """Two parameters exchange their buffers in each step, and a third keeps the handle it has."""
 
     def build(s: Session) -> tuple[Any, Step]:
@@ -269,17 +266,15 @@ def test_parameters_that_change_places(dev: tlrt.Device, tmp_path: Path) -> None
 
         return None, step
 
-    eager, captured = (Twin(dev, build) for _ in range(2))
+    eager, captured = twins(build)
     for k in range(5):
         x = np.full(3, float(k))
         assert same(eager.eager(x)[0], captured.replay(x)[0])
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
-def test_two_captures_in_one_session(dev: tlrt.Device, tmp_path: Path) -> None:
-    eager, captured = (Twin(dev, mlp) for _ in range(2))
+def test_two_captures_in_one_session(twins: Any, tmp_path: Path) -> None:
+    eager, captured = twins(mlp)
     s = captured.session
     draw = np.random.default_rng(5)
     small, large = arrays("mlp", draw), tuple(np.concatenate([a, a]) for a in arrays("mlp", draw))
@@ -293,8 +288,6 @@ def test_two_captures_in_one_session(dev: tlrt.Device, tmp_path: Path) -> None:
                 p = twin.session.parameters["b.weight"]
                 p.set(p.numpy() / 2)
     require_equal(eager, captured, tmp_path)
-    for twin in (eager, captured):
-        twin.close()
 
 
 def test_memory_is_flat(dev: tlrt.Device) -> None:
@@ -340,8 +333,7 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert kept.numpy().tolist() == [4.0, 9.0] and not kept.requires_grad
         assert step([1.0, 1.0]) is y and y.numpy().tolist() == [1.0, 2.0]
         assert kept.numpy().tolist() == [4.0, 9.0]  # the tape is left alone
-        assert s.relu(y).numpy().tolist() == [1.0, 2.0]
-        assert y.reduce_sum().item() == 3.0
+        assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
 
 
 def test_closing(dev: tlrt.Device) -> None:
@@ -353,17 +345,13 @@ def test_closing(dev: tlrt.Device) -> None:
     first.close()
     first.close()
     assert first.closed and dev.memory().live_bytes < before
-    with pytest.raises(tlrt.errors.ReleasedError):
-        first(np.ones(1000))
-    with pytest.raises(tlrt.errors.ReleasedError):
-        first.outputs.numpy()
-    with pytest.raises(tlrt.errors.ReleasedError):
-        s.add(first.outputs, 1.0)
+    assert_raises(tlrt.errors.ReleasedError, first, np.ones(1000))
+    assert_raises(tlrt.errors.ReleasedError, first.outputs.numpy)
+    assert_raises(tlrt.errors.ReleasedError, s.add, first.outputs, 1.0)
     assert second(np.ones(1000)).numpy()[0] == 2.0
     s.close()
     assert second.closed
-    with pytest.raises(tlrt.errors.ReleasedError):
-        second(np.ones(1000))
+    assert_raises(tlrt.errors.ReleasedError, second, np.ones(1000))
 
 
 def test_a_dropped_step_gives_its_memory_back(dev: tlrt.Device) -> None:
@@ -392,8 +380,7 @@ def test_the_specification_calls_the_function() -> None:
 
         captured = s.capture(step, [1.0, 1.0])
         loss = captured.outputs
-        assert loss.item() == 3.0
-        assert captured([1.0, 1.0]) is loss and loss.item() == 2.0
+        assert loss.item() == 3.0 and captured([1.0, 1.0]) is loss and loss.item() == 2.0
         captured.close()
         optimizer.close()
 

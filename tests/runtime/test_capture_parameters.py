@@ -1,12 +1,11 @@
 """Where a captured step finds parameters: shared buffers are refused, values that lie in another's place are not lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tlrt import AnyBuffer, Parameter, Session, checkpoint, optim
@@ -17,7 +16,7 @@ from tlrt.errors import CaptureError, ReleasedError
 class Run:
     """Three parameters, of which the step trains the first; it ends with `after`."""
 
-    def __init__(self, device: tlrt.Device, after: Callable[[Run], Any] = lambda run: None) -> None:
+    def __init__(self, device: tlrt.Device, after: Callable[["Run"], Any] = lambda run: None) -> None:
         self.session = s = Session(device)
         self.a, self.b, self.c = (
             s.param(np.arange(3.0) + 10 * i, n, requires_grad=i == 0) for i, n in enumerate("abc")
@@ -89,8 +88,7 @@ def test_which_handles_are_to_the_same_memory(dev: tlrt.Device, n: int) -> None:
     assert alias_groups(dev, [a._handle, b._handle, c._handle]) == [] == alias_groups(dev, [])
     assert dev.memory() == before
     d.release()
-    with pytest.raises(ReleasedError):
-        alias_groups(dev, [a._handle, d._handle, e._handle])
+    assert_raises(ReleasedError, alias_groups, dev, [a._handle, d._handle, e._handle])
     assert dev.memory().live_buffers == before.live_buffers - 1
 
 
@@ -110,15 +108,13 @@ def test_parameters_made_to_share_before(make: Any) -> None:
 def test_parameters_made_to_share_by_one_handle(make: Any) -> None:
     run = make()
     run.b.assign(AnyBuffer((3,), run.a.mirror))
-    with pytest.raises(CaptureError, match=r"^capture: b: got the buffer of a"):
-        run.replay(np.ones(3))
+    assert_raises_regex(CaptureError, r"^capture: b: got the buffer of a", run.replay, np.ones(3))
 
 
 def test_parameters_made_to_share_within(make: Any) -> None:
     run = make(lambda run: tie(run.c, run.a))
     live = run.session.device.memory().live_buffers
-    with pytest.raises(CaptureError, match=r"^capture: c: got the buffer of a"):
-        run.replay(np.ones(3))
+    assert_raises_regex(CaptureError, r"^capture: c: got the buffer of a", run.replay, np.ones(3))
     assert run.optimizer.steps == 1  # it was a step, as one that raises is
     assert run.session.device.memory().live_buffers == live + 3  # the mirrors
     run.c.set(run.c.numpy())

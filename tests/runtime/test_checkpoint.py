@@ -1,13 +1,12 @@
 """Checkpoints: a resumed run is the uninterrupted one bit for bit; damaged and foreign files are refused and change nothing."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tlrt import Session, checkpoint, nn, optim
@@ -67,10 +66,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(device, kind, tmp_path):
     rest = whole.steps(5)
     resumed = Run(device, kind, seed=99)
     resumed.steps(2)
-    assert resumed.load(tmp_path / "a.safetensors") == {"epoch": 5}
-    assert resumed.steps(5) == rest
-    assert resumed.bits() == whole.bits()
-    assert len(set(first + rest)) == 10
+    assert resumed.load(tmp_path / "a.safetensors") == {"epoch": 5} and resumed.steps(5) == rest
+    assert resumed.bits() == whole.bits() and len(set(first + rest)) == 10
 
 
 def test_other_readers_find_the_parameters(tmp_path):
@@ -96,25 +93,21 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     run.save(path)
     before = path.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        run.save(path)
+    assert_raises_regex(OSError, "disk full", run.save, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
-    with pytest.raises(ValueError):
-        run.save(path, {"loss": float("nan")})
+    assert_raises(ValueError, run.save, path, {"loss": float("nan")})
     assert path.read_bytes() == before
 
 
 def refused(run: Run, path, match: str) -> None:
     before = (run.bits(), run.session.counter, run.optimizer.steps)
-    with pytest.raises(CheckpointError, match=match):
-        run.load(path)
+    assert_raises_regex(CheckpointError, match, run.load, path)
     assert (run.bits(), run.session.counter, run.optimizer.steps) == before
 
 
 def test_foreign_files(tmp_path):
     run, path = Run("cpu"), tmp_path / "a.safetensors"
-    with pytest.raises(FileNotFoundError):
-        run.load(path)
+    assert_raises(FileNotFoundError, run.load, path)
     path.write_bytes(b"")
     refused(run, path, "damaged")
     path.write_bytes(b"PK\x03\x04 some zip")
@@ -237,8 +230,7 @@ def test_spoilt_descriptions_are_refused(tmp_path, how):
         assert spoil(about) != json.dumps(about)
         safetensors.save_file(tensors, tmp_path / "x", {"tlrt": spoil(about)})
         w.set([5.0, 6.0])
-        with pytest.raises(CheckpointError, match=words):
-            checkpoint.load(tmp_path / "x", s, optimizer)
+        assert_raises_regex(CheckpointError, words, checkpoint.load, tmp_path / "x", s, optimizer)
         assert w.value.tolist() == [5, 6] and (optimizer.lr, optimizer.steps) == (0.01, 0)
 
 
@@ -252,8 +244,7 @@ def test_an_optimizer_state_of_another_type_is_refused(tmp_path):
             tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118 (not a mapping)
         tensors["optimizer/0/m/w"] = tensors["optimizer/0/m/w"].astype(np.float16)
         safetensors.save_file(tensors, tmp_path / "x", about)
-        with pytest.raises(CheckpointError, match="m/w: got float16 of shape"):
-            checkpoint.load(tmp_path / "x", s, optimizer)
+        assert_raises_regex(CheckpointError, "m/w: got float16 of shape", checkpoint.load, tmp_path / "x", s, optimizer)
 
 
 def test_a_rate_keeps_its_value_whatever_type_it_had(tmp_path):

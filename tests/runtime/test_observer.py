@@ -1,11 +1,10 @@
 """Observers of a device: which events they get, in which order, and that they change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tlrt import Session, kernels, optim
@@ -58,8 +57,7 @@ def test_calls_and_buffers(device: tlrt.Device) -> None:
     device.observe(other)
     a = device.buffer([1.0, 2.0])
     assert kernels.add(a, a).numpy().tolist() == [2.0, 4.0]
-    with pytest.raises(ValueError):
-        kernels.add(a, device.buffer([1.0]))
+    assert_raises(ValueError, kernels.add, a, device.buffer([1.0]))
     shape = tlrt.errors.ShapeError.status
     expected = ["buffer", "call buffer_add", "status 0", "host numpy", "buffer", "call buffer_add", f"status {shape}"]
     assert log.events == other.events == expected
@@ -104,10 +102,7 @@ def test_an_observer_may_refuse(device: tlrt.Device) -> None:
     refusing = Refusing()
     device.observe(refusing)
     before = device.memory().live_buffers
-    with pytest.raises(ArgumentError, match="refused"):
-        kernels.add(a, a)
-    with pytest.raises(ArgumentError, match="refused"):
-        kernels.add(a, a, out=out)
+    assert_raises_regex(ArgumentError, "refused", kernels.add, a, a)
+    assert_raises_regex(ArgumentError, "refused", kernels.add, a, a, out=out)
     device.ignore(refusing)
-    assert device.memory().live_buffers == before
-    assert np.array_equal(out.numpy(), [5.0])
+    assert device.memory().live_buffers == before and np.array_equal(out.numpy(), [5.0])

@@ -1,7 +1,5 @@
 """The life of a session: refused construction, forged references, closing, garbage collection, use from two threads."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -9,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tlrt import Session, errors, optim
@@ -26,19 +25,16 @@ def test_a_session_that_is_refused_opens_no_device(monkeypatch):
     from tlrt import session
 
     monkeypatch.setattr(session, "open_device", lambda *a, **k: pytest.fail("opened a device"))
-    with pytest.raises(ValueError, match="seed"):
-        Session("cpu", seed=-1)
+    assert_raises_regex(ValueError, "seed", Session, "cpu", seed=-1)
 
 
 def test_forged_references(s):
     for id in (-1, 99):
         forged = tlrt.TensorRef(s, id, (1,), s.epoch)
         for call in (lambda x: s.relu(x), lambda x: x.numpy(), lambda x: x.requires_grad, lambda x: x.value):
-            with pytest.raises(IndexError, match=f"got {id}"):
-                call(forged)
+            assert_raises_regex(IndexError, f"got {id}", call, forged)
         assert "unreadable" in repr(forged)
-        with pytest.raises(IndexError):
-            s.get_nat(NatRef(s, id, s.epoch))
+        assert_raises(IndexError, s.get_nat, NatRef(s, id, s.epoch))
 
 
 def test_a_device_closed_under_a_session():
@@ -51,8 +47,7 @@ def test_a_device_closed_under_a_session():
     optimizer.step()
     device.close()
     for call in (lambda: s.mul(y, y), y.numpy, optimizer.step, lambda: s.zeros(2)):
-        with pytest.raises(errors.ReleasedError):
-            call()
+        assert_raises(errors.ReleasedError, call)
     with pytest.raises(errors.ReleasedError, match="w: mirror: got none, expected one: the device was closed"):
         _ = w.value
     assert "unreadable" in repr(y) and repr(s) and repr(w)
@@ -71,8 +66,7 @@ def test_after_close(s):
         lambda: s.nat_vec([1]), lambda: s.backward(x), lambda: s.clip_grad_norm(1.0), lambda: optim.SGD([w]), s.collect,
         optimizer.step, lambda: s.full((2,), 1.0), lambda: s.detach(w), lambda: w + 1, s.__enter__,
     ):  # fmt: skip
-        with pytest.raises(errors.ReleasedError, match="got a closed session"):
-            call()
+        assert_raises_regex(errors.ReleasedError, "got a closed session", call)
     assert w.value.tolist() == [1.0] and "earlier step" in repr(x) and "earlier" in repr(i)
 
 
@@ -117,8 +111,7 @@ def test_two_threads_on_one_session_compute_right_or_raise():
                 t.join()
         finally:
             sys.setswitchinterval(interval)
-    assert not wrong
-    assert all("expected one thread at a time" in text for text in messages)
+    assert not wrong and all("expected one thread at a time" in text for text in messages)
 
 
 def test_an_append_by_another_thread_is_noticed(s):
@@ -129,7 +122,5 @@ def test_an_append_by_another_thread_is_noticed(s):
 
     x = s.input([1.0])
     s.tape.nodes = Raced(s.tape.nodes)
-    with pytest.raises(ValueError, match="relu: tape: got an operation of another thread"):
-        s.relu(x)
-    with pytest.raises(ValueError, match="const: tape: got an operation of another thread"):
-        s.const([1.0])
+    assert_raises_regex(ValueError, "relu: tape: got an operation of another thread", s.relu, x)
+    assert_raises_regex(ValueError, "const: tape: got an operation of another thread", s.const, [1.0])

@@ -1,7 +1,5 @@
 """Random programs: graphs of 20 and more operations drawn from the whole table agree with the specification on every device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bounds: tree heights against the trees of native/src/formula/sum_tree.h, spacings, monotony."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -12,26 +10,9 @@ from tlspec import bounds
 
 HEADER = ROOT / "native/src/formula/sum_tree.h"
 SIZES = [
-    *range(1, 70),
-    127,
-    128,
-    129,
-    255,
-    512,
-    513,
-    1023,
-    1024,
-    1025,
-    2047,
-    2048,
-    2049,
-    3000,
-    16383,
-    16384,
-    16385,
-    17409,
+    *range(1, 70), 127, 128, 129, 255, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 3000, 16383, 16384, 16385, 17409,
     40000,
-]
+]  # fmt: skip
 
 
 def add(a: int | None, b: int | None) -> int | None:
@@ -87,20 +68,16 @@ def test_column_tree_height(n: int) -> None:
 def test_heights_grow() -> None:
     for height in (bounds.tree_height, bounds.column_height):
         heights = [height(n) for n in (0, 1, 2, 3, 5, 17, 100, 1000, 5000, 2**14, 2**20, 2**24, 2**31)]
-        assert heights == sorted(heights)
-        assert heights[:2] == [0, 0]
-        assert heights[-1] < 200
+        assert heights == sorted(heights) and heights[:2] == [0, 0] and heights[-1] < 200
 
 
 def test_constants_are_those_of_the_header() -> None:
     text = HEADER.read_text()
     named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", text)}
     assert named == {
-        "TL_SUM_LANES": bounds.LANES,
-        "TL_SUM_LEAF": bounds.LEAF,
-        "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
+        "TL_SUM_LANES": bounds.LANES, "TL_SUM_LEAF": bounds.LEAF, "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
-    }
+    }  # fmt: skip
 
 
 def test_spacing_is_numpys() -> None:
@@ -108,8 +85,7 @@ def test_spacing_is_numpys() -> None:
     bits = rng.integers(0, 255 << 23, size=10000, dtype=np.uint32)
     x = bits.view(np.float32)
     assert np.array_equal(bounds.spacing(x.astype(np.float64)), np.spacing(x).astype(np.float64))
-    assert bounds.spacing(0.0) == bounds.TINY
-    assert bounds.spacing(2.0**-140) == bounds.TINY
+    assert bounds.spacing(0.0) == bounds.TINY and bounds.spacing(2.0**-140) == bounds.TINY
     assert bounds.spacing(1e300) == bounds.spacing(np.finfo(np.float32).max)
 
 
@@ -123,8 +99,7 @@ def test_tree_bound() -> None:
     tolerances = [
         float(bounds.tree(lambda h=h: h).tolerance(sum_, [sum_(x)], {"x": x}, {})[0]) for h in (0, 1, 5, 56, 57, 200)
     ]
-    assert tolerances == sorted(tolerances)
-    assert tolerances[0] == 0
+    assert tolerances == sorted(tolerances) and tolerances[0] == 0
     larger = float(bounds.tree(lambda: 5).tolerance(sum_, [sum_(x)], {"x": 4 * x}, {})[0])
     assert larger > tolerances[2]
     # short trees are held to their worst case, long ones to the probabilistic bound
@@ -184,16 +159,14 @@ def test_bits_of_moved_elements() -> None:
 
     x = PATTERNS.view(np.float32)
     bits = bounds.moved().bits(shifted, [np.zeros(x.size + 1)], {"x": x}, {})
-    assert bits is not None
-    assert bits[0].tolist() == [0, *PATTERNS[::-1].tolist()]
+    assert bits is not None and bits[0].tolist() == [0, *PATTERNS[::-1].tolist()]
 
 
 def test_bits_of_copies_in_a_tree() -> None:
     x = PATTERNS.view(np.float32).reshape(3, 2)
     bound = bounds.tree(lambda x: np.array([0, 1]), copies=True)
     bits = bound.bits(lambda x: x[0] + 0, [np.zeros(2)], {"x": x}, {})
-    assert bits is not None
-    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
+    assert bits is not None and bits[0].tolist() == [PATTERNS[0], bounds.FREE]
     assert bounds.tree(lambda: 0).bits(abs, [np.zeros(2)], {"x": x}, {}) is None
 
 
@@ -201,9 +174,7 @@ def test_ordered() -> None:
     bound = bounds.ordered(lambda x: np.array([0, 1]))
     out = PATTERNS[:2].view(np.float32)
     bits = bound.bits(abs, [out], {"x": out}, {})
-    assert bits is not None
-    assert bits[0].tolist() == [PATTERNS[0], bounds.FREE]
-    assert bound.in_float32
+    assert bits is not None and bits[0].tolist() == [PATTERNS[0], bounds.FREE] and bound.in_float32
     x = np.array([1.0, 2.0])
     assert bound.tolerance(np.abs, [x], {"x": x}, {})[0].tolist() == [
         0.0,
@@ -215,5 +186,4 @@ def test_exact_and_ulp() -> None:
     out = np.array([1.0, 3.0])
     assert not np.any(bounds.exact().tolerance(abs, [out], {}, {})[0])
     tolerance = bounds.ulp(2).tolerance(abs, [out], {}, {})[0]
-    assert np.all(tolerance >= 2 * bounds.spacing(out))
-    assert np.all(tolerance < 3 * bounds.spacing(out))
+    assert np.all(tolerance >= 2 * bounds.spacing(out)) and np.all(tolerance < 3 * bounds.spacing(out))

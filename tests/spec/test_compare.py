@@ -1,7 +1,5 @@
 """The comparator: NaN, infinities, signed zeros, overflow, exactness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -53,8 +51,7 @@ def test_one_element(got: float, ref: float, tol: float, ok: bool) -> None:
 
 
 def test_signed_zeros() -> None:
-    assert one(-0.0, -0.0)
-    assert not one(0.0, -0.0)
+    assert one(-0.0, -0.0) and not one(0.0, -0.0)
     assert not one(0.0, -(2.0**-160))  # rounds to -0
     assert one(0.0, -0.0, signed_zeros=False)
     assert one(0.0, -0.0, 2.0**-149)  # within a tolerance the sign of zero is free
@@ -93,8 +90,7 @@ def test_what_is_reported() -> None:
     got[1, 2] += 3 * 2.0**-23
     found = compare(got, ref, np.full(ref.shape, 2.0**-23))
     assert (found.ok, found.share, found.ulp, found.violations, found.index) == (False, 3.0, 3.0, 1, (1, 2))
-    assert "out[1, 2]: got 1.000000357" in found.explain()
-    assert "1 of 6" in found.explain()
+    assert "out[1, 2]: got 1.000000357" in found.explain() and "1 of 6" in found.explain()
 
 
 def test_share_of_a_passing_result() -> None:
@@ -110,6 +106,5 @@ def test_shapes_must_agree() -> None:
 def test_same_bits() -> None:
     a = np.array([0.0, 1.0, np.nan], np.float32)
     b = np.array([0.0, 1.0, -np.nan], np.float32)
-    assert same_bits(a, b).ok
-    assert not same_bits(a, np.array([-0.0, 1.0, np.nan], np.float32)).ok
+    assert same_bits(a, b).ok and not same_bits(a, np.array([-0.0, 1.0, np.nan], np.float32)).ok
     assert not same_bits(a, a[:2]).ok

@@ -7,8 +7,6 @@ scaled to float64. A check of the check demands that this is small enough to see
 a thousand.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

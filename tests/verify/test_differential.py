@@ -58,8 +58,7 @@ def test_a_planted_defect_is_found_where_it_is(monkeypatch, tmp_path, name):
 
     monkeypatch.setattr(kernels, name, wrong)
     report = compare(program, ["spec", "cpu"], reproduce=tmp_path)
-    assert not report.ok
-    assert {f.op for f in report.failures} == {name.removesuffix("_bwd")}
+    assert not report.ok and {f.op for f in report.failures} == {name.removesuffix("_bwd")}
     assert {f.which for f in report.failures} == {"vjp" if name.endswith("_bwd") else "forward"}
     first = report.failures[0]
     assert first.step == 0 and "tolerance" in first.text and "--inputs" in first.command

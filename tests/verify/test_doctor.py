@@ -23,10 +23,8 @@ def test_usable(capsys):
 def test_json(capsys):
     assert doctor.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["usable"] is True
-    assert list(found["devices"]) == list(tlrt.devices())
-    assert found["problems"] == []
-    assert found["version"] == tlrt.__version__
+    assert found["usable"] is True and list(found["devices"]) == list(tlrt.devices())
+    assert found["problems"] == [] and found["version"] == tlrt.__version__
     assert len(tlrt.devices()) > 1 or found["notes"][0]["remedy"]
 
 
@@ -35,15 +33,13 @@ def test_missing_library(python, options):
     done = python(
         f"import sys; from tlrt.doctor import main; sys.exit(main({options!r}))", TORCHLEAN_CUDA_LIBRARY="/no.so"
     )
-    assert done.returncode == 1
-    assert done.stderr == ""
+    assert done.returncode == 1 and done.stderr == ""
     if options:
         found = json.loads(done.stdout)
         assert found["usable"] is False
         assert found["problems"][0]["remedy"].startswith("unset TORCHLEAN_CUDA_LIBRARY, or set it to ")
     else:
-        assert "/no.so: no such file" in done.stdout
-        assert "do: " in done.stdout
+        assert "/no.so: no such file" in done.stdout and "do: " in done.stdout
         assert done.stdout.endswith("usable: no\n")
 
 
@@ -63,8 +59,7 @@ def test_bad_environment(python, variable, value, said):
     assert problem["remedy"] == f"unset {variable}, or set it to a value that is expected"
     assert "cpu" not in found["devices"]
     done = python("import tlrt; tlrt.device()", **{variable: value})
-    assert "CUDA" not in done.stderr
-    assert "doctor" not in done.stderr
+    assert "CUDA" not in done.stderr and "doctor" not in done.stderr
 
 
 def test_bad_sync_is_noted(monkeypatch):
@@ -84,13 +79,10 @@ runpy.run_module("tlrt", run_name="__main__", alter_sys=True)
 """
     package = missing.replace("_cffi_backend", "cffi")
     done = python(code.format(command="doctor"))
-    assert (done.returncode, done.stderr) == (1, "")
-    assert f"problem: {package}: " in done.stdout
-    assert f"-m pip install {package}`" in done.stdout
-    assert done.stdout.endswith("usable: no\n")
+    assert (done.returncode, done.stderr) == (1, "") and f"problem: {package}: " in done.stdout
+    assert f"-m pip install {package}`" in done.stdout and done.stdout.endswith("usable: no\n")
     done = python(code.format(command="verify"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("tlrt verify: ")
+    assert done.returncode == 1 and done.stderr.startswith("tlrt verify: ")
     assert done.stderr.endswith("`python -m tlrt doctor` says what to install\n")
 
 
@@ -100,8 +92,6 @@ def test_commands(capsys):
     assert stop.value.code == 2
     with pytest.raises(SystemExit) as stop:
         command.main(["--help"])
-    assert stop.value.code == 0
-    assert "doctor" in capsys.readouterr().out
+    assert stop.value.code == 0 and "doctor" in capsys.readouterr().out
     done = subprocess.run([sys.executable, "-m", "tlrt", "frob"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "frob" in done.stderr
+    assert done.returncode == 2 and "frob" in done.stderr

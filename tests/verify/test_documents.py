@@ -1,7 +1,5 @@
 """Documents of runs: JSON lines give back what was written, one measurement a line; and no committed file is a burden."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 from tlrt.verify.documents import read_document, to_plain, write_document
 
@@ -48,12 +47,10 @@ def test_a_measurement_is_a_line(tmp_path: Path) -> None:
 def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="line 1"):
-        read_document(path)
+    assert_raises_regex(ValueError, "line 1", read_document, path)
 
 
 def test_evidence_stays_small() -> None:
     lines = [line for p in (ROOT / "evidence").iterdir() for line in p.read_text(encoding="utf-8").splitlines()]
-    assert len(lines) <= 5000
-    assert max(map(len, lines)) <= 2000
+    assert len(lines) <= 5000 and max(map(len, lines)) <= 2000
     assert {p.suffix for p in (ROOT / "evidence").iterdir()} == {".jsonl"}

@@ -4,8 +4,6 @@ A defect names the entry points it is planted in by property (family, signature,
 arguments or results. One test plants one defect in one entry point and runs verify's plan until it reports a failure.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -154,9 +152,6 @@ def indexed(e: Entry) -> Array | None:
 
 def reading(e: Entry, *names: str) -> bool:
     return {a.name for a in e.signature.inputs} >= set(names)
-
-
-# ---- the defects -------------------------------------------------------------------------------------------------------
 
 
 def change(x: np.ndarray | None, function: Callable[[np.ndarray], None]) -> np.ndarray | None:
@@ -528,5 +523,4 @@ def test_there_are_enough_defects() -> None:
         (d.name, f) for d in DEFECTS for f in d.families for e in entry_points() if e.op.family == f and d.applies(e)
     }
     assert {name for name, _ in planted} == {d.name for d in DEFECTS}, "a defect has nothing to be planted in"
-    assert len(DEFECTS) >= 15
-    assert {family for _, family in planted} == set(ALL)
+    assert len(DEFECTS) >= 15 and {family for _, family in planted} == set(ALL)

@@ -1,8 +1,6 @@
 """Planted defects in operations on lists: mistakes of fused multi-tensor kernels, each wrapped around correct ones, and verify
 must find every one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

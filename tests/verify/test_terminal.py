@@ -1,7 +1,5 @@
 """Tables and progress in plain text."""
 
-from __future__ import annotations
-
 import io
 
 from tlrt._terminal import Progress, format_table
@@ -10,10 +8,8 @@ from tlrt._terminal import Progress, format_table
 def test_a_table_is_plain_and_whole() -> None:
     long = "x" * 300
     lines = format_table(("name", "number", "text"), [("a[b]c", 1.5, long), ("λ√h", 200, "[red]no[/red]")]).splitlines()
-    assert lines[0].split() == ["name", "number", "text"]
-    assert set(lines[1]) == {"-"}
-    assert lines[2] == f"a[b]c     1.5  {long}"
-    assert lines[3] == "λ√h       200  [red]no[/red]"
+    assert lines[0].split() == ["name", "number", "text"] and set(lines[1]) == {"-"}
+    assert lines[2] == f"a[b]c     1.5  {long}" and lines[3] == "λ√h       200  [red]no[/red]"
     assert format_table(("a", "b"), []).splitlines()[0] == "a  b"
 
 
@@ -23,6 +19,5 @@ def test_progress_of_a_stream_that_is_no_terminal() -> None:
         for i in range(100):
             progress.advance(note=f"sum [{i}]")
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith(" 10.0 %") and lines[0].endswith("sum [9]")
+    assert len(lines) == 10 and lines[0].startswith(" 10.0 %") and lines[0].endswith("sum [9]")
     assert lines[-1].startswith("100.0 %") and "\x1b" not in stream.getvalue()

@@ -1,7 +1,5 @@
 """``python -m tlrt verify``: options, exit status, JSON, the user's own arrays, the line that repeats a failure."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 from tlrt.verify import command as verify
 from tlrt.verify import run as verify_run
@@ -34,8 +33,7 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     out = tmp_path / "result.json"
     assert verify.main(["--ops", SHAPED.name, "--cases", "2", "--device", "cpu", "--json", str(out)]) == 0
     text = capsys.readouterr().out
-    assert SHAPED.name in text
-    assert "pass" in text
+    assert SHAPED.name in text and "pass" in text
     document = json.loads(out.read_text())
     assert document["verdict"] == "pass"
     assert {"devices", "build", "versions", "started", "seconds", "seed", "command"} <= set(document)
@@ -46,36 +44,25 @@ def test_one_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--ops", "no_such_op"],
-        ["--data", "nonsense"],
-        ["--cases", "0"],
-        ["--device", "abacus"],
-        ["--inputs", "/nowhere.npz"],
-        ["--json", "/nowhere/result.json"],
-        ["--json", "/"],
-        ["--ops", ""],
-        ["--data", ""],
-        ["--device", ""],
-        ["--inputs", ""],
-        ["--json", ""],
+        ["--ops", "no_such_op"], ["--data", "nonsense"], ["--cases", "0"], ["--device", "abacus"],
+        ["--inputs", "/nowhere.npz"], ["--json", "/nowhere/result.json"], ["--json", "/"], ["--ops", ""],
+        ["--data", ""], ["--device", ""], ["--inputs", ""], ["--json", ""],
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_wrong_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "run_checks", lambda *_: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as stopped:
         verify.main(arguments)
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err
+    assert stopped.value.code == 2 and capsys.readouterr().err
 
 
 def test_json_file_keeps_its_content_until_the_end(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     out.write_text("old")
-    with pytest.raises(SystemExit):
-        verify.main(["--ops", ELEMENTWISE.name, "--device", "abacus", "--json", str(out)])
+    assert_raises(SystemExit, verify.main, ["--ops", ELEMENTWISE.name, "--device", "abacus", "--json", str(out)])
     assert out.read_text() == "old"
     with pytest.raises(SystemExit):
         verify.main(["--ops", ELEMENTWISE.name, "--device", "abacus", "--json", str(tmp_path / "new.json")])
@@ -94,11 +81,9 @@ def test_failure_gives_status_and_a_line(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(kernels, ELEMENTWISE.name, wrong)
     assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu"]) == 1
     text = capsys.readouterr().out
-    assert "FAIL" in text
-    assert "got 42.0" in text
+    assert "FAIL" in text and "got 42.0" in text
     line = next(line for line in text.splitlines() if line.strip().startswith("python -m tlrt verify"))
-    assert verify.main(shlex.split(line)[4:]) == 1
-    assert capsys.readouterr().out.count("got 42.0") == 1
+    assert verify.main(shlex.split(line)[4:]) == 1 and capsys.readouterr().out.count("got 42.0") == 1
 
 
 def test_failure_of_a_variant_gives_a_line_with_variants(
@@ -130,8 +115,7 @@ def test_failure_of_a_variant_gives_a_line_with_variants(
     capsys.readouterr()
     assert verify.main([*arguments, "--variants"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
-    assert lines
-    assert all(line.endswith(" --variants") for line in lines)
+    assert lines and all(line.endswith(" --variants") for line in lines)
     assert verify.main(shlex.split(lines[0])[4:]) == 1
 
 
@@ -167,8 +151,7 @@ def test_own_arrays_in_a_file_whose_name_needs_quotes(
     monkeypatch.setattr(verifier, "compare", lambda *_, **__: Comparison(False, 2.0, 2.0, 1, 1, (0,)))
     assert verify.main(["--ops", SHAPED.name, "--inputs", str(path), "--device", "cpu"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
-    assert lines
-    assert all(str(path) in shlex.split(line) for line in lines)
+    assert lines and all(str(path) in shlex.split(line) for line in lines)
 
 
 def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,12 +170,10 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for name, data in files.items():
         path = tmp_path / f"{name}.npz"
         path.write_bytes(data)
-        with pytest.raises(InputError, match=re.escape(str(path))):
-            list(cases_of(path, [ELEMENTWISE], named=True))
+        assert_raises_regex(InputError, re.escape(str(path)), list, cases_of(path, [ELEMENTWISE], named=True))
         with pytest.raises(SystemExit) as stopped:
             verify.main(["--ops", ELEMENTWISE.name, "--inputs", str(path), "--device", "cpu"])
-        assert stopped.value.code == 2
-        assert "--inputs: " in capsys.readouterr().err
+        assert stopped.value.code == 2 and "--inputs: " in capsys.readouterr().err
 
 
 def test_own_numbers_out_of_range(tmp_path: Path) -> None:
@@ -212,8 +193,7 @@ def test_own_numbers_out_of_range(tmp_path: Path) -> None:
             else:
                 bad = [-1, np.int64(-(2**62)), 1.5, [1, 1], *([2**32] if bits == 32 else [])]
             for value in bad:
-                with pytest.raises(InputError, match=rf"^{row.name}: "):
-                    infer(row, {**right, key: np.asarray(value)})
+                assert_raises_regex(InputError, rf"^{row.name}: ", infer, row, {**right, key: np.asarray(value)})
 
 
 @pytest.mark.parametrize("which", ["x", "list"])
@@ -222,8 +202,7 @@ def test_own_arrays_of_nine_axes(which: str) -> None:
     name = row.signature.inputs[0].name
     arrays = {p.name: np.asarray(0) for p in row.signature.params}
     arrays |= {name: np.zeros([1] * 9)} if which == "x" else {name: np.zeros(1), "dims": np.ones(9, int)}
-    with pytest.raises(InputError, match="dims: got 9 axes, expected at most 8"):
-        infer(row, arrays)
+    assert_raises_regex(InputError, "dims: got 9 axes, expected at most 8", infer, row, arrays)
 
 
 def test_own_dimensions_of_too_many_elements() -> None:
@@ -249,8 +228,7 @@ def test_own_arrays_that_do_not_fit() -> None:
     case = draw_case(SHAPED, 5, "normal", "small")
     arrays = {k: x for k, x in case.inputs.items() if x is not None}
     first, second = SHAPED.signature.inputs
-    with pytest.raises(InputError, match=f"{second.name}: not in the file"):
-        infer(SHAPED, {first.name: arrays[first.name]})
+    assert_raises_regex(InputError, f"{second.name}: not in the file", infer, SHAPED, {first.name: arrays[first.name]})
     with pytest.raises(InputError, match=f"{first.name}: got dtype complex"):
         infer(SHAPED, {**arrays, first.name: arrays[first.name].astype(complex)})
     with pytest.raises(InputError, match=f"{first.name}: got dtype float16"):
@@ -274,14 +252,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["--probe"], "probe"),
-        (["--alarms=9"], "alarms"),
-        (["--ops", "add", "--campaign"], "all"),
+        (["--probe"], "probe"), (["--alarms=9"], "alarms"), (["--ops", "add", "--campaign"], "all"),
         (["--report", "x"], "verify"),
     ],
-)
+)  # fmt: skip
 def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         verify.main(words)
-    assert stopped.value.code == 2
-    assert f"python -m audit {command}" in capsys.readouterr().err
+    assert stopped.value.code == 2 and f"python -m audit {command}" in capsys.readouterr().err
