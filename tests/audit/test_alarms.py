@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from audit import alarms
-from tests.audit.test_determinism import DEVICES, Spoilt, named
+from tests.audit.test_determinism import DEVICES, named, spoil
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -24,7 +24,7 @@ def test_an_alarm_is_counted_with_its_line() -> None:
     def off(y: np.ndarray, *_: Any) -> None:
         y *= np.float32(1 + 2.0**-20)
 
-    document = alarms.alarms(["cpu"], 40, "exp", workers=0, kernels=Spoilt("exp", off))
+    document = alarms.alarms(["cpu"], 40, "exp", workers=0, kernels=spoil("exp", off))
     row = next(r for r in document["entries"] if r["entry"] == "exp")
     assert row["alarms"] > 0 and not alarms.ok(document)
     assert "python -m tlrt verify --ops exp" in row["alarm_lines"][0]

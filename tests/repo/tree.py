@@ -17,12 +17,13 @@ PACKAGES = ("tlspec", "tlrt", "codegen", "audit", "bench", "examples")
 
 def files(*suffixes: str, root: Path = ROOT) -> list[Path]:
     """The files with these suffixes (all files without any): those that git does not ignore, or all but build products."""
-    if root != ROOT and ROOT not in root.parents:
-        found = sorted(p for p in root.rglob("*") if not SKIPPED & set(p.relative_to(root).parts))
-    else:
+    in_git = (ROOT / ".git").exists() and (root == ROOT or ROOT in root.parents)
+    if in_git:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
         listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
         found = [root / line for line in sorted(listing.split("\0")) if line]
+    else:
+        found = sorted(p for p in root.rglob("*") if not SKIPPED & set(p.relative_to(root).parts))
     return [p for p in found if p.is_file() and not p.is_symlink() and (not suffixes or p.suffix in suffixes)]
 
 
