@@ -376,7 +376,7 @@ def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
     if bench.torch is not None:
         from examples.torch_gpt import Peer
 
-        peer = Peer(program.kept["initial"], program.kept["text"], settings, bench.place)
+        peer = Peer(program, settings, bench.place)
 
         def theirs() -> Any:
             return peer.step(next(steps), ours.session.seed)

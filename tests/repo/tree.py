@@ -23,7 +23,9 @@ def files(*suffixes: str, root: Path = ROOT) -> list[Path]:
         listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
         found = [root / line for line in sorted(listing.split("\0")) if line]
     else:
-        found = sorted(p for p in root.rglob("*") if not SKIPPED & set(p.relative_to(root).parts))
+        parts = {p: set(p.relative_to(root).parts) for p in root.rglob("*")}
+        hidden = {part for names in parts.values() for part in names if part.startswith(".")} - {".ci", ".clang-format"}
+        found = sorted(p for p, names in parts.items() if not (SKIPPED | hidden) & names)
     return [p for p in found if p.is_file() and not p.is_symlink() and (not suffixes or p.suffix in suffixes)]
 
 
