@@ -11,21 +11,23 @@ SKIPPED = {
     ".git", ".venv", "build", "dist", "out", "__pycache__", ".hypothesis", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", "_lib",
 }  # fmt: skip
+#: hidden files and folders that are part of the repository
+KEPT = {".ci", ".clang-format", ".gitignore"}
 #: the Python packages of the repository besides the tests
 PACKAGES = ("tlspec", "tlrt", "codegen", "audit", "bench", "examples")
 
 
 def files(*suffixes: str, root: Path = ROOT) -> list[Path]:
     """The files with these suffixes (all files without any): those that git does not ignore, or all but build products."""
-    in_git = (ROOT / ".git").exists() and (root == ROOT or ROOT in root.parents)
-    if in_git:
+    if (ROOT / ".git").exists() and (root == ROOT or ROOT in root.parents):
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
         listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
         found = [root / line for line in sorted(listing.split("\0")) if line]
     else:
-        parts = {p: set(p.relative_to(root).parts) for p in root.rglob("*")}
-        hidden = {part for names in parts.values() for part in names if part.startswith(".")} - {".ci", ".clang-format"}
-        found = sorted(p for p, names in parts.items() if not (SKIPPED | hidden) & names)
+        found = sorted(root.rglob("*"))
+    parts = {p: set(p.relative_to(root).parts) for p in found}
+    hidden = {part for names in parts.values() for part in names if part.startswith(".")} - KEPT
+    found = [p for p, names in parts.items() if not (SKIPPED | hidden) & names]
     return [p for p in found if p.is_file() and not p.is_symlink() and (not suffixes or p.suffix in suffixes)]
 
 
