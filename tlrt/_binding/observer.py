@@ -62,7 +62,8 @@ class Calls:
     Operations call through these. A device without observers has the library's own functions."""
 
     def __init__(self, functions: dict[str, Callable[..., int]]) -> None:
-        self.__dict__.update(functions)
+        for name, function in functions.items():
+            setattr(self, name, function)  # interns the name, which CPython's inline cache of the attribute compares by identity
 
     def observed(self, device: Any) -> Calls:
         """The same entry points, reported to the observers of a device."""
