@@ -76,10 +76,8 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 {
     constexpr int LARGE = IN == 1 ? 4 : 2;
     if (m.n <= SMALL)
-        map_kernel<IN, OUT, 1, F><<<tl_grid(m.n, THREADS * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
-    else
-        map_kernel<IN, OUT, LARGE, F><<<tl_grid(m.n, THREADS * LARGE * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
-    return tl_cuda_launched(ctx, name);
+        return tl_launch(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, THREADS * 4), THREADS, m);
+    return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * 4), THREADS, m);
 }
 
 } // namespace

@@ -76,8 +76,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
 
 template <class Draw> int32_t run(tl_context *ctx, const char *name, Draw draw, int64_t n, float *out)
 {
-    draw_kernel<<<tl_grid(n, THREADS * ELEMENTS), THREADS, 0, tl_cuda_stream(ctx)>>>(draw, n, out);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, draw_kernel<Draw>, tl_grid(n, THREADS * ELEMENTS), THREADS, draw, n, out);
 }
 
 } /* namespace */

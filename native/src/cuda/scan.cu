@@ -235,66 +235,47 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
 template <bool VARIABLE, bool REVERSE> int32_t scan(tl_context *ctx, scan_call f)
 {
     constexpr int BATCH = REVERSE ? (VARIABLE ? 8 : 16) : (VARIABLE ? 16 : 32);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const char *const name = "scan";
     f.channels = tl_fastdiv((uint64_t)f.D);
-    if (f.D >= MANY || f.chunks <= 2) {
-        results<VARIABLE, REVERSE, true, BATCH><<<tl_grid(f.D, WALKERS), WALKERS, 0, stream>>>(f);
-        return tl_cuda_launched(ctx, "scan");
-    }
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(3 * f.chunks * f.D) * sizeof(float), &scratch));
-    f.P = static_cast<float *>(scratch);
+    if (f.D >= MANY || f.chunks <= 2)
+        return tl_launch(ctx, name, results<VARIABLE, REVERSE, true, BATCH>, tl_grid(f.D, WALKERS), WALKERS, f);
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(scratch.allocate(3 * f.chunks * f.D));
+    f.P = scratch;
     f.s = f.P + f.chunks * f.D;
     f.carries = f.s + f.chunks * f.D;
-    maps<VARIABLE, REVERSE, 16><<<tl_grid((f.chunks - 1) * f.D, THREADS), THREADS, 0, stream>>>(f);
-    carry<VARIABLE, REVERSE><<<tl_grid(f.D, 32), 32, 0, stream>>>(f);
-    results<VARIABLE, REVERSE, false, REVERSE ? 4 : 8><<<tl_grid(f.chunks * f.D, THREADS), THREADS, 0, stream>>>(f);
-    tl_pool_free(ctx, scratch);
-    return tl_cuda_launched(ctx, "scan");
+    TL_TRY(tl_launch(ctx, name, maps<VARIABLE, REVERSE, 16>, tl_grid((f.chunks - 1) * f.D, THREADS), THREADS, f));
+    TL_TRY(tl_launch(ctx, name, carry<VARIABLE, REVERSE>, tl_grid(f.D, 32), 32, f));
+    return tl_launch(ctx, name, results < VARIABLE, REVERSE, false, REVERSE ? 4 : 8 >, tl_grid(f.chunks * f.D, THREADS),
+                     THREADS, f);
 }
 
 template <bool VARIABLE> int32_t reverse(tl_context *ctx, scan_call f)
 {
-    const size_t row = (size_t)f.D * sizeof(float);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     if (f.T == 0) { /* gradients of per-step coefficients are empty */
-        if (!VARIABLE && f.gA)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gA, 0, row, stream));
-        if (!VARIABLE && f.gB)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gB, 0, row, stream));
-        if (f.gh0)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gh0, 0, row, stream));
+        for (float *out : {VARIABLE ? nullptr : f.gA, VARIABLE ? nullptr : f.gB, f.gh0})
+            if (out)
+                TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, f.D));
         return TORCHLEAN_OK;
     }
     if constexpr (VARIABLE) {
         return scan<true, true>(ctx, f);
     } else {
-        void *sums;
-        TL_TRY(tl_pool_alloc(ctx, 2 * (size_t)f.chunks * row, &sums));
-        f.sums_A = static_cast<float *>(sums);
+        tl_scratch<float> sums(ctx);
+        TL_TRY(sums.allocate(2 * f.chunks * f.D));
+        f.sums_A = sums;
         f.sums_B = f.sums_A + f.chunks * f.D;
-        int32_t status = scan<false, true>(ctx, f);
-        if (!status && f.gA)
-            status = tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA);
-        if (!status && f.gB)
-            status = tl_cuda_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB);
-        tl_pool_free(ctx, sums);
-        return status;
+        TL_TRY((scan<false, true>(ctx, f)));
+        if (f.gA)
+            TL_TRY(tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA));
+        return f.gB ? tl_cuda_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB) : TORCHLEAN_OK;
     }
 }
 
 scan_call forward_call(const float *A, const float *B, const float *x, const float *h0, int64_t T, int64_t D,
                        float *out)
 {
-    scan_call f = {};
-    f.A = A;
-    f.B = B;
-    f.x = x;
-    f.h0 = h0;
-    f.T = T;
-    f.D = D;
-    f.chunks = tl_ceil_div(T, TL_SCAN_CHUNK);
+    scan_call f = {A, B, x, h0, nullptr, nullptr, T, D, tl_ceil_div(T, TL_SCAN_CHUNK)};
     f.h = out;
     return f;
 }
@@ -302,13 +283,8 @@ scan_call forward_call(const float *A, const float *B, const float *x, const flo
 scan_call reverse_call(const float *A, const float *B, const float *x, const float *h0, const float *out,
                        const float *g, int64_t T, int64_t D, float *gA, float *gB, float *gx, float *gh0)
 {
-    scan_call f = forward_call(A, B, x, h0, T, D, nullptr);
-    f.out = out;
-    f.g = g;
-    f.gA = gA;
-    f.gB = gB;
-    f.gx = gx;
-    f.gh0 = gh0;
+    scan_call f = {A, B, x, h0, out, g, T, D, tl_ceil_div(T, TL_SCAN_CHUNK)};
+    f.gA = gA, f.gB = gB, f.gx = gx, f.gh0 = gh0;
     return f;
 }
 

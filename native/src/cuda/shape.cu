@@ -75,12 +75,9 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
 
 int32_t splice(tl_context *ctx, const char *name, const Splice &s)
 {
-    const unsigned grid = tl_grid(s.n, THREADS * SPLICE * 4);
-    if (((uintptr_t)s.b - (uintptr_t)s.p * sizeof(float)) % 16 == 0)
-        splice_kernel<true><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(s);
-    else
-        splice_kernel<false><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(s);
-    return tl_cuda_launched(ctx, name);
+    const bool aligned = ((uintptr_t)s.b - (uintptr_t)s.p * sizeof(float)) % 16 == 0;
+    return tl_launch(ctx, name, aligned ? splice_kernel<true> : splice_kernel<false>,
+                     tl_grid(s.n, THREADS * SPLICE * 4), THREADS, s);
 }
 
 /* ---- exchanges of axes ------------------------------------------------------------------------------------------- */
@@ -190,20 +187,20 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
 
 int32_t run_tiles(tl_context *ctx, const char *name, const Exchange &e)
 {
-    Tiles t = {};
     const int64_t down = tl_ceil_div(e.rows, TILE), across = tl_ceil_div(e.cols, TILE);
-    t.x = e.x, t.out = e.out, t.rows = (uint32_t)e.rows, t.cols = (uint32_t)e.cols;
-    t.groups = (uint32_t)tl_ceil_div(down, GROUP);
-    t.matrix = tl_fastdiv((uint64_t)(down * across));
-    t.band = tl_fastdiv((uint64_t)(GROUP * across));
-    t.full = tl_fastdiv(GROUP);
-    t.last = tl_fastdiv((uint64_t)(down - (t.groups - 1) * (int64_t)GROUP));
-    const unsigned grid = tl_grid(e.outer * down * across, 1);
-    if (e.rows % 4 == 0 && e.cols % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out))
-        squares_kernel<<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(t);
-    else
-        ragged_kernel<<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(t);
-    return tl_cuda_launched(ctx, name);
+    const int64_t groups = tl_ceil_div(down, GROUP), in_last = down - (groups - 1) * GROUP;
+    const Tiles t = {e.x,
+                     e.out,
+                     (uint32_t)e.rows,
+                     (uint32_t)e.cols,
+                     tl_fastdiv((uint64_t)(down * across)),
+                     tl_fastdiv((uint64_t)(GROUP * across)),
+                     tl_fastdiv(GROUP),
+                     tl_fastdiv((uint64_t)in_last),
+                     (uint32_t)groups};
+    const bool by_four = e.rows % 4 == 0 && e.cols % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out);
+    return tl_launch(ctx, name, by_four ? squares_kernel : ragged_kernel, tl_grid(e.outer * down * across, 1), THREADS,
+                     t);
 }
 
 /* ---- bricks ------------------------------------------------------------------------------------------------------ */
@@ -319,16 +316,10 @@ template <class T> int32_t run_bricks(tl_context *ctx, const char *name, const E
     b.line = tl_fastdiv((uint64_t)(across * inner)), b.height = tl_fastdiv((uint64_t)down);
     b.width = tl_fastdiv((uint64_t)across), b.run = tl_fastdiv((uint64_t)inner);
     const unsigned grid = tl_grid(tl_ceil_div(e.outer, outers) * bricks_down * bricks_across, 1);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    if (batch && inner > 1)
-        bricks_kernel<T, true, true><<<grid, THREADS, 0, stream>>>(b);
-    else if (batch)
-        bricks_kernel<T, true, false><<<grid, THREADS, 0, stream>>>(b);
-    else if (inner > 1)
-        bricks_kernel<T, false, true><<<grid, THREADS, 0, stream>>>(b);
-    else
-        bricks_kernel<T, false, false><<<grid, THREADS, 0, stream>>>(b);
-    return tl_cuda_launched(ctx, name);
+    const auto kernel = batch       ? inner > 1 ? bricks_kernel<T, true, true> : bricks_kernel<T, true, false>
+                        : inner > 1 ? bricks_kernel<T, false, true>
+                                    : bricks_kernel<T, false, false>;
+    return tl_launch(ctx, name, kernel, grid, THREADS, b);
 }
 
 /* ---- long runs --------------------------------------------------------------------------------------------------- */
@@ -375,8 +366,7 @@ template <class T> int32_t run_runs(tl_context *ctx, const char *name, const Exc
     p.units = (uint32_t)(e.outer * e.rows * e.cols * inner);
     p.by_inner = tl_fastdiv((uint64_t)inner);
     p.by_rows = tl_fastdiv((uint64_t)e.rows), p.by_cols = tl_fastdiv((uint64_t)e.cols);
-    runs_kernel<T><<<tl_grid(p.units, THREADS * STEPS), THREADS, 0, tl_cuda_stream(ctx)>>>(p);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, runs_kernel<T>, tl_grid(p.units, THREADS * STEPS), THREADS, p);
 }
 
 /* ---- the choice among them --------------------------------------------------------------------------------------- */

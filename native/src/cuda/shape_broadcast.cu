@@ -114,29 +114,20 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
     }
 }
 
-template <int OUTER> void launch(cudaStream_t stream, const Broadcast &b, bool repeated, bool aligned)
+template <int OUTER> auto pick_kernel(bool repeated, bool aligned)
 {
-    const unsigned grid = tl_grid(b.n, THREADS * GROUPS * 4);
-    if (repeated && aligned)
-        broadcast_kernel<OUTER, true, true><<<grid, THREADS, 0, stream>>>(b);
-    else if (repeated)
-        broadcast_kernel<OUTER, true, false><<<grid, THREADS, 0, stream>>>(b);
-    else if (aligned)
-        broadcast_kernel<OUTER, false, true><<<grid, THREADS, 0, stream>>>(b);
-    else
-        broadcast_kernel<OUTER, false, false><<<grid, THREADS, 0, stream>>>(b);
+    return repeated  ? aligned ? broadcast_kernel<OUTER, true, true> : broadcast_kernel<OUTER, true, false>
+           : aligned ? broadcast_kernel<OUTER, false, true>
+                     : broadcast_kernel<OUTER, false, false>;
 }
 
 int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const tl_broadcast_axes &axes, float *out)
 {
     Broadcast b = {};
-    const cudaStream_t stream = tl_cuda_stream(ctx);
     const int last = axes.count - 1;
     const int64_t n = tl_sizes_product(axes.size, axes.count), inner = last >= 0 ? axes.size[last] : 1;
-    if (axes.count == 0 || (axes.count == 1 && !axes.repeated[0])) {
-        TL_CUDA_TRY(ctx, cudaMemcpyAsync(out, x, (size_t)n * sizeof(float), cudaMemcpyDeviceToDevice, stream));
-        return TORCHLEAN_OK;
-    }
+    if (axes.count == 0 || (axes.count == 1 && !axes.repeated[0]))
+        return tl_cuda_copy(tl_context_cuda(ctx), out, x, (size_t)n * sizeof(float));
     b.x = x, b.out = out, b.n = n, b.inner = tl_fastdiv((uint64_t)inner);
     b.outer = last > 0 ? last : 1;
     b.size[0] = tl_fastdiv(1);
@@ -154,15 +145,11 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
         p.b.outer = last > 1 ? last - 1 : 1;
         const int64_t pieces = tl_ceil_div(inner, 4 * THREADS), stacks = tl_ceil_div(p.repeats, REPEATS);
         p.pieces = tl_fastdiv((uint64_t)pieces), p.stacks = tl_fastdiv((uint64_t)stacks);
-        rows_kernel<<<tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, 0, stream>>>(p);
-    } else if (b.outer == 1) {
-        launch<1>(stream, b, axes.repeated[last], aligned);
-    } else if (b.outer == 2) {
-        launch<2>(stream, b, axes.repeated[last], aligned);
-    } else {
-        launch<0>(stream, b, axes.repeated[last], aligned);
+        return tl_launch(ctx, name, rows_kernel, tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, p);
     }
-    return tl_cuda_launched(ctx, name);
+    const auto pick = b.outer == 1 ? pick_kernel<1> : b.outer == 2 ? pick_kernel<2> : pick_kernel<0>;
+    const unsigned grid = tl_grid(n, THREADS * GROUPS * 4);
+    return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);
 }
 
 } // namespace
@@ -195,9 +182,8 @@ extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x
     int left = 0;
     for (int j = 0; j < axes.count; j++) {
         if (axes.size[j] == 0) { /* sums over nothing: out has elements, x has none */
-            const size_t bytes = (size_t)tl_sizes_product(in_dims->d, in_dims->rank) * sizeof(float);
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(out, 0, bytes, tl_cuda_stream(ctx)));
-            return TORCHLEAN_OK;
+            const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
+            return tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, n);
         }
         left += axes.repeated[j];
     }

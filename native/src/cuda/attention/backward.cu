@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         float sum = 0.0f;
         for (int64_t c = tx; c < p.d && row < p.n; c += C::TX)
             sum = fmaf(g[row * p.d + c], out[row * p.d + c], sum);
-        dot[i] = lanes_sum<C::TX>(sum);
+        dot[i] = tl_fold_group<tl_sum_op, C::TX>(sum);
     }
     for (int turn = 0; j0 < p.n; turn ^= 1) {
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
@@ -292,34 +292,27 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
 {
     dim3 grid = pass_grid<C>(a.p);
-    if (a.gQ)
-        return launch(ctx, query_kernel<C, true>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
-    grid.y = 1;
-    return launch(ctx, query_kernel<C, false>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
+    if (!a.gQ)
+        grid.y = 1;
+    return tl_launch_shared(ctx, NAME, a.gQ ? query_kernel<C, true> : query_kernel<C, false>, grid, C::THREADS,
+                            query_shared<C>(), a);
 }
 
 template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, key_kernel<C>, a, grid, C::THREADS, key_shared<C>(), "flash_attention_bwd");
+    return tl_launch_shared(ctx, NAME, key_kernel<C>, grid, C::THREADS, key_shared<C>(), a);
 }
 
 static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
     const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
-    if (finite || unsafe) {
-        const Question questions[5] = {{a.p.K, finite, true},
-                                       {a.p.Q, finite ? finite + size : nullptr, true},
-                                       {a.g, finite ? finite + 2 * size : nullptr, true},
-                                       {a.p.V, nullptr, true},
-                                       {a.out, nullptr, false}};
+    uint8_t *const of_q = finite ? finite + size : nullptr, *const of_g = finite ? finite + 2 * size : nullptr;
+    const Question questions[5] = {
+        {a.p.K, finite, true}, {a.p.Q, of_q, true}, {a.g, of_g, true}, {a.p.V, nullptr, true}, {a.out, nullptr, false}};
+    if (finite || unsafe)
         TL_TRY(examine(ctx, a.p, questions, unsafe ? 5 : 3, unsafe));
-    }
-    if (finite) {
-        a.finite_k = finite;
-        a.finite_q = finite + size;
-        a.finite_g = finite + 2 * size;
-    }
+    a.finite_k = finite, a.finite_q = of_q, a.finite_g = of_g;
     a.p.unsafe = unsafe;
     if (unsafe)
         TL_TRY(backward_tensor(ctx, a));
@@ -351,27 +344,15 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
-    BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr},
-                   out,
-                   g,
-                   gQ,
-                   gK,
-                   gV,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr};
+    const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
+    BackwardArgs a = {p, out, g, gQ, gK, gV};
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(3 * batch * granules + batch), &scratch));
-    a.base = (float *)scratch;
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)statistics + 3 * batch * granules + batch));
+    a.base = reinterpret_cast<float *>((char *)scratch);
     a.inverse = a.base + queries;
     a.dot = a.inverse + queries;
-    uint8_t *finite = (uint8_t *)scratch + statistics;
-    const int32_t status = backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
-                                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
-    tl_pool_free(ctx, scratch);
-    return status;
+    uint8_t *const finite = reinterpret_cast<uint8_t *>(a.base) + statistics;
+    return backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
+                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
 }

@@ -26,7 +26,7 @@ __device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g,
 #pragma unroll 4
             for (int c = lane.t; c < (int)p.d; c += 4)
                 sum = fmaf(x[c], y[c], sum);
-        dot[r] = lanes_sum<4>(sum);
+        dot[r] = tl_fold_group<tl_sum_op, 4>(sum);
     }
 }
 
@@ -308,16 +308,15 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 template <class C> static int32_t query_tensor(tl_context *ctx, BackwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return a.gQ ? launch(ctx, query_tensor_kernel<C, true>, a, grid, C::THREADS, query_tensor_shared<C, true>(),
-                         "flash_attention_bwd")
-                : launch(ctx, query_tensor_kernel<C, false>, a, grid, C::THREADS, query_tensor_shared<C, false>(),
-                         "flash_attention_bwd");
+    const auto kernel = a.gQ ? query_tensor_kernel<C, true> : query_tensor_kernel<C, false>;
+    const size_t bytes = a.gQ ? query_tensor_shared<C, true>() : query_tensor_shared<C, false>();
+    return tl_launch_shared(ctx, NAME, kernel, grid, C::THREADS, bytes, a);
 }
 
 template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, key_tensor_kernel<C>, a, grid, C::THREADS, key_tensor_shared<C>(), "flash_attention_bwd");
+    return tl_launch_shared(ctx, NAME, key_tensor_kernel<C>, grid, C::THREADS, key_tensor_shared<C>(), a);
 }
 
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)

@@ -109,7 +109,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, forward_kernel<C>, a, grid, C::THREADS, forward_shared<C>(), "flash_attention");
+    return tl_launch_shared(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
 }
 
 /* ---- on tensor cores --------------------------------------------------------------------------------------------- */
@@ -191,7 +191,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, forward_tensor_kernel<C>, a, grid, C::THREADS, forward_tensor_shared<C>(), "flash_attention");
+    constexpr size_t bytes = forward_tensor_shared<C>();
+    return tl_launch_shared(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
 
 /* ---- what the values are like ------------------------------------------------------------------------------------ */
@@ -248,8 +249,8 @@ int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, in
         a.questions[i] = questions[i];
     if (unsafe)
         TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
-    examine_kernel<<<dim3(tl_grid(p.batch * p.granules, 8), (unsigned)count), 256, 0, tl_cuda_stream(ctx)>>>(a);
-    return tl_cuda_launched(ctx, "examine");
+    const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
+    return tl_launch(ctx, "examine", examine_kernel, grid, 256, a);
 }
 
 static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uint8_t *unsafe)
@@ -295,10 +296,7 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
     if (!tensor && !masked)
         return forward_all(ctx, a, nullptr, nullptr);
-    void *scratch = nullptr;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(batch * granules + batch), &scratch));
-    uint8_t *finite = (uint8_t *)scratch;
-    const int32_t status = forward_all(ctx, a, masked ? finite : nullptr, tensor ? finite + batch * granules : nullptr);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<uint8_t> finite(ctx);
+    TL_TRY(finite.allocate(batch * granules + batch));
+    return forward_all(ctx, a, masked ? (uint8_t *)finite : nullptr, tensor ? finite + batch * granules : nullptr);
 }

@@ -244,7 +244,7 @@ template <class C> struct TensorSoftmax {
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 most = fmaxf(most, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
-            most = lanes_max<4>(most);
+            most = tl_fold_group<tl_number_max_op, 4>(most);
             factor[r] = most > top[r] ? tl_attention_weight(top[r] - most) : 1.0f;
             top[r] = most;
         }
@@ -267,7 +267,7 @@ template <class C> struct TensorSoftmax {
     /* What row r is divided by, in WEIGHT_UNIT; if all was blocked, 1 unit for sums that are 0. */
     __device__ __forceinline__ float total(int r)
     {
-        const float sum = lanes_sum<4>(chain[r]);
+        const float sum = tl_fold_group<tl_sum_op, 4>(chain[r]);
         return top[r] == -TL_INF ? WEIGHT_UNIT : sum;
     }
 

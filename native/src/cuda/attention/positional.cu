@@ -138,18 +138,14 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     }
     for (int64_t i = 0; i < pairs; i++)
         rate[i] = tl_turn_rate(base, i, a.d);
-    void *device;
-    const int32_t status = tl_cuda_stage(ctx, rate, (size_t)pairs * sizeof *rate, &device);
+    tl_scratch<uint64_t> staged(ctx);
+    const int32_t status = staged.stage(rate, pairs);
     free(more);
     TL_TRY(status);
-    a.rate = (const uint64_t *)device;
+    a.rate = staged;
     const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
-    if (wide)
-        position_kernel<KIND, true><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
-    else
-        position_kernel<KIND, false><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
-    tl_pool_free(ctx, device);
-    return tl_cuda_launched(ctx, KIND == ADD ? "sinusoidal" : "rotary");
+    return tl_launch(ctx, KIND == ADD ? "sinusoidal" : "rotary",
+                     wide ? position_kernel<KIND, true> : position_kernel<KIND, false>, grid, THREADS, a);
 }
 
 int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,

@@ -16,6 +16,7 @@
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/attention.h"
@@ -156,22 +157,6 @@ __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], c
     }
 }
 
-template <int TX> __device__ __forceinline__ float lanes_max(float x)
-{
-#pragma unroll
-    for (int m = TX / 2; m > 0; m /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
-    return x;
-}
-
-template <int TX> __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int m = TX / 2; m > 0; m /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, m);
-    return x;
-}
-
 /* ---- scores and their mask --------------------------------------------------------------------------------------- */
 
 /* The mask of queries i0 .. i0+QUERIES-1 and keys j0 .. j0+KEYS-1 as bits, a word for 32 keys of a query: 1 where both
@@ -237,7 +222,7 @@ template <class C> struct Softmax {
 #pragma unroll
         for (int j = 1; j < C::RK; j++)
             most = fmaxf(most, s[j]);
-        most = fmaxf(top[i], lanes_max<C::TX>(most));
+        most = fmaxf(top[i], tl_fold_group<tl_number_max_op, C::TX>(most));
         const float factor = most > top[i] ? tl_attention_weight(top[i] - most) : 1.0f;
         const float base = most == -TL_INF ? 0.0f : most;
         float sum = 0.0f;
@@ -254,7 +239,7 @@ template <class C> struct Softmax {
     /* What row i is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
     __device__ __forceinline__ float total(int i)
     {
-        const float sum = lanes_sum<C::TX>(chain[i]);
+        const float sum = tl_fold_group<tl_sum_op, C::TX>(chain[i]);
         return top[i] == -TL_INF ? 1.0f + sum : top[i] == -FLT_MAX ? TL_NAN : sum;
     }
 
@@ -334,15 +319,6 @@ int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, in
  * forward by them, into `out`. Defined in attention/wgmma.cu. */
 bool wgmma_serves(tl_context *ctx, const Problem &p);
 int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
-
-template <class Kernel, class Args>
-int32_t launch(tl_context *ctx, Kernel kernel, const Args &args, dim3 grid, int threads, size_t shared,
-               const char *name)
-{
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    kernel<<<grid, threads, shared, tl_cuda_stream(ctx)>>>(args);
-    return tl_cuda_launched(ctx, name);
-}
 
 /* The grid of a pass: blocks of ROWS rows for each member, times the chunks of the result. */
 template <class C> dim3 pass_grid(Problem &p)

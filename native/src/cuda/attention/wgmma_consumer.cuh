@@ -46,7 +46,7 @@ struct Rows {
 #pragma unroll
             for (int j = 1; j < 8; j++)
                 most = fmaxf(most, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-            most = fmaxf(top[r], lanes_max<4>(most) * scale);
+            most = fmaxf(top[r], tl_fold_group<tl_number_max_op, 4>(most) * scale);
             factor[r] = most > top[r] ? tl_attention_weight(top[r] - most) : 1.0f;
             top[r] = most;
             const float base = most == -TL_INF ? 0.0f : most;
@@ -66,7 +66,7 @@ struct Rows {
     /* What row r is divided by, in WEIGHT_UNIT; if all was blocked, 1 unit for sums that are 0. */
     __device__ __forceinline__ float total(int r) const
     {
-        const float sum = lanes_sum<4>(chain[r]);
+        const float sum = tl_fold_group<tl_sum_op, 4>(chain[r]);
         return top[r] == -TL_INF ? WEIGHT_UNIT : sum;
     }
 };
@@ -380,7 +380,7 @@ template <class C> struct Consumer {
                     sum = fmaf(u.z, v.z, sum);
                     sum = fmaf(u.w, v.w, sum);
                 }
-            sum = lanes_sum<4>(sum);
+            sum = tl_fold_group<tl_sum_op, 4>(sum);
             if (t == 0)
                 dots[row(r)] = sum;
         }

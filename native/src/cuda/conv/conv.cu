@@ -31,11 +31,8 @@ int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t 
 {
     if (rows == 0 || channels == 0)
         return TORCHLEAN_OK;
-    if (batch == 0) {
-        const size_t bytes = sizeof(float) * (size_t)(rows * channels * s.taps);
-        TL_CUDA_TRY(ctx, cudaMemsetAsync(gw, 0, bytes, tl_cuda_stream(ctx)));
-        return TORCHLEAN_OK;
-    }
+    if (batch == 0)
+        return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, rows * channels * s.taps);
     return tl_conv_wgmma_serves_weights(ctx, s, batch, channels, rows, small)
                ? tl_conv_wgmma_weights(ctx, s, batch, channels, rows, large, small, gw)
                : tl_cuda_conv_weights(ctx, s, batch, channels, rows, large, small, gw);
@@ -48,15 +45,11 @@ int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channe
         return TORCHLEAN_OK;
     if (batch == 1)
         return tl_cuda_row_sums(ctx, g, channels, size, 0, gb);
-    void *images;
-    TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(batch * channels), &images));
-    int32_t status = TORCHLEAN_OK;
+    tl_scratch<float> images(ctx);
+    TL_TRY(images.allocate(batch * channels));
     if (batch > 0)
-        status = tl_cuda_row_sums(ctx, g, batch * channels, size, 0, (float *)images);
-    if (!status)
-        status = tl_cuda_column_sums(ctx, (const float *)images, 1, batch, channels, 0, gb);
-    tl_pool_free(ctx, images);
-    return status;
+        TL_TRY(tl_cuda_row_sums(ctx, g, batch * channels, size, 0, images));
+    return tl_cuda_column_sums(ctx, images, 1, batch, channels, 0, gb);
 }
 
 tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
@@ -91,14 +84,11 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    int32_t status = TORCHLEAN_OK;
     if (gx)
-        status = product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx);
-    if (gw && !status)
-        status = weights(ctx, s, batch, in_channels, out_channels, x, g, gw);
-    if (gb && !status)
-        status = bias_sums(ctx, g, batch, out_channels, s.out_size, gb);
-    return status;
+        TL_TRY(product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx));
+    if (gw)
+        TL_TRY(weights(ctx, s, batch, in_channels, out_channels, x, g, gw));
+    return gb ? bias_sums(ctx, g, batch, out_channels, s.out_size, gb) : TORCHLEAN_OK;
 }
 
 extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b,
@@ -118,14 +108,11 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    int32_t status = TORCHLEAN_OK;
     if (gx)
-        status = product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx);
-    if (gw && !status)
-        status = weights(ctx, s, batch, out_channels, in_channels, g, x, gw);
-    if (gb && !status)
-        status = bias_sums(ctx, g, batch, out_channels, s.in_size, gb);
-    return status;
+        TL_TRY(product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx));
+    if (gw)
+        TL_TRY(weights(ctx, s, batch, out_channels, in_channels, g, x, gw));
+    return gb ? bias_sums(ctx, g, batch, out_channels, s.in_size, gb) : TORCHLEAN_OK;
 }
 
 extern "C" int32_t tl_cuda_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,

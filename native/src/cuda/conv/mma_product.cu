@@ -339,8 +339,7 @@ __global__ void __launch_bounds__(256)
 int32_t fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
 {
     const int64_t n = batch * rows * size;
-    fill_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
-    return tl_cuda_launched(ctx, "fill");
+    return tl_launch(ctx, "fill", fill_kernel, tl_grid(n, 256), 256, bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
 }
 
 /* Most positions and steps a phase can have; those of the phase that is alone. */
@@ -360,12 +359,9 @@ void most_of(const Job &job, int64_t *positions, int64_t *steps)
 
 template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks)
 {
-    const int bytes = (int)sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
-    const auto kernel = product_kernel<T>;
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    constexpr size_t bytes = sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
     const dim3 grid((unsigned)(tiles * job.phase_count), 1, (unsigned)(job.partial ? blocks : 1));
-    kernel<<<grid, T::THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_product");
+    return tl_launch_shared(ctx, "conv_product", product_kernel<T>, grid, T::THREADS, bytes, job);
 }
 
 /* Everything but the gaps of a spread; scratch holds the phases, offsets and packed weights. */
@@ -391,29 +387,25 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
-    void *partial = nullptr;
+    tl_scratch<float> partial(ctx);
     if (apart)
-        TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(blocks * job.target_elements), &partial));
-    job.partial = (float *)partial;
-    int32_t status = TORCHLEAN_OK;
-    for (job.first_phase = 0; job.first_phase < phases && !status; job.first_phase += PHASES_AT_ONCE) {
+        TL_TRY(partial.allocate(blocks * job.target_elements));
+    job.partial = partial;
+    for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
         const dim3 plan_grid(tl_grid(job.most_steps, 8, 4096), (unsigned)job.phase_count);
-        plan_kernel<<<plan_grid, dim3(32, 8), 0, tl_cuda_stream(ctx)>>>(job);
-        status = tl_cuda_launched(ctx, "plan");
-        if (!status)
-            status = tile_rows == 16   ? launch<Tile<1, 4, 1>>(ctx, job, tiles, blocks)
-                     : tile_rows == 32 ? launch<Tile<2, 4, 1>>(ctx, job, tiles, blocks)
-                     : narrow          ? launch<Tile<4, 2, 1>>(ctx, job, tiles, blocks)
-                                       : launch<Tile<4, 4, 1>>(ctx, job, tiles, blocks);
+        TL_TRY(tl_launch(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), job));
+        const auto launch_tiles = tile_rows == 16   ? launch<Tile<1, 4, 1>>
+                                  : tile_rows == 32 ? launch<Tile<2, 4, 1>>
+                                  : narrow          ? launch<Tile<4, 2, 1>>
+                                                    : launch<Tile<4, 4, 1>>;
+        TL_TRY(launch_tiles(ctx, job, tiles, blocks));
     }
-    if (partial && !status) {
-        const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
-        status = tl_cuda_conv_add(ctx, job.partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
-    }
-    tl_pool_free(ctx, partial);
-    return status;
+    if (!partial)
+        return TORCHLEAN_OK;
+    const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
+    return tl_cuda_conv_add(ctx, partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
 }
 
 } // namespace
@@ -421,9 +413,8 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target)
 {
-    add_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(partial, blocks, n, bias, tl_fastdiv(size),
-                                                                 tl_fastdiv(rows), target);
-    return tl_cuda_launched(ctx, "add");
+    return tl_launch(ctx, "add", add_kernel, tl_grid(n, 256), 256, partial, blocks, n, bias, tl_fastdiv(size),
+                     tl_fastdiv(rows), target);
 }
 
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
@@ -456,12 +447,10 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     const size_t phase_bytes = (sizeof(Phase) * (size_t)kept + 255) / 256 * 256;
     const size_t offset_bytes = (sizeof(uint2) * (size_t)(kept * job.most_steps) + 255) / 256 * 256;
     const size_t packed_bytes = 2 * sizeof(float) * (size_t)(kept * job.most_steps * job.padded_rows);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, phase_bytes + offset_bytes + packed_bytes, &scratch));
-    job.phases = (Phase *)scratch;
-    job.offsets = (uint2 *)((char *)scratch + phase_bytes);
-    job.packed = (float *)((char *)scratch + phase_bytes + offset_bytes);
-    const int32_t status = product(ctx, job, positions, phases);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)(phase_bytes + offset_bytes + packed_bytes)));
+    job.phases = reinterpret_cast<Phase *>((char *)scratch);
+    job.offsets = reinterpret_cast<uint2 *>(scratch + phase_bytes);
+    job.packed = reinterpret_cast<float *>(scratch + phase_bytes + offset_bytes);
+    return product(ctx, job, positions, phases);
 }

@@ -222,18 +222,14 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
     const int64_t segment = tl_ceil_div(tl_ceil_div(total, segments), CHAIN) * CHAIN;
     segments = tl_ceil_div(total, segment);
     job.segment = (uint32_t)(segment < UINT32_MAX ? segment : UINT32_MAX);
-    void *sums = nullptr;
+    tl_scratch<float> sums(ctx);
     if (segments > 1)
-        TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * job.elements), &sums));
+        TL_TRY(sums.allocate(segments * job.elements));
     job.sums = sums ? (float *)sums : gw;
-    const int bytes = (int)sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(weights_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    weights_kernel<T><<<dim3((unsigned)tiles, (unsigned)segments), T::THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_weights");
-    if (sums && !status)
-        status = tl_cuda_column_sums(ctx, (const float *)sums, 1, segments, job.elements, 0, gw);
-    tl_pool_free(ctx, sums);
-    return status;
+    constexpr size_t bytes = sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
+    const dim3 grid((unsigned)tiles, (unsigned)segments);
+    TL_TRY(tl_launch_shared(ctx, "conv_weights", weights_kernel<T>, grid, T::THREADS, bytes, job));
+    return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, job.elements, 0, gw) : TORCHLEAN_OK;
 }
 
 } // namespace

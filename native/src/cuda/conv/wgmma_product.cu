@@ -405,20 +405,17 @@ template <class T> struct Plan {
         job.pieces = (uint32_t)tiles * job.segments.divisor;
         job.run = apart ? 1 : job.segments.divisor;
         const unsigned grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
-        void *scratch = nullptr;
+        tl_scratch<float> scratch(ctx);
         if (job.segments.divisor > 1) {
-            const uint64_t floats = apart ? job.segments.divisor * job.target_elements
-                                          : (uint64_t)grid * (T::ROWS * T::COLUMNS);
-            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)floats, &scratch));
-            (apart ? job.partial : job.total) = (float *)scratch;
+            TL_TRY(scratch.allocate(apart ? (int64_t)(job.segments.divisor * job.target_elements)
+                                          : (int64_t)grid * (T::ROWS * T::COLUMNS)));
+            (apart ? job.partial : job.total) = scratch;
         }
         product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-        int32_t status = tl_cuda_launched(ctx, "conv_wgmma_product");
-        if (apart && !status)
-            status = tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
-                                      job.target_size, job.rows, job.target);
-        tl_pool_free(ctx, scratch);
-        return status;
+        TL_TRY(tl_cuda_launched(ctx, "conv_wgmma_product"));
+        return apart ? tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
+                                        job.target_size, job.rows, job.target)
+                     : TORCHLEAN_OK;
     }
 };
 
@@ -504,25 +501,21 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
         set_phase(gathers[p], batch, job.channel_blocks, &job.phase[p]);
         steps += job.phase[p].steps;
     }
-    void *packed;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)Large::A_GROUP * (size_t)(steps * job.row_groups), &packed));
-    float *next = (float *)packed;
+    tl_scratch<float> packed(ctx);
+    TL_TRY(packed.allocate(Large::A_GROUP / 4 * steps * job.row_groups));
+    float *next = packed;
     for (uint32_t p = 0; p < job.phases; p++) {
         job.phase[p].packed = next;
         next += (size_t)(Large::A_GROUP / 4) * job.phase[p].steps * job.row_groups;
     }
-    pack_kernel<<<dim3(job.channel_blocks, job.row_groups, job.phases), 512, 0, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_pack");
-    if (!status) {
-        const int n = (int)job.phases;
-        const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
-        job.segments = tl_fastdiv((uint64_t)segments);
-        job.target_elements = (uint64_t)(batch * rows) * job.target_size;
-        const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
-        const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
-        const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
-        status = large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
-    }
-    tl_pool_free(ctx, packed);
-    return status;
+    const dim3 grid(job.channel_blocks, job.row_groups, job.phases);
+    TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, 512, job));
+    const int n = (int)job.phases;
+    const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
+    job.segments = tl_fastdiv((uint64_t)segments);
+    job.target_elements = (uint64_t)(batch * rows) * job.target_size;
+    const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
+    const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
+    const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
+    return large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
 }

@@ -11,6 +11,8 @@
  *
  * Order of additions: the steps' parts in order within a segment, the segments' sums as by the column tree of
  * formula/sum_tree.h, of which they are at most one chunk. Segments follow from the shape alone. */
+#include <algorithm>
+
 #include "cuda/conv/wgmma.cuh"
 #include "cuda/device/vector.cuh"
 #include "formula/sum_tree.h"
@@ -340,11 +342,7 @@ int form_of(int64_t rows, int64_t units)
 
 int64_t segments_of(int64_t tiles, int64_t total)
 {
-    int64_t most = total / SEGMENT_LEAST;
-    if (most > WAVES * WAVE / tiles)
-        most = WAVES * WAVE / tiles;
-    if (most > SEGMENTS_MOST)
-        most = SEGMENTS_MOST;
+    const int64_t most = std::min({total / SEGMENT_LEAST, WAVES * WAVE / tiles, SEGMENTS_MOST});
     return tl_conv_segments(tiles, most, WAVE);
 }
 
@@ -358,19 +356,14 @@ template <class T> int32_t launch(tl_context *ctx, Job &job)
     job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
     job.column_tiles = (uint32_t)tl_ceil_div((int64_t)job.units * UNIT, T::COLUMNS);
     job.tiles = (uint32_t)(tiles * segments);
-    void *sums;
-    TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * job.rows) * (size_t)(job.units * UNIT), &sums));
-    job.sums = (float *)sums;
+    tl_scratch<float> sums(ctx);
+    TL_TRY(sums.allocate(segments * job.rows * (int64_t)(job.units * UNIT)));
+    job.sums = sums;
     weights_kernel<T><<<tl_grid(job.tiles, 1, tl_cuda_sms(ctx)), THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_wgmma_weights");
-    if (!status) {
-        const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
-        const size_t bytes = sizeof(float) * UNIT * job.taps.divisor;
-        gather_kernel<<<grid, 128, bytes, tl_cuda_stream(ctx)>>>(job);
-        status = tl_cuda_launched(ctx, "conv_gather");
-    }
-    tl_pool_free(ctx, sums);
-    return status;
+    TL_TRY(tl_cuda_launched(ctx, "conv_wgmma_weights"));
+    const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
+    gather_kernel<<<grid, 128, sizeof(float) * UNIT * job.taps.divisor, tl_cuda_stream(ctx)>>>(job);
+    return tl_cuda_launched(ctx, "conv_gather");
 }
 
 } // namespace

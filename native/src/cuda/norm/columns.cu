@@ -373,47 +373,35 @@ int64_t chain_fits()
                                 : 0;
 }
 
-int32_t launch(tl_context *ctx, void (*kernel)(columns_grad), int64_t blocks, int threads, size_t dynamic,
-               const columns_grad &p)
-{
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic));
-    kernel<<<(unsigned)blocks, threads, dynamic, tl_cuda_stream(ctx)>>>(p);
-    return tl_cuda_launched(ctx, "layer_norm_bwd");
-}
+constexpr const char *NAME = "layer_norm_bwd";
 
 /* Shared memory for x and g of two rows per warp: at least what the chains' meeting takes. */
 template <class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
     constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS;
-    return launch(ctx, chunk_warps<Row>, chunks, Row::BLOCK_THREADS, dynamic, p);
+    return tl_launch_shared(ctx, NAME, chunk_warps<Row>, (unsigned)chunks, Row::BLOCK_THREADS, dynamic, p);
 }
 
 template <class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return launch(ctx, p.cols % 4 == 0 ? chain_blocks<Chain, true> : chain_blocks<Chain, false>,
-                  chunks * TL_COLUMN_CHAINS, Chain::THREADS, Chain::DYNAMIC, p);
+    return tl_launch_shared(ctx, NAME, p.cols % 4 == 0 ? chain_blocks<Chain, true> : chain_blocks<Chain, false>,
+                            (unsigned)(chunks * TL_COLUMN_CHAINS), Chain::THREADS, Chain::DYNAMIC, p);
 }
 
 template <bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    if (p.cols <= 128)
-        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p);
-    if (p.cols <= 256)
-        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p);
-    return launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
+    return p.cols <= 128   ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p)
+           : p.cols <= 256 ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p)
+                           : launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
 }
 
 int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    if (p.cols <= 1024)
-        return launch_chains<chain_1024>(ctx, chunks, p);
-    if (p.cols <= 2048)
-        return launch_chains<chain_2048>(ctx, chunks, p);
-    if (p.cols <= 4096)
-        return launch_chains<chain_4096>(ctx, chunks, p);
-    if (p.cols <= 8192)
-        return launch_chains<chain_8192>(ctx, chunks, p);
-    return launch_chains<chain_12288>(ctx, chunks, p);
+    return p.cols <= 1024   ? launch_chains<chain_1024>(ctx, chunks, p)
+           : p.cols <= 2048 ? launch_chains<chain_2048>(ctx, chunks, p)
+           : p.cols <= 4096 ? launch_chains<chain_4096>(ctx, chunks, p)
+           : p.cols <= 8192 ? launch_chains<chain_8192>(ctx, chunks, p)
+                            : launch_chains<chain_12288>(ctx, chunks, p);
 }
 
 /* The columns of `chunks` parts that are not yet chunks' sums but their chains': (gamma or beta, chunk, chain, cols).
@@ -423,10 +411,9 @@ int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t ch
 {
     const int64_t tiles = tl_ceil_div(cols, 64), groups = tl_ceil_div(chunks, TL_COLUMN_CHUNK);
     const bool last = groups == 1;
-    join_chains<<<dim3((unsigned)(tiles * groups), 2), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(
-        parts, cols, chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
-        last || !gbeta ? gbeta : tops + groups * cols);
-    TL_TRY(tl_cuda_launched(ctx, "layer_norm_bwd"));
+    TL_TRY(tl_launch(ctx, NAME, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols, chunks,
+                     tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
+                     last || !gbeta ? gbeta : tops + groups * cols));
     if (!last && ggamma)
         TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
@@ -439,37 +426,27 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
     const bool by_warp = p.cols <= 512, by_chain = !by_warp && p.cols <= chain_fits();
     const int64_t parts = chunks * p.cols * (by_chain ? TL_COLUMN_CHAINS : 1);
     const int64_t others = by_chain ? 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols : by_warp ? 0 : 2 * p.rows;
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * parts + others) * sizeof(float), &scratch));
-    p.gamma_parts = (float *)scratch;
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(scratch.allocate(2 * parts + others));
+    p.gamma_parts = scratch;
     p.beta_parts = p.gamma_parts + parts;
     float *const rest = p.beta_parts + parts;
-    int32_t status;
     if (by_chain) {
-        status = chains(ctx, chunks, p);
-        if (!status)
-            status = sum_chains(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
-        tl_pool_free(ctx, scratch);
-        return status;
+        TL_TRY(chains(ctx, chunks, p));
+        return sum_chains(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
     }
     if (by_warp) {
-        status = p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p);
+        TL_TRY(p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p));
     } else {
         float *const means = rest, *const istds = rest + p.rows;
-        status = tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds);
-        if (!status) {
-            const int64_t tiles = tl_ceil_div(p.cols, 64);
-            columns_again<<<(unsigned)(tiles * chunks), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(
-                p, means, istds, tl_fastdiv((uint64_t)tiles));
-            status = tl_cuda_launched(ctx, "layer_norm_bwd");
-        }
+        const int64_t tiles = tl_ceil_div(p.cols, 64);
+        TL_TRY(tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
+        TL_TRY(tl_launch(ctx, NAME, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
+                         tl_fastdiv((uint64_t)tiles)));
     }
-    if (!status && ggamma)
-        status = tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma);
-    if (!status && gbeta)
-        status = tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta);
-    tl_pool_free(ctx, scratch);
-    return status;
+    if (ggamma)
+        TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
+    return gbeta ? tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
 } // namespace

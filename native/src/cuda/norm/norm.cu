@@ -112,14 +112,8 @@ bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gam
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
         dynamic + fixed > (size_t)most)
         return false;
-    const auto kernel = norm_rows_in_turn<Row>;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
-    if (error != cudaSuccess) {
-        *status = tl_cuda_failed(ctx, error, name);
-        return true;
-    }
-    kernel<<<blocks, Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(x, gamma, beta, rows, cols, eps, out);
-    *status = tl_cuda_launched(ctx, name);
+    *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row>, blocks, Row::THREADS, dynamic, x, gamma, beta, rows,
+                               cols, eps, out);
     return true;
 }
 
@@ -163,7 +157,7 @@ __global__ void __launch_bounds__(512, 1)
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             v[k] = r.stage()[32 * k];
-            lanes = tl_join4<tl_sum_op>(lanes, v[k]);
+            lanes = tl_join<tl_sum_op>(lanes, v[k]);
         }
         if (row + clusters < rows)
             r.request(x + (row + clusters) * cols);
@@ -173,7 +167,7 @@ __global__ void __launch_bounds__(512, 1)
         for (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
-                lanes = tl_join4<tl_sum_op>(
+                lanes = tl_join<tl_sum_op>(
                     lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z, v[k].w * v[k].w));
             }
         const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
@@ -227,37 +221,27 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
         if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
             return status;
     }
-    if (cols <= TL_ROW_FITS) {
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows,
-                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, gamma, beta, rows, cols, eps, out);
+            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
+                                       x, gamma, beta, rows, cols, eps, out);
         });
+    const auto launch_cluster = [&](auto row) {
+        using Row = typename decltype(row)::type;
+        return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, cols, &status, x, gamma, beta, cols,
+                                      eps, out);
+    };
+    if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols,
+                                                                      &status, x, gamma, beta, rows, cols, eps, out)) ||
+                                    tl_pick_cluster<2>(cols, launch_cluster)))
         return status;
-    }
-    bool runs =
-        cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
-        tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps, out);
-    if (!runs && cols <= TL_CLUSTER_FITS)
-        tl_pick_cluster<2>(cols, [&](auto row) {
-            using Row = typename decltype(row)::type;
-            runs = tl_cluster_runs(norm_cluster<Row, CHANNEL>, Row::bytes(cols));
-            if (runs)
-                status = tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, Row::bytes(cols), x, gamma,
-                                                beta, cols, eps, out);
-        });
-    if (runs)
-        return status;
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
-    float *means = (float *)scratch, *squares = means + rows;
-    status = tl_long_row_squares(ctx, name, x, rows, cols, means, squares);
-    if (!status)
-        status = tl_long_row_map(ctx, name,
-                                 norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0}, rows,
-                                 cols, out);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<float> means(ctx);
+    TL_TRY(means.allocate(2 * rows));
+    float *const squares = means + rows;
+    TL_TRY(tl_long_row_squares(ctx, name, x, rows, cols, means, squares));
+    const norm_element<CHANNEL> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
+    return tl_long_row_map(ctx, name, element, rows, cols, out);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -375,42 +359,31 @@ __global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, 
 
 template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(4 * p.rows) * sizeof(float), &scratch));
-    float *const own = (float *)scratch;
-    float *means = p.means ? p.means : own, *istds = p.istds ? p.istds : own + p.rows;
+    tl_scratch<float> own(ctx);
+    TL_TRY(own.allocate(4 * p.rows));
+    float *means = p.means ? p.means : (float *)own, *istds = p.istds ? p.istds : own + p.rows;
     float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
-    int32_t status = tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds);
-    if (!status) {
-        invert<<<tl_grid(p.rows, 256), 256, 0, tl_cuda_stream(ctx)>>>(istds, p.rows, p.cols, p.eps);
-        status = tl_cuda_launched(ctx, name);
-    }
-    if (!status && (p.gx || p.sums_a))
-        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols, 0, sums_a);
-    if (!status && (p.gx || p.sums_ax))
-        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols, 0, sums_ax);
-    if (!status && p.gx)
-        status = tl_long_row_map(ctx, name,
-                                 norm_grad_element<CHANNEL>{p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols,
-                                                            0.0f, 0.0f, 0.0f, 0.0f, 0.0f},
-                                 p.rows, p.cols, p.gx);
-    tl_pool_free(ctx, scratch);
-    return status;
+    TL_TRY(tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds));
+    TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, istds, p.rows, p.cols, p.eps));
+    if (p.gx || p.sums_a)
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                p.rows, p.cols, 0, sums_a));
+    if (p.gx || p.sums_ax)
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                p.rows, p.cols, 0, sums_ax));
+    const norm_grad_element<CHANNEL> element = {p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols};
+    return p.gx ? tl_long_row_map(ctx, name, element, p.rows, p.cols, p.gx) : TORCHLEAN_OK;
 }
 
 template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     if (p.cols > TL_ROW_FITS)
         return long_rows_bwd<CHANNEL>(ctx, name, p);
-    int32_t status = TORCHLEAN_OK;
-    tl_pick_row(p.cols % 4 == 0, p.cols, [&](auto row) {
+    return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
-        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
-                                     tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
+        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
+                                   tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
     });
-    return status;
 }
 
 } // namespace

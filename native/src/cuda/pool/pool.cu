@@ -47,15 +47,8 @@ __global__ void __launch_bounds__(THREADS)
 template <int KIND> int32_t launch_each(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
     const int64_t n = v.channels * v.windows;
-    const unsigned blocks = tl_grid(n, THREADS);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    if (v.rank == 2)
-        each<KIND, 2><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    else if (v.rank == 3)
-        each<KIND, 3><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    else
-        each<KIND, 0><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    return tl_cuda_launched(ctx, "pool");
+    const auto kernel = v.rank == 2 ? each<KIND, 2> : v.rank == 3 ? each<KIND, 3> : each<KIND, 0>;
+    return tl_launch(ctx, "pool", kernel, tl_grid(n, THREADS), THREADS, x, v, n, out);
 }
 
 /* ---- small square windows of two axes ---------------------------------------------------------------------------- */
@@ -65,7 +58,6 @@ struct strip_shape {
     int h, w, out_h, out_w;
     tl_fastdiv across, down; /* threads per row of outputs, pairs of rows per channel */
     int64_t threads;
-    int64_t kernel;
     float beta;
     int aligned; /* rows of outputs begin on 16 bytes */
 };
@@ -181,49 +173,41 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     }
 }
 
-template <int KIND, int K, int S, int P>
-int32_t launch_strips(tl_context *ctx, const float *x, const strip_shape &v, float *out)
+/* The kernel of strips for windows of K cells, S apart; null if there is none. */
+template <int KIND> auto pick_strips(int64_t K, int64_t S, bool padded)
 {
-    strips<KIND, K, S, P><<<tl_grid(v.threads, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(x, v, out);
-    return tl_cuda_launched(ctx, "pool");
+    return K == 2 && S == 2   ? padded ? strips<KIND, 2, 2, 1> : strips<KIND, 2, 2, 0>
+           : K == 3 && S == 2 ? padded ? strips<KIND, 3, 2, 1> : strips<KIND, 3, 2, 0>
+           : K == 3 && S == 1 ? padded ? strips<KIND, 3, 1, 1> : strips<KIND, 3, 1, 0>
+                              : nullptr;
 }
 
 template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
-    {
-        const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
-        const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
-        if (square && v.n[1] % 4 == 0 && v.n[0] < 1 << 29 && v.n[1] < 1 << 29 && tl_aligned4(x)) {
-            strip_shape s = {};
-            s.plane = v.plane;
-            s.windows = v.windows;
-            s.h = (int)v.n[0];
-            s.w = (int)v.n[1];
-            s.out_h = (int)v.o[0];
-            s.out_w = (int)v.o[1];
-            s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.o[1], 4));
-            s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.o[0], 2));
-            s.threads = v.channels * s.across.divisor * (int64_t)s.down.divisor;
-            s.beta = v.beta;
-            s.aligned = v.o[1] % 4 == 0 && tl_aligned4(out);
-            if (K == 2 && S == 2)
-                return P ? launch_strips<KIND, 2, 2, 1>(ctx, x, s, out) : launch_strips<KIND, 2, 2, 0>(ctx, x, s, out);
-            if (K == 3 && S == 2)
-                return P ? launch_strips<KIND, 3, 2, 1>(ctx, x, s, out) : launch_strips<KIND, 3, 2, 0>(ctx, x, s, out);
-            if (K == 3 && S == 1)
-                return P ? launch_strips<KIND, 3, 1, 1>(ctx, x, s, out) : launch_strips<KIND, 3, 1, 0>(ctx, x, s, out);
-        }
-    }
-    return launch_each<KIND>(ctx, x, v, out);
+    const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
+    const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
+    const auto kernel = pick_strips<KIND>(K, S, P != 0);
+    if (!kernel || !square || v.n[1] % 4 != 0 || v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
+        return launch_each<KIND>(ctx, x, v, out);
+    const tl_fastdiv across((uint64_t)tl_ceil_div(v.o[1], 4)), down((uint64_t)tl_ceil_div(v.o[0], 2));
+    const int64_t threads = v.channels * across.divisor * (int64_t)down.divisor;
+    const strip_shape s = {v.plane,
+                           v.windows,
+                           (int)v.n[0],
+                           (int)v.n[1],
+                           (int)v.o[0],
+                           (int)v.o[1],
+                           across,
+                           down,
+                           threads,
+                           v.beta,
+                           v.o[1] % 4 == 0 && tl_aligned4(out)};
+    return tl_launch(ctx, "pool", kernel, tl_grid(threads, THREADS), THREADS, x, s, out);
 }
 
 } // namespace
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
-
-#define ND \
-    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
-#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
 
 int32_t tl_cuda_max_pool(tl_context *ctx, const float *x, ND, float *out)
 {
@@ -239,13 +223,6 @@ int32_t tl_cuda_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta,
 {
     return pool<TL_POOL_SMOOTH>(ctx, x, VIEW(beta), out);
 }
-
-#define FLAT                                                                                                  \
-    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
-        int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                                 \
-    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
-                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
 
 int32_t tl_cuda_max_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
 {

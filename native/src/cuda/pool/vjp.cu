@@ -16,6 +16,7 @@
 namespace {
 
 constexpr int THREADS = 256;
+constexpr const char *NAME = "pool gradient";
 
 template <int KIND, int R>
 __device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t *at, const float *plane, float g)
@@ -145,16 +146,12 @@ template <int KIND, int R>
 int32_t two_kernels(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
     const int64_t n = v.channels * v.plane, windows = v.channels * v.windows;
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    void *note = nullptr;
+    tl_scratch<float2> note(ctx);
     if constexpr (KIND != TL_POOL_MEAN) {
-        TL_TRY(tl_pool_alloc(ctx, (size_t)windows * sizeof(float2), &note));
-        notes<KIND, R>
-            <<<tl_grid(windows, THREADS), THREADS, 0, stream>>>(x, g, v, windows, static_cast<float2 *>(note));
+        TL_TRY(note.allocate(windows));
+        TL_TRY(tl_launch(ctx, NAME, notes<KIND, R>, tl_grid(windows, THREADS), THREADS, x, g, v, windows, note));
     }
-    gather<KIND, R><<<tl_grid(n, 4 * THREADS), THREADS, 0, stream>>>(x, static_cast<const float2 *>(note), g, v, n, gx);
-    tl_pool_free(ctx, note);
-    return tl_cuda_launched(ctx, "pool gradient");
+    return tl_launch(ctx, NAME, gather<KIND, R>, tl_grid(n, 4 * THREADS), THREADS, x, note, g, v, n, gx);
 }
 
 /* ---- notes in shared memory -------------------------------------------------------------------------------------- */
@@ -305,31 +302,16 @@ __global__ void __launch_bounds__(THREADS)
 template <int KIND, int K, int S>
 int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
-    tile_shape s = {};
-    s.h = (int)v.n[0];
-    s.w = (int)v.n[1];
-    s.out_h = (int)v.o[0];
-    s.out_w = (int)v.o[1];
-    s.k_h = (int)v.k[0];
-    s.k_w = (int)v.k[1];
-    s.s_h = (int)v.s[0];
-    s.s_w = (int)v.s[1];
-    s.p_h = (int)v.p[0];
-    s.p_w = (int)v.p[1];
-    s.by_h = v.by_s[0];
-    s.by_w = v.by_s[1];
-    s.plane = v.plane;
-    s.windows = v.windows;
-    s.kernel = v.kernel;
-    s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.n[1], TILE_W));
-    s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.n[0], TILE_H));
-    s.rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
-    s.pitch = tl_fastdiv((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
-    s.beta = v.beta;
+    const tl_fastdiv across((uint64_t)tl_ceil_div(v.n[1], TILE_W)), down((uint64_t)tl_ceil_div(v.n[0], TILE_H));
+    const tl_fastdiv pitch((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
+    const int rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
+    const tile_shape s = {(int)v.n[0], (int)v.n[1], (int)v.o[0], (int)v.o[1], (int)v.k[0], (int)v.k[1], (int)v.s[0],
+                          (int)v.s[1], (int)v.p[0], (int)v.p[1], v.by_s[0],   v.by_s[1],   v.plane,     v.windows,
+                          v.kernel,    across,      down,        pitch,       rows,        v.beta};
     const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
     const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
     tiles<KIND, K, S><<<(unsigned)blocks, THREADS, shared, tl_cuda_stream(ctx)>>>(x, g, s, gx);
-    return tl_cuda_launched(ctx, "pool gradient");
+    return tl_cuda_launched(ctx, NAME);
 }
 
 /* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double
@@ -347,13 +329,11 @@ template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const floa
 {
     if (tiles_pay(v)) {
         const bool square = v.k[0] == v.k[1] && v.s[0] == v.s[1];
-        if (square && v.k[0] == 2 && v.s[0] == 2)
-            return launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx);
-        if (square && v.k[0] == 3 && v.s[0] == 2)
-            return launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx);
-        if (square && v.k[0] == 3 && v.s[0] == 1)
-            return launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx);
-        return launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
+        const int64_t k = square ? v.k[0] : 0, s = v.s[0];
+        return k == 2 && s == 2   ? launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx)
+               : k == 3 && s == 2 ? launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx)
+               : k == 3 && s == 1 ? launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx)
+                                  : launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
     }
     return v.rank == 2   ? two_kernels<KIND, 2>(ctx, x, g, v, gx)
            : v.rank == 3 ? two_kernels<KIND, 3>(ctx, x, g, v, gx)
@@ -363,10 +343,6 @@ template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const floa
 } // namespace
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
-
-#define ND \
-    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
-#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
 
 int32_t tl_cuda_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
 {
@@ -382,13 +358,6 @@ int32_t tl_cuda_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float
 {
     return gradient<TL_POOL_SMOOTH>(ctx, x, g, VIEW(beta), gx);
 }
-
-#define FLAT                                                                                                  \
-    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
-        int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                                 \
-    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
-                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
 
 int32_t tl_cuda_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float *gx)
 {

@@ -414,60 +414,41 @@ int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
 int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
                  float *re, float *im)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
+    const unsigned blocks = tl_grid(modes * width, THREADS);
     if (!truncated(n, modes)) {
-        float2 *S;
-        TL_TRY(tl_pool_alloc(ctx, (size_t)(width * (n / 2 + 1)) * sizeof(float2), (void **)&S));
-        int32_t status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S);
-        if (!status) {
-            take_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(S, n, width, modes, (float)inner,
-                                                                                 (float)edge, re, im);
-            status = tl_cuda_launched(ctx, "take");
-        }
-        tl_pool_free(ctx, S);
-        return status;
+        tl_scratch<float2> S(ctx);
+        TL_TRY(S.allocate(width * (n / 2 + 1)));
+        TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S));
+        return tl_launch(ctx, "take", take_kernel, blocks, THREADS, S, n, width, modes, (float)inner, (float)edge, re,
+                         im);
     }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t groups = tl_ceil_div(modes, BLOCK_MODES);
     const int64_t per_block = tiles_of_block(tiles, chunks * groups, QUARTERS), parts = tl_ceil_div(tiles, per_block);
-    float *shares;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(parts * modes * 2 * width) * sizeof(float), (void **)&shares));
+    tl_scratch<float> shares(ctx);
+    TL_TRY(shares.allocate(parts * modes * 2 * width));
     static_assert(sizeof(AnalysisShared) <= 100 * 1024, "two blocks on a multiprocessor");
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(analysis_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)sizeof(AnalysisShared)));
     /* a grid's z reaches 65535, which is more than 2^22 channels: weights of that width do not fit any memory */
     const dim3 grid((unsigned)parts, (unsigned)groups, (unsigned)chunks);
-    analysis_kernel<<<grid, THREADS, sizeof(AnalysisShared), stream>>>(x, n, width, modes, per_block,
-                                                                       width % 4 == 0 && tl_aligned4(x), shares);
-    int32_t status = tl_cuda_launched(ctx, "analysis");
-    if (!status) {
-        gather_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(shares, parts, n, width, modes,
-                                                                               (float)inner, (float)edge, re, im);
-        status = tl_cuda_launched(ctx, "gather");
-    }
-    tl_pool_free(ctx, shares);
-    return status;
+    TL_TRY(tl_launch_shared(ctx, "analysis", analysis_kernel, grid, THREADS, sizeof(AnalysisShared), x, n, width, modes,
+                            per_block, width % 4 == 0 && tl_aligned4(x), shares));
+    return tl_launch(ctx, "gather", gather_kernel, blocks, THREADS, shares, parts, n, width, modes, (float)inner,
+                     (float)edge, re, im);
 }
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
     if (!truncated(n, modes)) {
         const int64_t total = width * (n / 2 + 1);
-        float2 *S;
-        TL_TRY(tl_pool_alloc(ctx, (size_t)total * sizeof(float2), (void **)&S));
-        put_kernel<<<tl_grid(total, THREADS), THREADS, 0, stream>>>(re, im, n, width, modes, total, S);
-        int32_t status = tl_cuda_launched(ctx, "put");
-        if (!status)
-            status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
-        tl_pool_free(ctx, S);
-        return status;
+        tl_scratch<float2> S(ctx);
+        TL_TRY(S.allocate(total));
+        TL_TRY(tl_launch(ctx, "put", put_kernel, tl_grid(total, THREADS), THREADS, re, im, n, width, modes, total, S));
+        return tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
     }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t per_block = tiles_of_block(tiles, chunks, HALVES);
     const dim3 grid((unsigned)tl_ceil_div(tiles, per_block), (unsigned)chunks);
-    synthesis_kernel<<<grid, THREADS, 0, stream>>>(re, im, n, width, modes, per_block, y);
-    return tl_cuda_launched(ctx, "synthesis");
+    return tl_launch(ctx, "synthesis", synthesis_kernel, grid, THREADS, re, im, n, width, modes, per_block, y);
 }
 
 } /* namespace */
@@ -478,21 +459,14 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x,
     if (modes == 0)
         return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
     const int64_t plane = modes * width;
-    float *spectra;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra));
-    float *zr = spectra + 2 * plane, *zi = zr + plane;
-    int32_t status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, spectra, spectra + plane);
-    if (!status) {
-        const dim3 blocks((unsigned)modes, (unsigned)tl_ceil_div(width, CHANNELS));
-        mix_kernel<<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(spectra, spectra + plane, wRe, wIm, grid, width,
-                                                                (float)(2.0 / (double)grid),
-                                                                (float)(1.0 / (double)grid), zr, zi);
-        status = tl_cuda_launched(ctx, "mix");
-    }
-    if (!status)
-        status = synthesis(ctx, zr, zi, grid, width, modes, y);
-    tl_pool_free(ctx, spectra);
-    return status;
+    tl_scratch<float> spectra(ctx);
+    TL_TRY(spectra.allocate(4 * plane));
+    float *const xr = spectra, *const xi = xr + plane, *const zr = xi + plane, *const zi = zr + plane;
+    TL_TRY(analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi));
+    const dim3 blocks((unsigned)modes, (unsigned)tl_ceil_div(width, CHANNELS));
+    TL_TRY(tl_launch(ctx, "mix", mix_kernel, blocks, THREADS, xr, xi, wRe, wIm, grid, width,
+                     (float)(2.0 / (double)grid), (float)(1.0 / (double)grid), zr, zi));
+    return synthesis(ctx, zr, zi, grid, width, modes, y);
 }
 
 extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
@@ -502,26 +476,18 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
     if (modes == 0)
         return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
     const int64_t plane = modes * width;
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    float *spectra;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra));
+    tl_scratch<float> spectra(ctx);
+    TL_TRY(spectra.allocate(6 * plane));
     float *xr = spectra, *xi = xr + plane, *zr = xi + plane, *zi = zr + plane, *dr = zi + plane, *di = dr + plane;
-    int32_t status = analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi);
-    if (!status && gx) {
-        unmix_kernel<<<tl_grid(plane, THREADS / 32), THREADS, 0, stream>>>(zr, zi, wRe, wIm, grid, width, plane, dr,
-                                                                           di);
-        status = tl_cuda_launched(ctx, "unmix");
-        if (!status)
-            status = synthesis(ctx, dr, di, grid, width, modes, gx);
+    TL_TRY(analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi));
+    if (gx) {
+        TL_TRY(tl_launch(ctx, "unmix", unmix_kernel, tl_grid(plane, THREADS / 32), THREADS, zr, zi, wRe, wIm, grid,
+                         width, plane, dr, di));
+        TL_TRY(synthesis(ctx, dr, di, grid, width, modes, gx));
     }
-    if (!status && (gwRe || gwIm)) {
-        status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi);
-        if (!status) {
-            weights_kernel<<<tl_grid(plane * width, 4 * THREADS), THREADS, 0, stream>>>(
-                xr, xi, zr, zi, width, plane * width, tl_fastdiv(width), gwRe, gwIm);
-            status = tl_cuda_launched(ctx, "weights");
-        }
-    }
-    tl_pool_free(ctx, spectra);
-    return status;
+    if (!gwRe && !gwIm)
+        return TORCHLEAN_OK;
+    TL_TRY(analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi));
+    return tl_launch(ctx, "weights", weights_kernel, tl_grid(plane * width, 4 * THREADS), THREADS, xr, xi, zr, zi,
+                     width, plane * width, tl_fastdiv(width), gwRe, gwIm);
 }
