@@ -4,6 +4,7 @@
  * kernel is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all
  * of them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An
  * output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+#include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/elementwise.h"
 
@@ -30,10 +31,8 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
 #pragma unroll
-            for (int k = 0; k < IN; k++) {
-                const float4 t = reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x];
-                x[v][k][0] = t.x, x[v][k][1] = t.y, x[v][k][2] = t.z, x[v][k][3] = t.w;
-            }
+            for (int k = 0; k < IN; k++)
+                tl_unpack4(reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x], x[v][k]);
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             float y[OUT][4];

@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int u = 0; u < 4; u++) {
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 <= total) {
-            const float4 x = tl_load4(mat + e);
-            v[u][0] = x.x, v[u][1] = x.y, v[u][2] = x.z, v[u][3] = x.w;
+            tl_load4(mat + e, v[u]);
         } else {
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -99,7 +98,7 @@ __global__ void __launch_bounds__(THREADS)
                     v[u][j] += row[e + j - from];
         }
         if (e + 4 <= total) {
-            tl_store4(out + e, make_float4(v[u][0], v[u][1], v[u][2], v[u][3]));
+            tl_store4(out + e, v[u]);
         } else {
 #pragma unroll
             for (int j = 0; j < 4; j++)

@@ -259,8 +259,7 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
         for (int k = 0; k < FLIGHT; k++) {
             const uint32_t e = (run + k) * TL_SUM_LANES + 4 * threadIdx.x;
             if (aligned && e + 4 <= left) {
-                const float4 q = tl_load4(x + e);
-                v[k][0] = q.x, v[k][1] = q.y, v[k][2] = q.z, v[k][3] = q.w;
+                tl_load4(x + e, v[k]);
             } else {
 #pragma unroll
                 for (int c = 0; c < 4; c++)

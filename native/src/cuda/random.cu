@@ -67,7 +67,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
     random_words(draw.key, (uint64_t)i * WORDS, bits);
     const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
     if (i + ELEMENTS <= n)
-        tl_store4(out + i, make_float4(v[0], v[1], v[2], v[3]));
+        tl_store4(out + i, v);
     else
         for (int j = 0; j < ELEMENTS; j++)
             if (i + j < n)

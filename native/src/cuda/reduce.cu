@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     if (i + 4 <= n)
-        tl_store4(gx + i, make_float4(q[0], q[1], q[2], q[3]));
+        tl_store4(gx + i, q);
     else
         for (int k = 0; i + k < n; k++)
             gx[i + k] = q[k];
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS)
     const int rows = (int)min(length - first, (int64_t)MEAN_ROWS);
     for (int r = 0; r < rows; r++, out += inner) {
         if constexpr (W == 4)
-            tl_store4(out, make_float4(q[0], q[1], q[2], q[3]));
+            tl_store4(out, q);
         else
             *out = q[0];
     }

@@ -56,8 +56,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
         uint32_t q = b.inner.divmod((uint32_t)first, &at);
         const float *x = b.x + run_start<OUTER>(b, q);
         if (ALIGNED) {
-            const float4 t = REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at);
-            v[k][0] = t.x, v[k][1] = t.y, v[k][2] = t.z, v[k][3] = t.w;
+            tl_unpack4(REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at), v[k]);
         } else {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
     for (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (first + 4 <= b.n) {
-            tl_store4(b.out + first, make_float4(v[k][0], v[k][1], v[k][2], v[k][3]));
+            tl_store4(b.out + first, v[k]);
         } else {
 #pragma unroll
             for (int e = 0; e < 3; e++)

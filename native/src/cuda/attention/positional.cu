@@ -36,12 +36,9 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static void load(const float *row, int64_t d, int64_t first, float *v)
     {
         if constexpr (WIDE) {
-            const float4 a = tl_load4(row + first);
-            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-            if constexpr (KIND == HALVES) {
-                const float4 b = tl_load4(row + d / 2 + first);
-                v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-            }
+            tl_load4(row + first, v);
+            if constexpr (KIND == HALVES)
+                tl_load4(row + d / 2 + first, v + 4);
         } else {
             v[0] = row[first];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
@@ -52,9 +49,9 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static void store(float *row, int64_t d, int64_t first, const float *v)
     {
         if constexpr (WIDE) {
-            tl_store4(row + first, make_float4(v[0], v[1], v[2], v[3]));
+            tl_store4(row + first, v);
             if constexpr (KIND == HALVES)
-                tl_store4(row + d / 2 + first, make_float4(v[4], v[5], v[6], v[7]));
+                tl_store4(row + d / 2 + first, v + 4);
         } else {
             row[first] = v[0];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;

@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], c
         const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
         if (p.wide) {
             if (c < p.d)
-                tl_store4(row + c, make_float4(v[4 * g], v[4 * g + 1], v[4 * g + 2], v[4 * g + 3]));
+                tl_store4(row + c, v + 4 * g);
         } else {
 #pragma unroll
             for (int e = 0; e < 4; e++)

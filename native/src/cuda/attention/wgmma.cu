@@ -59,9 +59,8 @@ bool runs(tl_context *ctx)
 template <Pass PASS, int DP> int32_t make(tl_context *ctx, WgmmaArgs a, const char *name)
 {
     a.p.blocks = (uint32_t)tl_ceil_div(a.p.n, warp_groups::ROWS);
-    wgmma_attention_kernel<PASS, DP><<<(unsigned)(a.p.batch * a.p.blocks), warp_groups::THREADS,
-                                       warp_groups::Shape<PASS, DP>::BYTES, tl_cuda_stream(ctx)>>>(a);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, wgmma_attention_kernel<PASS, DP>, (unsigned)(a.p.batch * a.p.blocks),
+                             warp_groups::THREADS, warp_groups::Shape<PASS, DP>::BYTES, a);
 }
 
 template <Pass PASS> int32_t make(tl_context *ctx, const WgmmaArgs &a, const char *name)

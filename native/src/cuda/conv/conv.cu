@@ -1,5 +1,5 @@
-/* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: few rows by themselves
- * (conv/few_rows.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
+/* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: few rows directly
+ * (conv/direct.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
  * conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
@@ -19,8 +19,8 @@ namespace {
 int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows,
                 const float *source, const float *w, const float *bias, float *target)
 {
-    if (spread && tl_cuda_conv_few_serves(s, batch, channels, rows))
-        return tl_cuda_conv_few(ctx, s, batch, channels, rows, source, w, bias, target);
+    if (spread && tl_cuda_conv_direct_serves(s, batch, channels, rows))
+        return tl_cuda_conv_direct(ctx, s, batch, channels, rows, source, w, bias, target);
     return tl_conv_wgmma_serves_product(ctx, s, spread, batch, channels, rows)
                ? tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target)
                : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);
@@ -56,14 +56,6 @@ tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims
                        const tl_dims *padding)
 {
     return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
-}
-
-tl_dims two(int64_t h, int64_t w)
-{
-    tl_dims dims = {};
-    dims.rank = 2;
-    dims.d[0] = h, dims.d[1] = w;
-    return dims;
 }
 
 } /* namespace */
@@ -115,43 +107,39 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
     return gb ? bias_sums(ctx, g, batch, out_channels, s.in_size, gb) : TORCHLEAN_OK;
 }
 
-extern "C" int32_t tl_cuda_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
-                                  int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                  int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                  int64_t padding_h, int64_t padding_w, float *out)
+/* Two axes: the parameters of the operations, and as lists. */
+#define SIZES_2D                                                                                                       \
+    int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,            \
+        int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w
+#define LISTS_2D                                                                                                       \
+    const tl_dims in = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}}, stride = {2, {stride_h, stride_w}},      \
+                  padding = {2, {padding_h, padding_w}}
+
+extern "C" int32_t tl_cuda_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, SIZES_2D, float *out)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cuda_conv(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+    LISTS_2D;
+    return tl_cuda_conv(ctx, x, w, b, batch, in_channels, &in, out_channels, &kernel, &stride, &padding, out);
 }
 
-extern "C" int32_t tl_cuda_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
-                                      int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                      int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                      int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb)
+extern "C" int32_t tl_cuda_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, SIZES_2D,
+                                      float *gx, float *gw, float *gb)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cuda_conv_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+    LISTS_2D;
+    return tl_cuda_conv_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &kernel, &stride, &padding, gx, gw,
+                            gb);
 }
 
-extern "C" int32_t tl_cuda_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b,
-                                            int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w,
-                                            int64_t out_channels, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
-                                            int64_t stride_w, int64_t padding_h, int64_t padding_w, float *out)
+extern "C" int32_t tl_cuda_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, SIZES_2D,
+                                            float *out)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cuda_conv_transpose(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+    LISTS_2D;
+    return tl_cuda_conv_transpose(ctx, x, w, b, batch, in_channels, &in, out_channels, &kernel, &stride, &padding, out);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
-                                                int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w,
-                                                int64_t out_channels, int64_t kernel_h, int64_t kernel_w,
-                                                int64_t stride_h, int64_t stride_w, int64_t padding_h,
-                                                int64_t padding_w, float *gx, float *gw, float *gb)
+                                                SIZES_2D, float *gx, float *gw, float *gb)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cuda_conv_transpose_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+    LISTS_2D;
+    return tl_cuda_conv_transpose_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &kernel, &stride, &padding,
+                                      gx, gw, gb);
 }

@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
             }
             const int64_t slice = (int64_t)blockIdx.y * (job.most_steps / SLICE) + step / 2;
             float *to = job.packed + (slice * row_groups + group) * PACK + step % 2 * (PACK / 2) + lane * 4;
-            tl_store4(to, make_float4(part[0][0], part[0][1], part[0][2], part[0][3]));
-            tl_store4(to + PACK / 4, make_float4(part[1][0], part[1][1], part[1][2], part[1][3]));
+            tl_store4(to, part[0]);
+            tl_store4(to + PACK / 4, part[1]);
         }
     }
 }

@@ -152,8 +152,7 @@ template <class T> struct ProductLoader {
     }
 };
 
-/* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours.
- */
+/* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours. */
 template <int BN>
 __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, const uint32_t *targets, int left,
                                            uint32_t row0, const float (&sum)[BN / 2])
@@ -411,8 +410,7 @@ template <class T> struct Plan {
                                           : (int64_t)grid * (T::ROWS * T::COLUMNS)));
             (apart ? job.partial : job.total) = scratch;
         }
-        product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-        TL_TRY(tl_cuda_launched(ctx, "conv_wgmma_product"));
+        TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_product", product_kernel<T>, grid, THREADS, T::BYTES, job));
         return apart ? tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
                                         job.target_size, job.rows, job.target)
                      : TORCHLEAN_OK;

@@ -359,11 +359,11 @@ template <class T> int32_t launch(tl_context *ctx, Job &job)
     tl_scratch<float> sums(ctx);
     TL_TRY(sums.allocate(segments * job.rows * (int64_t)(job.units * UNIT)));
     job.sums = sums;
-    weights_kernel<T><<<tl_grid(job.tiles, 1, tl_cuda_sms(ctx)), THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-    TL_TRY(tl_cuda_launched(ctx, "conv_wgmma_weights"));
+    TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_weights", weights_kernel<T>, tl_grid(job.tiles, 1, tl_cuda_sms(ctx)),
+                             THREADS, T::BYTES, job));
     const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
-    gather_kernel<<<grid, 128, sizeof(float) * UNIT * job.taps.divisor, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_gather");
+    return tl_launch_dynamic(ctx, "conv_gather", gather_kernel, grid, 128, sizeof(float) * UNIT * job.taps.divisor,
+                             job);
 }
 
 } // namespace

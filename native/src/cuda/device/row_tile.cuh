@@ -100,7 +100,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     static __device__ __forceinline__ void keep(float *shared, int k, const float (&w)[W])
     {
         if constexpr (VECTOR) {
-            *reinterpret_cast<float4 *>(slot(shared, W * k)) = make_float4(w[0], w[1], w[2], w[3]);
+            tl_store4(slot(shared, W * k), w);
         } else {
 #pragma unroll
             for (int j = 0; j < W; j++)
@@ -110,8 +110,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     static __device__ __forceinline__ void fetch(float *shared, int k, float (&w)[W])
     {
         if constexpr (VECTOR) {
-            const float4 q = *reinterpret_cast<const float4 *>(slot(shared, W * k));
-            w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+            tl_load4(slot(shared, W * k), w);
         } else {
 #pragma unroll
             for (int j = 0; j < W; j++)
@@ -229,12 +228,12 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     /* A warp folds the 1024 lanes of a leaf. */
     static __device__ __forceinline__ float fold(const float4 *shared)
     {
-        using T =
-            std::conditional_t<VECTOR_, float4, float>; /* a thread's lanes that are 256 apart are folded already */
+        using T = std::conditional_t<VECTOR_, float4, float>; /* a thread's four lanes, or their fold */
+        const int t = (int)threadIdx.x % 32;
         T w[8];
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            w[j] = reinterpret_cast<const T *>(shared)[(int)threadIdx.x % 32 + 32 * j];
+            w[j] = reinterpret_cast<const T *>(shared)[t + 32 * j];
         return tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, 8>(w));
     }
     static __device__ __forceinline__ void put(float4 *shared, float4 a)
@@ -398,8 +397,7 @@ static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(
 {
     if (dynamic > 48 * 1024)
         TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
-    kernel<<<tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(arguments...);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, arguments...);
 }
 
 /* ---- rows that do not fit ---------------------------------------------------------------------------------------- */

@@ -53,12 +53,10 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
         if (t < total) {
             uint32_t group;
             const float *at = from + groups.divmod((uint32_t)t, &group) * stride + (int64_t)group * V;
-            if constexpr (V == 4) {
-                const float4 x = tl_load4(at);
-                v[u][0] = x.x, v[u][1] = x.y, v[u][2] = x.z, v[u][3] = x.w;
-            } else {
+            if constexpr (V == 4)
+                tl_load4(at, v[u]);
+            else
                 v[u][0] = *at;
-            }
         }
     }
 #pragma unroll
@@ -249,10 +247,8 @@ __global__ void __launch_bounds__(SMALL_THREADS)
         for (int k = 0; k < inner; k += 4) {
             float x[8][4];
 #pragma unroll
-            for (int r = 0; r < 8; r++) {
-                const float4 t = tl_load4(&a[ty + 8 * r][k]);
-                x[r][0] = t.x, x[r][1] = t.y, x[r][2] = t.z, x[r][3] = t.w;
-            }
+            for (int r = 0; r < 8; r++)
+                tl_load4(&a[ty + 8 * r][k], x[r]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float4 lo = tl_load4(&b[k + e][4 * tx]), hi = tl_load4(&b[k + e][32 + 4 * tx]);
@@ -269,9 +265,9 @@ __global__ void __launch_bounds__(SMALL_THREADS)
     for (int r = 0; r < 8; r++) {
         const int i = i0 + ty + 8 * r, j = j0 + 4 * tx;
         if (i < m && j < p)
-            tl_store4(C + (int64_t)i * p + j, make_float4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+            tl_store4(C + (int64_t)i * p + j, sum[r]);
         if (i < m && j + 32 < p)
-            tl_store4(C + (int64_t)i * p + j + 32, make_float4(sum[r][4], sum[r][5], sum[r][6], sum[r][7]));
+            tl_store4(C + (int64_t)i * p + j + 32, sum[r] + 4);
     }
 }
 

@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
                             if (x.bias)
                                 y[n] += x.bias[col + n];
                         }
-                        tl_store4(to + col, make_float4(y[0], y[1], y[2], y[3]));
+                        tl_store4(to + col, y);
                     }
             }
         }
@@ -304,12 +304,9 @@ template <class T, bool TA, bool TB> int32_t launch_split(tl_context *ctx, const
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES * (Operand<T, T::BM, TA>::SIZE + Operand<T, T::BN, !TB>::SIZE);
-    TL_CUDA_TRY(
-        ctx, cudaFuncSetAttribute(split_kernel<T, TA, TB>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    split_kernel<T, TA, TB>
-        <<<(unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, tl_cuda_stream(ctx)>>>(
-            SplitArgs{x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)});
-    return tl_cuda_launched(ctx, "split_product");
+    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)};
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB>,
+                            (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
 template <class T> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
@@ -337,10 +334,9 @@ int64_t tiles(const tl_matrix_product &x, int64_t size)
  * half full and fill half of the device. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const bool aligned = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (x.tb ? x.n % 4 == 0 : true) &&
-                         tl_aligned4(x.A) && tl_aligned4(x.B) && tl_aligned4(x.C);
-    return aligned && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb) && 2 * tiles(x, 64) >= tl_cuda_sms(ctx) &&
-           tiles(x, 64) < INT32_MAX && 2 * x.batch * x.m * x.p >= tiles(x, 64) * 64 * 64;
+    const int64_t small = tiles(x, 64);
+    return tl_fits_tensor_cores(x) && 2 * small >= tl_cuda_sms(ctx) && small < INT32_MAX &&
+           2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)

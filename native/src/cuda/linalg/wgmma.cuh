@@ -17,7 +17,7 @@ constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
 /* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A, B and C that are whole and aligned 16 bytes;
  * batch·rows·columns tiles, fewer than 2^31. */
-struct tl_wgmma_args {
+struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
     int64_t m, n, p;
@@ -134,7 +134,7 @@ template <int WIDTH, bool TURNED> struct Source {
 template <int BN> struct Place {
     int64_t product, i0, j0;
 
-    __device__ __forceinline__ Place(const tl_wgmma_args &x, uint32_t tile)
+    __device__ __forceinline__ Place(const tl_wgmma_matmul_args &x, uint32_t tile)
     {
         const uint32_t row = tile / x.columns;
         j0 = (int64_t)(tile - row * x.columns) * BN;
@@ -146,11 +146,11 @@ template <int BN> struct Place {
 /* Both operands. The reads of the next step follow the fence of the pipeline, which might wait for them. */
 template <int BN, bool TA, bool TB> struct ProductLoader {
     using T = ProductTile<BN>;
-    const tl_wgmma_args &x;
+    const tl_wgmma_matmul_args &x;
     Source<BM, TA> a;
     Source<BN, !TB> b;
 
-    __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_args &args)
+    __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_matmul_args &args)
         : x(args), a(threadIdx.x % GROUP), b(threadIdx.x % GROUP)
     {}
     __device__ __forceinline__ int steps(uint32_t) const { return (int)((x.n + STEP - 1) / STEP); }
@@ -177,8 +177,8 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
 /* Rows i0 .. of the group's 64 x BN results without tensor cores: thread (ty, tx) owns rows ty + 8r and columns
  * tx + 16c. Places past the arrays read the last element and are not stored. */
 template <int BN, bool TA, bool TB>
-__device__ __forceinline__ void plain_rows(const tl_wgmma_args &x, const float *A, const float *B, float *C, int64_t i0,
-                                           int64_t j0)
+__device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const float *A, const float *B, float *C,
+                                           int64_t i0, int64_t j0)
 {
     const int tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
     const int64_t down = TA ? x.m : 1, across = TB ? 1 : x.p;
@@ -223,8 +223,8 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_args &x, const float *
 
 /* Stores the group's results; four lanes fill a sector of 32 bytes. p is even. */
 template <int BN>
-__device__ __forceinline__ void store_rows(const tl_wgmma_args &x, float *C, const float (&sum)[BN / 2], int64_t i0,
-                                           int64_t j0)
+__device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
+                                           int64_t i0, int64_t j0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
 #pragma unroll
@@ -254,7 +254,8 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_args &x, float *C, con
 /* ProductTile<BN>::BYTES of dynamic shared memory, THREADS threads, at most one block per tile. Has static shared memory
  * exactly where it is more than empty. */
 template <int BN, bool TA, bool TB>
-__global__ void __launch_bounds__(tl_wgmma::THREADS, 1) tl_wgmma_kernel(const __grid_constant__ tl_wgmma_args x)
+__global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
+    tl_wgmma_matmul_kernel(const __grid_constant__ tl_wgmma_matmul_args x)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace tl_linalg_wgmma;

@@ -46,13 +46,11 @@ struct staged_row {
     float *at;
     template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
     {
-        const float4 q = *reinterpret_cast<const float4 *>(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x));
-        w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+        tl_load4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
     }
     template <int W> __device__ __forceinline__ void put(int k, const float (&w)[W])
     {
-        float *const to = at + 4 * (k * (int)blockDim.x + (int)threadIdx.x);
-        *reinterpret_cast<float4 *>(to) = make_float4(w[0], w[1], w[2], w[3]);
+        tl_store4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
     }
 };
 

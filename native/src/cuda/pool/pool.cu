@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
         result = tl_per_count(a, v.kernel);
     } else {
         float p;
-        const float total = tl_pool_weigh<R>(v, at, plane, &p);
+        const float total = tl_pool_weigh(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, &p);
         result = tl_pool_smooth(total, p, v.beta);
     }
     out[i] = result;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
             return;
         float *to = out + channel * v.windows + (int64_t)row * v.out_w + 4 * q;
         if (v.aligned) {
-            tl_store4(to, make_float4(result[0], result[1], result[2], result[3]));
+            tl_store4(to, result);
         } else {
 #pragma unroll
             for (int o = 0; o < 4; o++)

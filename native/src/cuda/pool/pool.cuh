@@ -114,19 +114,17 @@ static __device__ __forceinline__ float tl_pool_winner(const tl_pool_shape &v, c
     return best;
 }
 
-/* The extreme p and the total of a window's weights. */
-template <int R>
-static __device__ __forceinline__ float tl_pool_weigh(const tl_pool_shape &v, const uint32_t *at, const float *x,
-                                                      float *extreme)
+/* The extreme p of a window and the total of its weights; visit_cells(visit) is tl_pool_cells, or another, of its cells. */
+template <class Shape, class Cells>
+static __device__ __forceinline__ float tl_pool_weigh(const Shape &v, Cells visit_cells, float *extreme)
 {
     const bool up = v.beta > 0.0f;
     float p = up ? -TL_INF : TL_INF, sum = 0.0f;
-    const int64_t cells =
-        tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
+    const auto cells = visit_cells([&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
     const float padded = (float)(v.kernel - cells);
     if (padded > 0.0f)
         p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-    tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
+    visit_cells([&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
     *extreme = p;
     return tl_pool_total(sum, padded, p, v.beta);
 }

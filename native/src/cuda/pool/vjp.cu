@@ -27,7 +27,7 @@ __device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t
         return make_float2(__uint_as_float(cell), tl_pool_prize(best, g));
     } else {
         float p;
-        const float total = tl_pool_weigh<R>(v, at, plane, &p);
+        const float total = tl_pool_weigh(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, &p);
         return make_float2(p, g / total);
     }
 }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < 4; e++)
         sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
     if (i + 4 <= n)
-        tl_store4(gx + i, make_float4(sum[0], sum[1], sum[2], sum[3]));
+        tl_store4(gx + i, sum);
     else
         for (int e = 0; i + e < n; e++)
             gx[i + e] = sum[e];
@@ -230,15 +230,9 @@ __device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, c
         });
         return make_float2(__int_as_float(winner), tl_pool_prize(best, g));
     } else {
-        const bool up = v.beta > 0.0f;
-        float p = up ? -TL_INF : TL_INF, sum = 0.0f;
-        const int cells =
-            visit_cells<K>(v, y, x, plane, [&](float value, int) { p = up ? tl_max(p, value) : tl_min(p, value); });
-        const float padded = (float)(v.kernel - cells);
-        if (padded > 0.0f)
-            p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-        visit_cells<K>(v, y, x, plane, [&](float value, int) { sum += tl_pool_weight(value, p, v.beta); });
-        return make_float2(p, g / tl_pool_total(sum, padded, p, v.beta));
+        float p;
+        const float total = tl_pool_weigh(v, [&](auto visit) { return visit_cells<K>(v, y, x, plane, visit); }, &p);
+        return make_float2(p, g / total);
     }
 }
 
@@ -292,7 +286,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     float *out = gx + channel * v.plane + flat;
     if (v.w % 4 == 0)
-        tl_store4(out, make_float4(sum[0], sum[1], sum[2], sum[3]));
+        tl_store4(out, sum);
     else
         for (int e = 0; e < 4; e++)
             if (column + e < v.w)
@@ -310,8 +304,7 @@ int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_p
                           v.kernel,    across,      down,        pitch,       rows,        v.beta};
     const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
     const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
-    tiles<KIND, K, S><<<(unsigned)blocks, THREADS, shared, tl_cuda_stream(ctx)>>>(x, g, s, gx);
-    return tl_cuda_launched(ctx, NAME);
+    return tl_launch_dynamic(ctx, NAME, tiles<KIND, K, S>, (unsigned)blocks, THREADS, shared, x, g, s, gx);
 }
 
 /* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double

@@ -103,23 +103,31 @@ static inline unsigned tl_grid(int64_t items, int64_t per_block, int64_t most = 
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
-/* Launches kernel(arguments...) on the context's stream; `name` is for the message of a failure. */
+/* Launches kernel(arguments...) on the context's stream with `bytes` of dynamic shared memory, which the kernel may have
+ * already; `name` is for the message of a failure. */
+template <class... Parameters, class... Arguments>
+static int32_t tl_launch_dynamic(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid,
+                                 dim3 block, size_t bytes, const Arguments &...arguments)
+{
+    kernel<<<grid, block, bytes, tl_cuda_stream(ctx)>>>(arguments...);
+    return tl_cuda_launched(ctx, name);
+}
+
+/* Without dynamic shared memory. */
 template <class... Parameters, class... Arguments>
 static int32_t tl_launch(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                          const Arguments &...arguments)
 {
-    kernel<<<grid, block, 0, tl_cuda_stream(ctx)>>>(arguments...);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, kernel, grid, block, 0, arguments...);
 }
 
-/* The same with dynamic shared memory, `bytes` in every launch of this kernel. */
+/* With `bytes` in every launch of this kernel, whose limit they become. */
 template <class... Parameters, class... Arguments>
 static int32_t tl_launch_shared(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                 size_t bytes, const Arguments &...arguments)
 {
     TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    kernel<<<grid, block, bytes, tl_cuda_stream(ctx)>>>(arguments...);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, kernel, grid, block, bytes, arguments...);
 }
 
 /* ---- scratch --------------------------------------------------------------------------------------------------------- */

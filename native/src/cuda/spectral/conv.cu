@@ -114,9 +114,8 @@ __global__ void __launch_bounds__(THREADS, 2)
             float c[MODES], d[MODES];
 #pragma unroll
             for (int k = 0; k < MODES; k += 4) {
-                const float4 v = tl_load4(&s.cosine[j][group * MODES + k]), w = tl_load4(&s.sine[j][group * MODES + k]);
-                c[k] = v.x, c[k + 1] = v.y, c[k + 2] = v.z, c[k + 3] = v.w;
-                d[k] = w.x, d[k + 1] = w.y, d[k + 2] = w.z, d[k + 3] = w.w;
+                tl_load4(&s.cosine[j][group * MODES + k], c + k);
+                tl_load4(&s.sine[j][group * MODES + k], d + k);
             }
 #pragma unroll
             for (int k = 0; k < MODES; k++) {
@@ -229,9 +228,9 @@ __global__ void __launch_bounds__(THREADS)
 /* dX[k, c] = sum over o of dZ[k, o]·conj(w[k, c, o]). A warp owns one (k, c): a lane every 32nd o, the lanes folded in
  * halves. */
 __global__ void __launch_bounds__(THREADS)
-    unmix_kernel(const float *__restrict__ zr, const float *__restrict__ zi, const float *__restrict__ wRe,
-                 const float *__restrict__ wIm, int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
-                 float *__restrict__ di)
+    mix_bwd_kernel(const float *__restrict__ zr, const float *__restrict__ zi, const float *__restrict__ wRe,
+                   const float *__restrict__ wIm, int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
+                   float *__restrict__ di)
 {
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     if (row >= rows)
@@ -332,9 +331,9 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const float2 b = *reinterpret_cast<const float2 *>(&s.im[half][k][2 * pair]);
 #pragma unroll
                 for (int j = 0; j < PAIRS; j += 4) {
-                    const float4 v = tl_load4(&s.cosine[k][group * PAIRS + j]);
-                    const float4 w = tl_load4(&s.sine[k][group * PAIRS + j]);
-                    const float c[4] = {v.x, v.y, v.z, v.w}, d[4] = {w.x, w.y, w.z, w.w};
+                    float c[4], d[4];
+                    tl_load4(&s.cosine[k][group * PAIRS + j], c);
+                    tl_load4(&s.sine[k][group * PAIRS + j], d);
 #pragma unroll
                     for (int u = 0; u < 4; u++) {
                         even[j + u][0] = fmaf(c[u], a.x, even[j + u][0]);
@@ -481,7 +480,7 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
     float *xr = spectra, *xi = xr + plane, *zr = xi + plane, *zi = zr + plane, *dr = zi + plane, *di = dr + plane;
     TL_TRY(analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi));
     if (gx) {
-        TL_TRY(tl_launch(ctx, "unmix", unmix_kernel, tl_grid(plane, THREADS / 32), THREADS, zr, zi, wRe, wIm, grid,
+        TL_TRY(tl_launch(ctx, "mix_bwd", mix_bwd_kernel, tl_grid(plane, THREADS / 32), THREADS, zr, zi, wRe, wIm, grid,
                          width, plane, dr, di));
         TL_TRY(synthesis(ctx, dr, di, grid, width, modes, gx));
     }

@@ -1,6 +1,6 @@
-/* A spread (conv/conv.cuh) onto few channels, as the data gradient of a first layer is: large (batch, rows, *in) from small
- * (batch, channels, *out) and w (channels, rows, *kernel), rows <= 4. As a product it would leave most rows of a tensor
- * core's tile empty, so fused multiply-adds do it.
+/* Direct convolution: a spread (conv/conv.cuh) onto few channels, as the data gradient of a first layer is. It makes large
+ * (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows, *kernel), rows <= 4. As a matrix product it
+ * would leave most rows of a tensor core's tile empty, so it runs on fused multiply-adds.
  *
  * i + padding = j·S + r and k = t·S + r, r < S, on both axes: the large elements of one j read the same small elements
  * j - t. A thread owns P neighbouring j of the first axis, all S·S residues and all rows: per channel and t of the
@@ -32,7 +32,7 @@ template <int S_, int T_, int R_> struct Form {
 };
 
 /* CHANNELS·taps float4 of dynamic shared memory: a weight's rows. */
-template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_kernel(const __grid_constant__ Job job)
+template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __grid_constant__ Job job)
 {
     constexpr int S = F::S, T = F::T, R = F::R, P = F::P, V = P + T - 1;
     extern __shared__ float4 weights[];
@@ -130,8 +130,7 @@ template <class F> int32_t launch(tl_context *ctx, Job job, int64_t batch)
     job.count2 = tl_fastdiv(count[1]);
     job.items = (uint32_t)(batch * count[0] * count[1]);
     const size_t bytes = sizeof(float4) * CHANNELS * (size_t)(job.kernel[0] * job.kernel[1]);
-    few_kernel<F><<<tl_grid(job.items, THREADS), THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_few");
+    return tl_launch_dynamic(ctx, "conv_direct", direct_kernel<F>, tl_grid(job.items, THREADS), THREADS, bytes, job);
 }
 
 template <int S, int T> int32_t launch_rows(tl_context *ctx, const Job &job, int64_t batch)
@@ -157,7 +156,7 @@ int64_t common_stride(const tl_conv_shape &s)
 
 } // namespace
 
-bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
+bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
 {
     if (batch == 0 || channels == 0 || rows == 0 || rows > 4 || s.rank > 2 || s.taps > TAPS_MOST ||
         (s.rank == 2 && s.in[0] > EXTENT_MOST))
@@ -172,7 +171,7 @@ bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t chan
     return first <= (stride == 1 ? 7 : 8) && s.in_size >= POSITIONS_LEAST && batch * s.in_size < INT64_C(1) << 31;
 }
 
-int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                          const float *small, const float *w, const float *bias, float *large)
 {
     Job job = {};
