@@ -28,27 +28,20 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
     const int64_t block = (int64_t)blockIdx.x * (THREADS * VECTORS * 4);
     float x[VECTORS][IN][4];
     if (block + THREADS * VECTORS * 4 <= m.n) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-#pragma unroll
-            for (int k = 0; k < IN; k++)
+        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 tl_unpack4(reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x], x[v][k]);
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
+        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++) {
             float y[OUT][4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 float arguments[IN], results[OUT];
-#pragma unroll
-                for (int k = 0; k < IN; k++)
+                TL_UNROLL_FOR (int k = 0; k < IN; k++)
                     arguments[k] = x[v][k][e];
                 F::apply(arguments, m.p, m.q, results);
-#pragma unroll
-                for (int k = 0; k < OUT; k++)
+                TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                     y[k][e] = results[k];
             }
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 if (OUT == 1 || m.out[k] != nullptr)
                     reinterpret_cast<float4 *>(m.out[k] + block)[v * THREADS + threadIdx.x] =
                         make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
@@ -56,12 +49,10 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
     } else { /* the last block: single elements */
         for (int64_t i = block + threadIdx.x; i < m.n; i += THREADS) {
             float arguments[IN], results[OUT];
-#pragma unroll
-            for (int k = 0; k < IN; k++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 arguments[k] = m.in[k][i];
             F::apply(arguments, m.p, m.q, results);
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 if (OUT == 1 || m.out[k] != nullptr)
                     m.out[k][i] = results[k];
         }

@@ -27,21 +27,18 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     uint32_t row[4], col[4];
     Vector v[4];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         row[u] = rows;
         if (t < total)
             row[u] = indices[cols.divmod((uint32_t)t, &col[u])];
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         v[u] = Vector{};
         if (row[u] < rows)
             v[u] = table[(int64_t)row[u] * cols.divisor + col[u]];
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if (streaming)
@@ -77,31 +74,26 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = ((int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x) * 4;
     float v[4][4];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 <= total) {
             tl_load4(mat + e, v[u]);
         } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 v[u][j] = e + j < total ? mat[e + j] : 0.0f;
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 > from && e < to) {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 if (e + j >= from && e + j < to)
                     v[u][j] += row[e + j - from];
         }
         if (e + 4 <= total) {
             tl_store4(out + e, v[u]);
         } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 if (e + j < total)
                     out[e + j] = v[u][j];
         }

@@ -154,17 +154,13 @@ __device__ __forceinline__ void add_hits(float4 (&sum)[GROUPS], const Scatter &s
                                          uint32_t first)
 {
     float4 v[N][GROUPS];
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i < n)
-#pragma unroll
-            for (int q = 0; q < GROUPS; q++)
+            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
                 v[i][q] = load_group<VECTORS>(s.values + (int64_t)p[i] * s.cols, first + 128 * q, s.cols);
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i < n)
-#pragma unroll
-            for (int q = 0; q < GROUPS; q++) {
+            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
                 sum[q].x += v[i][q].x;
                 sum[q].y += v[i][q].y;
                 sum[q].z += v[i][q].z;
@@ -190,8 +186,7 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
     if constexpr (MODE == RECORDS)
         mine = s.records[(int64_t)row * RECORD + lane % RECORD];
     float4 sum[GROUPS];
-#pragma unroll
-    for (int q = 0; q < GROUPS; q++) {
+    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
         sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (s.base)
             sum[q] = load_group<VECTORS>(s.base + (int64_t)row * s.cols, first + 128 * q, s.cols);
@@ -204,8 +199,7 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
             uint32_t hit = __ballot_sync(~0u, from + lane < s.k && s.indices[min(from + lane, s.k - 1)] == row);
             while (hit) {
                 uint32_t n = 0;
-#pragma unroll
-                for (int i = 0; i < N; i++)
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
                     if (hit) {
                         p[i] = from + __ffs((int)hit) - 1;
                         hit &= hit - 1;
@@ -247,14 +241,12 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
             }
         }
         for (uint32_t i = 0; i < hits; i += N) {
-#pragma unroll
-            for (int e = 0; e < N; e++)
+            TL_UNROLL_FOR (int e = 0; e < N; e++)
                 p[e] = __shfl_sync(~0u, mine, i + e);
             add_hits<VECTORS>(sum, s, p, min(hits - i, (uint32_t)N), first);
         }
     }
-#pragma unroll
-    for (int q = 0; q < GROUPS; q++)
+    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
         store_group<VECTORS>(s.out + (int64_t)row * s.cols, first + 128 * q, s.cols, sum[q]);
 }
 
@@ -271,12 +263,10 @@ __device__ __forceinline__ float add_batch(const Scatter &s, const uint32_t *que
 {
     float v[BATCH];
     const uint32_t mine = min(col, s.cols - 1);
-#pragma unroll
-    for (int i = 0; i < BATCH; i++)
+    TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
         if (i < n)
             v[i] = s.values[(int64_t)queue[i] * s.cols + mine];
-#pragma unroll
-    for (int i = 0; i < BATCH; i++)
+    TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
         if (i < n)
             sum += v[i];
     return sum;
@@ -310,11 +300,9 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
             uint32_t filled = 0; /* below BATCH before each step */
             for (uint32_t from = 0; from < s.k; from += 128) {
                 uint32_t index[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     index[e] = from + 32 * e + lane < s.k ? s.indices[from + 32 * e + lane] : s.rows;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                     const uint32_t hit = __ballot_sync(~0u, index[e] == row);
                     if (hit == 0)
                         continue;
@@ -372,12 +360,10 @@ __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_f
         }
         for (uint32_t i = segment.x; i < segment.y; i += 4) {
             float v[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (e < segment.y - i)
                     v[e] = grouped(s, i + e, col);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (e < segment.y - i)
                     sum += v[e];
         }
@@ -405,8 +391,7 @@ __global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatt
             left -= n;
             next = lane < left ? grouped(s, i + lane, col) : 0.0f;
             if (n == 32) {
-#pragma unroll
-                for (int l = 0; l < 32; l++)
+                TL_UNROLL_FOR (int l = 0; l < 32; l++)
                     sum += __shfl_sync(~0u, v, l);
             } else {
                 for (uint32_t l = 0; l < n; l++)

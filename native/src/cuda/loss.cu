@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = tl_cross_entropy_grad(tl_quotient(w[j], s, reciprocal), r.column(k * Row::W + j) == label, c);
         r.store(gx + r.row * cols, k, w);
     }

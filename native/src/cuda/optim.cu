@@ -109,11 +109,9 @@ __global__ void __launch_bounds__(THREADS, 4)
     const float *in[IN];
     float *out[OUT];
     bool aligned = true;
-#pragma unroll
-    for (int k = 0; k < IN; k++)
+    TL_UNROLL_FOR (int k = 0; k < IN; k++)
         aligned &= tl_aligned4(in[k] = t.in[i][k] + start);
-#pragma unroll
-    for (int k = 0; k < OUT; k++)
+    TL_UNROLL_FOR (int k = 0; k < OUT; k++)
         aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
     if (rule.idle(in[0], out[0]))
         return;
@@ -121,14 +119,11 @@ __global__ void __launch_bounds__(THREADS, 4)
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
         float4 x[AHEAD][IN];
-#pragma unroll
-        for (int r = 0; r < AHEAD; r++)
-#pragma unroll
-            for (int k = 0; k < IN; k++)
+        TL_UNROLL_FOR (int r = 0; r < AHEAD; r++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 if (e + r * ROUND < whole)
                     x[r][k] = tl_load4(in[k] + e + r * ROUND);
-#pragma unroll
-        for (int r = 0; r < AHEAD; r++) {
+        TL_UNROLL_FOR (int r = 0; r < AHEAD; r++) {
             if (e + r * ROUND >= whole)
                 break;
             float4 y[OUT];
@@ -144,20 +139,17 @@ __global__ void __launch_bounds__(THREADS, 4)
             TL_COMPONENT(z)
             TL_COMPONENT(w)
 #undef TL_COMPONENT
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 tl_store4(out[k] + e + r * ROUND, y[k]);
         }
     }
 #pragma unroll 1
     for (uint32_t e = whole + threadIdx.x; e < left; e += THREADS) {
         float arguments[IN], results[OUT];
-#pragma unroll
-        for (int k = 0; k < IN; k++)
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
             arguments[k] = in[k][e];
         rule.apply(arguments, results);
-#pragma unroll
-        for (int k = 0; k < OUT; k++)
+        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
             out[k][e] = results[k];
     }
 }
@@ -209,21 +201,17 @@ int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *co
  * add the same two numbers, and two lie within a quadruple. The result is valid in warp 0; all threads must call. */
 __device__ __forceinline__ double fold_block(const double (&v)[4], double (*shared)[4])
 {
-#pragma unroll
-    for (int c = 0; c < 4; c++)
+    TL_UNROLL_FOR (int c = 0; c < 4; c++)
         shared[threadIdx.x][c] = v[c];
     __syncthreads();
     double sum[4] = {0.0, 0.0, 0.0, 0.0};
     if (threadIdx.x < 32) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
+        TL_UNROLL_FOR (int c = 0; c < 4; c++) {
             double w[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
+            TL_UNROLL_FOR (int j = 0; j < 8; j++)
                 w[j] = shared[threadIdx.x + 32 * j][c];
             sum[c] = ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]));
-#pragma unroll
-            for (int s = 16; s > 0; s /= 2)
+            TL_UNROLL_FOR (int s = 16; s > 0; s /= 2)
                 sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], s);
         }
     }
@@ -255,21 +243,17 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
 #pragma unroll 1
     for (uint32_t run = 0; run < RUNS && run * TL_SUM_LANES < left; run += FLIGHT) {
         float v[FLIGHT][4];
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++) {
+        TL_UNROLL_FOR (int k = 0; k < FLIGHT; k++) {
             const uint32_t e = (run + k) * TL_SUM_LANES + 4 * threadIdx.x;
             if (aligned && e + 4 <= left) {
                 tl_load4(x + e, v[k]);
             } else {
-#pragma unroll
-                for (int c = 0; c < 4; c++)
+                TL_UNROLL_FOR (int c = 0; c < 4; c++)
                     v[k][c] = e + c < left ? x[e + c] : 0.0f;
             }
         }
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
+        TL_UNROLL_FOR (int k = 0; k < FLIGHT; k++)
+            TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 lanes[c] += tl_square(v[k][c]);
     }
     const double sum = fold_block(lanes, shared);
@@ -286,8 +270,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
         const int64_t left = min(n - start, (int64_t)TL_SUM_LEAF);
         double lanes[4] = {0.0, 0.0, 0.0, 0.0};
         for (int64_t run = 4 * (int)threadIdx.x; run < left; run += TL_SUM_LANES)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
+            TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 lanes[c] += run + c < left ? x[start + run + c] : 0.0;
         sum = fold_block(lanes, shared);
         if (n <= TL_SUM_LEAF)
@@ -297,8 +280,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
         __syncthreads();
         const double whole = shared[0][0];
         __syncthreads();
-#pragma unroll
-        for (int c = 0; c < 4; c++)
+        TL_UNROLL_FOR (int c = 0; c < 4; c++)
             if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c)
                 upper[c] += whole;
     }

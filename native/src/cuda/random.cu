@@ -22,8 +22,7 @@ template <int WORDS> __device__ __forceinline__ void random_words(uint64_t key, 
     if ((low & 0x3fffffffu) <= 0x40000000u - WORDS) {
         const uint32_t shifted = (uint32_t)(x >> 30);
         const uint64_t upper = (uint64_t)((high ^ high >> 30) * (uint32_t)FIRST) << 32;
-#pragma unroll
-        for (int w = 0; w < WORDS; w++) {
+        TL_UNROLL_FOR (int w = 0; w < WORDS; w++) {
             const uint32_t z = (low + w) ^ shifted;
             uint64_t y = (uint64_t)z * (uint32_t)FIRST + upper;
             y += (uint64_t)(z * (uint32_t)(FIRST >> 32)) << 32;
@@ -31,8 +30,7 @@ template <int WORDS> __device__ __forceinline__ void random_words(uint64_t key, 
             bits[w] = (uint32_t)(y ^ y >> 31) >> 8;
         }
     } else {
-#pragma unroll
-        for (int w = 0; w < WORDS; w++)
+        TL_UNROLL_FOR (int w = 0; w < WORDS; w++)
             bits[w] = tl_random_bits(key, first + w);
     }
 }

@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t row = length.divmod((uint32_t)i, &at);
     float q[4];
     q[0] = tl_per_count(g[row], length.divisor);
-#pragma unroll
-    for (int k = 1; k < 4; k++) {
+    TL_UNROLL_FOR (int k = 1; k < 4; k++) {
         q[k] = q[k - 1];
         if (++at == length.divisor && i + k < n) {
             at = 0;
@@ -80,8 +79,7 @@ __global__ void __launch_bounds__(THREADS)
     const uint32_t slice = parts.divmod(vectors.divmod((uint32_t)i, &vector), &part);
     const int64_t column = (int64_t)vector * W, first = (int64_t)part * MEAN_ROWS;
     float q[W];
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         q[k] = tl_per_count(g[slice * inner + column + k], length);
     float *out = gx + (slice * length + first) * inner + column;
     const int rows = (int)min(length - first, (int64_t)MEAN_ROWS);
@@ -150,8 +148,7 @@ __device__ __forceinline__ uint32_t sum_block(uint32_t value)
         sums[threadIdx.x / 32] = value;
     __syncthreads();
     uint32_t total = 0;
-#pragma unroll
-    for (int w = 0; w < THREADS / 32; w++)
+    TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
         total += sums[w];
     return total;
 }
@@ -166,8 +163,7 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = (int)threadIdx.x % G;
     const float m = row < rows ? max[row] : 0.0f;
     int winners = row < rows ? count_equal<VECTOR>(x + row * cols, lane, G, cols, m) : 0;
-#pragma unroll
-    for (int s = G / 2; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 2; s > 0; s /= 2)
         winners += __shfl_xor_sync(0xffffffffu, winners, s);
     if (row < rows)
         write_shares<VECTOR>(x + row * cols, lane, G, cols, m, winners_share(m, g[row], winners), gx + row * cols);
@@ -249,8 +245,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool inside = column < cols;
     float m[W];
     int n[W];
-#pragma unroll
-    for (int k = 0; k < W; k++) {
+    TL_UNROLL_FOR (int k = 0; k < W; k++) {
         m[k] = inside ? max[column + k] : 0.0f;
         n[k] = 0;
     }
@@ -265,29 +260,24 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         equal[threadIdx.y][threadIdx.x * W + k] = n[k];
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < W; k++) {
+    TL_UNROLL_FOR (int k = 0; k < W; k++) {
         n[k] = 0;
-#pragma unroll
-        for (int y = 0; y < TY; y++)
+        TL_UNROLL_FOR (int y = 0; y < TY; y++)
             n[k] += equal[y][threadIdx.x * W + k];
     }
     if (!inside)
         return;
     if constexpr (!WHOLE) {
         if (threadIdx.y == 0) {
-#pragma unroll
-            for (int k = 0; k < W; k++)
+            TL_UNROLL_FOR (int k = 0; k < W; k++)
                 counts[part * cols + column + k] = n[k];
         }
     } else {
         float share[W];
-#pragma unroll
-        for (int k = 0; k < W; k++)
+        TL_UNROLL_FOR (int k = 0; k < W; k++)
             share[k] = winners_share(m[k], g[column + k], (uint32_t)n[k]);
 #pragma unroll 4
         for (int64_t r = threadIdx.y; r < rows; r += TY)
@@ -324,11 +314,9 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t vector;
     const int64_t first = (int64_t)vectors.divmod((uint32_t)i, &vector) * WRITE_ROWS, column = (int64_t)vector * W;
     float m[W], share[W];
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         m[k] = max[column + k], share[k] = shares[column + k];
-#pragma unroll
-    for (int r = 0; r < WRITE_ROWS; r++) {
+    TL_UNROLL_FOR (int r = 0; r < WRITE_ROWS; r++) {
         if (first + r >= rows)
             return;
         const int64_t at = (first + r) * cols + column;

@@ -44,8 +44,7 @@ __device__ __forceinline__ void load(steps_of<BATCH> &v, const scan_call &f, int
                                      float constant_A, float constant_B)
 {
     const int left = (int)min(k1 - k0, (int64_t)BATCH);
-#pragma unroll
-    for (int u = 0; u < BATCH; u++) {
+    TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
         const bool in = u < left;
         if constexpr (!REVERSE) {
             const int64_t at = (k0 + u) * f.D + j;
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
     for (int64_t k = first; k < last; k += BATCH) {
         load<VARIABLE, REVERSE, true>(next, f, j, k + BATCH, last, constant_A, constant_B);
         const int left = (int)min(last - k, (int64_t)BATCH);
-#pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
             if (u >= left)
                 break;
             const float b = term<REVERSE>(v, u);
@@ -127,8 +125,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
                     f.sums_A[at] = (sum_A[0] + sum_A[1]) + (sum_A[2] + sum_A[3]);
                 if (f.gB)
                     f.sums_B[at] = (sum_B[0] + sum_B[1]) + (sum_B[2] + sum_B[3]);
-#pragma unroll
-                for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+                TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
                     sum_A[c] = sum_B[c] = 0.0f;
             }
             if (WALK && done < last) {
@@ -156,8 +153,7 @@ template <bool VARIABLE, bool REVERSE, int BATCH> __global__ void __launch_bound
     for (int64_t k = first; k < last; k += BATCH) {
         steps_of<BATCH> v;
         load<VARIABLE, REVERSE, false>(v, f, j, k, last, constant_A, constant_B);
-#pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
             s = fmaf(v.a[u], s, term<REVERSE>(v, u));
             P = P * v.a[u];
         }
@@ -175,8 +171,7 @@ __device__ __noinline__ float end_of(const scan_call &f, int64_t chunk, int64_t 
     for (int64_t k = first; k < last; k += 4) {
         steps_of<4> v;
         load<VARIABLE, REVERSE, false>(v, f, j, k, last, constant_A, constant_B);
-#pragma unroll
-        for (int u = 0; u < 4; u++)
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
             h = fmaf(v.a[u], h, term<REVERSE>(v, u));
     }
     return h;
@@ -194,22 +189,19 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
     float h = REVERSE ? 0.0f : f.h0[j];
     float P[DEPTH], s[DEPTH], P_next[DEPTH], s_next[DEPTH];
     f.carries[j] = h;
-#pragma unroll
-    for (int u = 0; u < DEPTH; u++) {
+    TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
         P[u] = u < maps ? f.P[u * f.D + j] : 0.0f;
         s[u] = u < maps ? f.s[u * f.D + j] : 0.0f;
     }
     for (int64_t c = 0; c < maps; c += DEPTH) {
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
             const int64_t ahead = c + DEPTH + u;
             P_next[u] = ahead < maps ? f.P[ahead * f.D + j] : 0.0f;
             s_next[u] = ahead < maps ? f.s[ahead * f.D + j] : 0.0f;
         }
         const int left = (int)min(maps - c, (int64_t)DEPTH);
         float now = h;
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++)
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++)
             if (u < left) {
                 now = fmaf(P[u], now, s[u]);
                 f.carries[(c + u + 1) * f.D + j] = now;
@@ -224,8 +216,7 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
             }
         }
         h = now;
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
             P[u] = P_next[u];
             s[u] = s_next[u];
         }

@@ -44,8 +44,7 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * SPLICE * 4);
     float4 v[SPLICE];
-#pragma unroll
-    for (int k = 0; k < SPLICE; k++) {
+    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
         const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
         v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i >= s.p && i + 4 <= s.q) {
@@ -57,8 +56,7 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
             v[k] = make_float4(s.at(i), s.at(i + 1), s.at(i + 2), s.at(i + 3));
         }
     }
-#pragma unroll
-    for (int k = 0; k < SPLICE; k++) {
+    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
         const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (i + 4 <= s.n) {
             tl_store4(s.out + i, v[k]);
@@ -147,8 +145,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(Tiles t)
     __syncthreads();
     float *out = t.out + start + (int64_t)(col + i) * t.rows + row + 4 * q;
     if (row + 4 * q < t.rows) {
-#pragma unroll
-        for (uint32_t k = 0; k < TILE / 16; k++) {
+        TL_UNROLL_FOR (uint32_t k = 0; k < TILE / 16; k++) {
             const uint32_t c = 16 * k + i;
             if (col + c < t.cols)
                 tl_store4(out + (int64_t)(16 * k) * t.rows, tile[c][q ^ ((c >> 2) & 7)]);
@@ -169,17 +166,14 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
     constexpr uint32_t STEP = THREADS / TILE, STEPS = TILE / STEP;
     float v[STEPS];
     const float *x = t.x + start + (int64_t)(row + i) * t.cols + col + lane;
-#pragma unroll
-    for (uint32_t k = 0; k < STEPS; k++)
+    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
         v[k] = row + i + k * STEP < t.rows && col + lane < t.cols ? x[(int64_t)(k * STEP) * t.cols] : 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < STEPS; k++)
+    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
         tile[lane][i + k * STEP] = v[k];
     __syncthreads();
     float *out = t.out + start + (int64_t)(col + i) * t.rows + row + lane;
     if (row + lane < t.rows) {
-#pragma unroll
-        for (uint32_t k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
             if (col + i + k * STEP < t.cols)
                 out[(int64_t)(k * STEP) * t.rows] = tile[i + k * STEP][lane];
     }
@@ -241,8 +235,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
     T *out = b.out + (int64_t)o * b.rows * x_stride + (int64_t)c0 * out_stride + r0 * b.inner;
 
     T v[STEPS];
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         v[k] = T();
         if (BATCH) {
@@ -255,8 +248,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
                 v[k] = x[(int64_t)r * x_stride + w];
         }
     }
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t w;
         const uint32_t r = b.line.divmod(e, &w);
@@ -264,8 +256,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
             brick[r * b.pitch + w] = v[k];
     }
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t i = 0, r, c, m = 0;
         c = b.height.divmod(RUN ? b.run.divmod(e, &i) : e, &r);
@@ -338,8 +329,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T
     constexpr int STEPS = 64 / sizeof(T);
     const int64_t block = (int64_t)blockIdx.x * (THREADS * STEPS);
     T v[STEPS];
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const int64_t u = block + k * THREADS + threadIdx.x;
         v[k] = T();
         if (u < p.units) {
@@ -348,8 +338,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T
             v[k] = p.x[(((int64_t)o * p.rows + r) * p.cols + c) * p.inner + i];
         }
     }
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const int64_t u = block + k * THREADS + threadIdx.x;
         if (u < p.units)
             p.out[u] = v[k];

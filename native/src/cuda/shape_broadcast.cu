@@ -29,8 +29,7 @@ struct Broadcast {
 template <int OUTER> __device__ __forceinline__ uint32_t run_start(const Broadcast &b, uint32_t q)
 {
     uint32_t start = 0;
-#pragma unroll
-    for (int j = (OUTER ? OUTER : b.outer) - 1; j > 0; j--) {
+    TL_UNROLL_FOR (int j = (OUTER ? OUTER : b.outer) - 1; j > 0; j--) {
         uint32_t at;
         q = b.size[j].divmod(q, &at);
         start += at * b.stride[j];
@@ -47,8 +46,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
     float v[GROUPS][4];
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (first >= b.n)
             break;
@@ -58,8 +56,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
         if (ALIGNED) {
             tl_unpack4(REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at), v[k]);
         } else {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 v[k][e] = first + e < b.n ? x[REPEATED ? 0 : at] : 0.0f;
                 if (++at == b.inner.divisor && first + e + 1 < b.n) {
                     at = 0;
@@ -68,14 +65,12 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (first + 4 <= b.n) {
             tl_store4(b.out + first, v[k]);
         } else {
-#pragma unroll
-            for (int e = 0; e < 3; e++)
+            TL_UNROLL_FOR (int e = 0; e < 3; e++)
                 if (first + e < b.n)
                     b.out[first + e] = v[k][e];
         }
@@ -104,8 +99,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
     const uint32_t first = stack * REPEATS, count = min((uint32_t)REPEATS, p.repeats - first);
     float *out = p.b.out + ((int64_t)q * p.repeats + first) * run + at;
     if (count == REPEATS) {
-#pragma unroll
-        for (int k = 0; k < REPEATS; k++)
+        TL_UNROLL_FOR (int k = 0; k < REPEATS; k++)
             tl_store4(out + (int64_t)k * run, v);
     } else {
         for (uint32_t k = 0; k < count; k++)

@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = LOG ? w[j] - s : tl_quotient(w[j], s, reciprocal);
         r.store(out + r.row * cols, k, w);
     }
@@ -107,23 +106,19 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
     second.wait();
     typename Row::terms terms;
     float a[Row::W], b[Row::W];
-#pragma unroll
-    for (int i = 0; i < Row::K; i++) {
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         first.get(k, a);
         second.get(k, b);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             b[j] = term<LOG>(a[j], b[j]);
         terms.add(i, b);
     }
     const float s = terms.sum();
-#pragma unroll
-    for (int k = 0; k < Row::K; k++) {
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         first.get(k, a);
         second.get(k, b);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             b[j] = gradient<LOG>(a[j], b[j], s);
         r.store(gx + r.row * cols, k, b);
     }

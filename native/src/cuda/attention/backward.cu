@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
             copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
         tl_copy_commit();
     }
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
         const int64_t row = i0 + ty + C::TY * i;
         float sum = 0.0f;
         for (int64_t c = tx; c < p.d && row < p.n; c += C::TX)
@@ -103,15 +102,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         if (!C::MANY)
             product<C>(Qs, Ks, steps, s);
         query_scores<C>(s, p, bits + turn * BITS, j0);
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float factor = softmax.step(i, s[i]);
             if constexpr (GRADIENT) {
-#pragma unroll
-                for (int c = 0; c < C::RC; c++)
+                TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                     sums[i][c] *= factor;
-#pragma unroll
-                for (int j = 0; j < C::RK; j++) {
+                TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
                     const int key = tx + C::TX * j;
                     bool open = j0 + key < p.n;
                     if (p.mode != NO_MASK)
@@ -131,8 +127,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         j0 = j1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i, at = b * p.n + i0 + row;
         if (row >= rows)
@@ -143,8 +138,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
             a.dot[at] = dot[i];
         }
         if (GRADIENT) {
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] = sums[i][c] / total * p.scale;
             store_row<C>(a.gQ + at * p.d, sums[i], p, from);
         }
@@ -234,14 +228,12 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             product<C>(Ks, Qs, steps, s);
         }
         const uint32_t *words = bits + turn * BITS;
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int query = tx + C::TX * j;
             const bool exists = i0 + query < p.n;
             const float m = exists ? base[i0 + query] : 0.0f, over = exists ? inverse[i0 + query] : 0.0f;
             const float D = exists ? dot[i0 + query] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < C::RM; i++) {
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                 const int key = ty + C::TY * i;
                 float x = tl_attention_score(s[i][j], p.scale);
                 bool open = true;
@@ -271,14 +263,12 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         i0 = i1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const int64_t row = ty + C::TY * i, at = (b * p.n + j0 + row) * p.d;
         if (row >= rows)
             continue;
         if (want_k) {
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 gK[i][c] *= p.scale;
             store_row<C>(a.gK + at, gK[i], p, from);
         }

@@ -77,14 +77,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
             copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
         tl_copy_commit();
         query_scores<C>(s, p, bits + turn * BITS, j0);
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float factor = softmax.step(i, s[i]);
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] *= factor;
-#pragma unroll
-            for (int j = 0; j < C::RK; j++)
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
                 Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
         }
         tl_copy_wait<1>();
@@ -94,12 +91,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         j0 = j1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i;
-#pragma unroll
-        for (int c = 0; c < C::RC; c++)
+        TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             sums[i][c] = sums[i][c] / total;
         if (row < rows)
             store_row<C>(a.out + (b * p.n + i0 + row) * p.d, sums[i], p, from);
@@ -172,17 +167,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     tl_copy_wait<0>();
     if (!join_queries<C, true>(shared, softmax, sums, lane))
         return;
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
         if (lane.row(r) >= rows)
             continue;
-#pragma unroll
-        for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
+        TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++)
                     sums[r / 2][group][j][r % 2 * 2 + e] = sums[r / 2][group][j][r % 2 * 2 + e] / total;
         store_sums<C>(a.out + member + (i0 + lane.row(r)) * p.d, sums, r, p, lane);
     }

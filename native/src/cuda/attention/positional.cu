@@ -76,8 +76,7 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     const int64_t pair = (int64_t)group * G::PAIRS;
     const int64_t column = KIND == HALVES ? pair : 2 * pair;
     float c[G::PAIRS], s[G::PAIRS];
-#pragma unroll
-    for (int i = 0; i < G::PAIRS; i++) {
+    TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
         tl_turn((uint64_t)(a.start + p) * a.rate[pair + i], &c[i], &s[i]);
         if (a.back)
             s[i] = -s[i];
@@ -86,16 +85,13 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     const int64_t b1 = b0 + a.members < a.batch ? b0 + a.members : a.batch;
     for (int64_t b = b0; b < b1; b += UNROLL) {
         float v[UNROLL][G::COUNT];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
             if (b + u < b1)
                 G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
             if (b + u >= b1)
                 break;
-#pragma unroll
-            for (int i = 0; i < G::PAIRS; i++) {
+            TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
                 float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
                 if constexpr (KIND == ADD) {
                     x += s[i];

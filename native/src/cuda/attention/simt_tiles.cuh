@@ -88,23 +88,17 @@ __device__ __forceinline__ void product(const float *A, const float *B, int step
 #pragma unroll 1
     for (int k = 0; k < steps; k++, a += 4, b += 4) {
         float4 x[C::RM];
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             x[i] = tl_load4(a + i * C::TY * C::LD);
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const float4 y = tl_load4(b + j * C::TX * C::LD);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].x, y.x, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].y, y.y, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].z, y.z, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].w, y.w, s[i][j]);
         }
     }
@@ -118,16 +112,12 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
 #pragma unroll 1
     for (int k = 0; k < C::COLS; k += 4, w += 4, x += 4 * C::LD) {
         float4 a[C::RM];
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             a[i] = tl_load4(w + i * C::TY * C::LP);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-#pragma unroll
-            for (int g = 0; g < C::RC / 4; g++) {
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
                 const float4 y = tl_load4(x + e * C::LD + g * 4 * C::TX);
-#pragma unroll
-                for (int i = 0; i < C::RM; i++) {
+                TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                     const float f = e == 0 ? a[i].x : e == 1 ? a[i].y : e == 2 ? a[i].z : a[i].w;
                     sum[i][4 * g] = fmaf(f, y.x, sum[i][4 * g]);
                     sum[i][4 * g + 1] = fmaf(f, y.y, sum[i][4 * g + 1]);
@@ -142,15 +132,13 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
 template <class C>
 __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], const Problem &p, int64_t from)
 {
-#pragma unroll
-    for (int g = 0; g < C::RC / 4; g++) {
+    TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
         const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
         if (p.wide) {
             if (c < p.d)
                 tl_store4(row + c, v + 4 * g);
         } else {
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (c + e < p.d)
                     row[c + e] = v[4 * g + e];
         }
@@ -194,8 +182,7 @@ template <int COUNT>
 __device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem &p, int64_t b, int64_t first)
 {
     bool yes = true;
-#pragma unroll
-    for (int g = 0; g < COUNT / GRANULE; g++)
+    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
         yes &= first / GRANULE + g >= p.granules || finite[b * p.granules + first / GRANULE + g] != 0;
     return yes;
 }
@@ -207,8 +194,7 @@ template <class C> struct Softmax {
 
     __device__ __forceinline__ Softmax()
     {
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             top[i] = -TL_INF;
             chain[i] = 0.0f;
         }
@@ -219,15 +205,13 @@ template <class C> struct Softmax {
     __device__ __forceinline__ float step(int i, float (&s)[C::RK])
     {
         float most = s[0];
-#pragma unroll
-        for (int j = 1; j < C::RK; j++)
+        TL_UNROLL_FOR (int j = 1; j < C::RK; j++)
             most = fmaxf(most, s[j]);
         most = fmaxf(top[i], tl_fold_group<tl_number_max_op, C::TX>(most));
         const float factor = most > top[i] ? tl_attention_weight(top[i] - most) : 1.0f;
         const float base = most == -TL_INF ? 0.0f : most;
         float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             s[j] = tl_attention_weight(s[j] - base);
             sum += s[j];
         }
@@ -247,8 +231,7 @@ template <class C> struct Softmax {
     __device__ __forceinline__ bool fill_counts(int64_t rows)
     {
         bool any = false;
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             any |= (int)threadIdx.x / C::TX + C::TY * i < rows && !(top[i] > TL_FILL_VANISHES);
         return any;
     }
@@ -260,10 +243,8 @@ __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Pro
                                              int64_t j0)
 {
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
-#pragma unroll
-    for (int i = 0; i < C::RM; i++)
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int key = tx + C::TX * j;
             float x = tl_attention_score(s[i][j], p.scale);
             if (p.mode != NO_MASK) {

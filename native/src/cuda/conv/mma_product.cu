@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
         const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
         for (int64_t group = warp; group < row_groups; group += blockDim.y) {
             float part[2][4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const int64_t row = group * 16 + lane / 4 + e % 2 * 8, column = columns[e / 2];
                 const float x = column >= 0 && row < job.rows ? job.w[row * row_stride + column] : 0.0f;
                 pack(x, part[0][e], part[1][e]);
@@ -196,12 +195,10 @@ template <class T_> struct ProductLoader {
             const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
             const uint4 *entries = reinterpret_cast<const uint4 *>(table + next % TABLE * SLICE + k);
             const uint32_t to = tl_shared_address(stage), to_b = to + 4 * (A + k * LB + column);
-#pragma unroll
-            for (int i = 0; i < PIECES; i++)
+            TL_UNROLL_FOR (int i = 0; i < PIECES; i++)
                 tl_copy_async<16, false>(to + 16 * ((int)threadIdx.x + i * THREADS), from + 4 * i * THREADS, true);
             from += job.padded_rows / 16 * PACK;
-#pragma unroll
-            for (int i = 0; i < EACH; i += 2) {
+            TL_UNROLL_FOR (int i = 0; i < EACH; i += 2) {
                 const uint4 two = entries[i / 2];
                 tl_copy_async<4, false>(to_b + 4 * i * LB, job.source + (source + two.x), (inside & two.y) != 0);
                 tl_copy_async<4, false>(to_b + 4 * (i + 1) * LB, job.source + (source + two.z), (inside & two.w) != 0);
@@ -218,14 +215,12 @@ template <class T_> struct ProductLoader {
                          T::lane();
         const float *b = stage + A + (HALF * 8 + T::lane() % 4) * LB + T::warp_n() * T::NT * 8 + T::lane() / 4;
         uint32_t bh[T::NT][2], bl[T::NT][2];
-#pragma unroll
-        for (int i = 0; i < 2 * T::NT; i++) {
+        TL_UNROLL_FOR (int i = 0; i < 2 * T::NT; i++) {
             const float x = b[i % 2 * 4 * LB + i / 2 * 8];
             tl_split_keep_least(least, x);
             tl_split_dekker(x, bh[i / 2][i % 2], bl[i / 2][i % 2]);
         }
-#pragma unroll
-        for (int mt = 0; mt < T::MT; mt++) {
+        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
             const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
             const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
             T::multiply(chain[mt], ah, al, bh, bl);
@@ -240,13 +235,11 @@ template <class T_> struct ProductLoader {
 #pragma unroll 1
         for (int k = 0; k < SLICE; k++) {
             float y[T::NT][2];
-#pragma unroll
-            for (int nt = 0; nt < T::NT; nt++) {
+            TL_UNROLL_FOR (int nt = 0; nt < T::NT; nt++) {
                 const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
                 y[nt][0] = v.x, y[nt][1] = v.y;
             }
-#pragma unroll
-            for (int mt = 0; mt < T::MT; mt++) {
+            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
                 const float *a = stage + (T::warp_m() * T::MT + mt) * PACK + k / 8 * (PACK / 2) +
                                  (T::lane() / 4 * 4 + k % 4) * 4 + k % 8 / 4 * 2;
                 const float2 h = *reinterpret_cast<const float2 *>(a);

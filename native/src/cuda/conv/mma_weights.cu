@@ -96,20 +96,17 @@ template <class T_> struct WeightsLoader {
                 const uint4 four = here[piece];
                 const uint32_t to_four = to + 4 * word((int)row, (int)piece);
                 uint32_t from = four.y + (row0 + row) * size;
-#pragma unroll
-                for (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
+                TL_UNROLL_FOR (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
                     if (BM % (THREADS / 4) == 0 || row < BM)
                         tl_copy_async<16, false>(to_four + 4 * i * SLICE, job.small + from,
                                                  four.w && row + i < rows_left);
             } else {
                 uint32_t from = at.y + (row0 + group) * size;
-#pragma unroll
-                for (int i = 0; i < BM; i += GROUPS, from += GROUPS * size)
+                TL_UNROLL_FOR (int i = 0; i < BM; i += GROUPS, from += GROUPS * size)
                     tl_copy_async<4, false>(to_k + 4 * i * SLICE, job.small + from, at.w && group + i < rows_left);
             }
             const uint4 *two = reinterpret_cast<const uint4 *>(columns + group * (BN / GROUPS));
-#pragma unroll
-            for (int i = 0; i < BN; i += 2 * GROUPS) {
+            TL_UNROLL_FOR (int i = 0; i < BN; i += 2 * GROUPS) {
                 const uint4 entries = two[i / GROUPS / 2];
                 tl_copy_async<4, false>(to_k + 4 * (A + i * SLICE), job.large + (at.x + entries.x),
                                         (at.z & entries.y) != 0);
@@ -128,22 +125,19 @@ template <class T_> struct WeightsLoader {
         const float *a = stage + T::warp_m() * T::MT * 16 * SLICE + at;
         const float *b = stage + A + T::warp_n() * T::NT * 8 * SLICE + at;
         uint32_t bh[T::NT][2], bl[T::NT][2];
-#pragma unroll
-        for (int nt = 0; nt < T::NT; nt++) {
+        TL_UNROLL_FOR (int nt = 0; nt < T::NT; nt++) {
             const float2 v = *reinterpret_cast<const float2 *>(b + nt * 8 * SLICE);
             tl_split_keep_least(least, v.x);
             tl_split_keep_least(least, v.y);
             tl_split_dekker(v.x, bh[nt][0], bl[nt][0]);
             tl_split_dekker(v.y, bh[nt][1], bl[nt][1]);
         }
-#pragma unroll
-        for (int mt = 0; mt < T::MT; mt++) {
+        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
             const float2 v[2] = {*reinterpret_cast<const float2 *>(a + mt * 16 * SLICE),
                                  *reinterpret_cast<const float2 *>(a + (mt * 16 + 8) * SLICE)};
             const float x[4] = {v[0].x, v[1].x, v[0].y, v[1].y};
             uint32_t ah[4], al[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            TL_UNROLL_FOR (int i = 0; i < 4; i++) {
                 tl_split_keep_least(least, x[i]);
                 tl_split_dekker(x[i], ah[i], al[i]);
             }
@@ -157,11 +151,9 @@ template <class T_> struct WeightsLoader {
         for (int k = 0; k < SLICE; k++) {
             const float *a = stage + word(T::row(0, 0), k), *b = stage + A + word(T::column(0, 0), k);
             float y[T::NT][2];
-#pragma unroll
-            for (int i = 0; i < 2 * T::NT; i++)
+            TL_UNROLL_FOR (int i = 0; i < 2 * T::NT; i++)
                 y[i / 2][i % 2] = b[(i / 2 * 8 + i % 2) * SLICE];
-#pragma unroll
-            for (int mt = 0; mt < T::MT; mt++) {
+            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
                 const float x[2] = {a[mt * 16 * SLICE], a[(mt * 16 + 8) * SLICE]};
                 T::fused(chain[mt], x, y);
             }

@@ -148,11 +148,9 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
 #pragma unroll 1
         for (int leaf = (int)threadIdx.x / 32; leaf < count; leaf += WARPS) {
             float v[LANES / 32];
-#pragma unroll
-            for (int j = 0; j < LANES / 32; j++) {
+            TL_UNROLL_FOR (int j = 0; j < LANES / 32; j++) {
                 float a[C];
-#pragma unroll
-                for (int b = 0; b < C; b++)
+                TL_UNROLL_FOR (int b = 0; b < C; b++)
                     a[b] = tl_cluster_read(own + leaf * LANES + 32 * j + t, b);
                 v[j] = tl_fold_array<tl_sum_op, C>(a);
             }
@@ -176,8 +174,7 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
             own[threadIdx.x / 32] = m;
         tl_cluster_arrive();
         tl_cluster_wait();
-#pragma unroll
-        for (int i = t; i < C * WARPS; i += 32)
+        TL_UNROLL_FOR (int i = t; i < C * WARPS; i += 32)
             m = fmaxf(m, tl_cluster_read(own + i % WARPS, i / WARPS));
         return tl_fold_group<tl_number_max_op, 32>(m);
     }
@@ -219,8 +216,7 @@ struct tl_cluster_quads {
     /* Requests this thread's part of the row at `p`, zeros past its end. */
     __device__ __forceinline__ void request(const float *p) const
     {
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             tl_copy_async<16>(reinterpret_cast<float *>(stage() + 32 * k),
                               k < steps ? p + column + k * TL_SUM_LANES : p, k < steps);
         tl_copy_commit();
@@ -234,8 +230,7 @@ struct tl_cluster_quads {
         tl_cluster_arrive();
         tl_cluster_wait();
         float4 a[C];
-#pragma unroll
-        for (int b = 0; b < C; b++)
+        TL_UNROLL_FOR (int b = 0; b < C; b++)
             a[b] = tl_cluster_read4(lanes(which), b);
         const float leaf = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, C>(a));
         float *const sums = leaf_sums(which);

@@ -45,14 +45,12 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N]) const
     {
         if constexpr (VECTOR) {
-#pragma unroll
-            for (int k = 0; k < N / 4; k++) {
+            TL_UNROLL_FOR (int k = 0; k < N / 4; k++) {
                 const float4 q = inside(4 * k) ? tl_load4(p + column(4 * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 v[4 * k] = q.x, v[4 * k + 1] = q.y, v[4 * k + 2] = q.z, v[4 * k + 3] = q.w;
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < N; i++)
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
                 v[i] = inside(i) ? p[column(i)] : 0.0f;
         }
     }
@@ -64,8 +62,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
             const float4 q = inside(W * k) ? tl_load4(p + column(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 w[j] = inside(W * k + j) ? p[column(W * k + j)] : 0.0f;
         }
     }
@@ -76,8 +73,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
             if (inside(W * k))
                 tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 if (inside(W * k + j))
                     p[column(W * k + j)] = w[j];
         }
@@ -102,8 +98,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
         if constexpr (VECTOR) {
             tl_store4(slot(shared, W * k), w);
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 *slot(shared, W * k + j) = w[j];
         }
     }
@@ -112,8 +107,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
         if constexpr (VECTOR) {
             tl_load4(slot(shared, W * k), w);
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 w[j] = *slot(shared, W * k + j);
         }
     }
@@ -160,20 +154,16 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
         __device__ __forceinline__ void add(int i, const float (&w)[W])
         {
             float a[W];
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 a[j] = 0.0f + w[j];
-#pragma unroll
-            for (int l = 0; l <= LEVELS; l++) {
+            TL_UNROLL_FOR (int l = 0; l <= LEVELS; l++) {
                 if ((i & ((1 << l) - 1)) != (1 << l) - 1) /* it has found its place further down */
                     continue;
                 if ((i >> l) & 1) {
-#pragma unroll
-                    for (int j = 0; j < W; j++)
+                    TL_UNROLL_FOR (int j = 0; j < W; j++)
                         a[j] = level[l][j] + a[j];
                 } else {
-#pragma unroll
-                    for (int j = 0; j < W; j++)
+                    TL_UNROLL_FOR (int j = 0; j < W; j++)
                         level[l][j] = a[j];
                 }
             }
@@ -219,8 +209,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         if (threadIdx.x % 32 == 0)
             warps[threadIdx.x / 32] = m;
         __syncthreads();
-#pragma unroll
-        for (int w = 0; w < THREADS / 32; w++)
+        TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
             m = fmaxf(m, warps[w]);
         return m;
     }
@@ -231,8 +220,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         using T = std::conditional_t<VECTOR_, float4, float>; /* a thread's four lanes, or their fold */
         const int t = (int)threadIdx.x % 32;
         T w[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
+        TL_UNROLL_FOR (int j = 0; j < 8; j++)
             w[j] = reinterpret_cast<const T *>(shared)[t + 32 * j];
         return tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, 8>(w));
     }
@@ -331,8 +319,7 @@ template <class Row, bool SHARED> struct tl_held {
         if constexpr (SHARED) {
             Row::fetch(shared(), k, w);
         } else {
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 w[j] = v[k * Row::W + j];
         }
     }
@@ -341,8 +328,7 @@ template <class Row, bool SHARED> struct tl_held {
         if constexpr (SHARED) {
             Row::keep(shared(), k, w);
         } else {
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 v[k * Row::W + j] = w[j];
         }
     }
@@ -417,8 +403,7 @@ __global__ void __launch_bounds__(TL_TREE_THREADS)
     f.row(row);
 #pragma unroll 4
     for (int k = 0; k < TL_SUM_LEAF; k += TL_SUM_LANES)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
+        TL_UNROLL_FOR (int j = 0; j < 4; j++) {
             const int c = k + j * TL_TREE_THREADS + (int)threadIdx.x;
             lanes[j] += c < n ? f.at(row * cols + start + c, start + c) : 0.0f;
         }

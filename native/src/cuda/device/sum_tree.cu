@@ -66,18 +66,14 @@ __global__ void __launch_bounds__(SHORT_THREADS)
     const int64_t first = (int64_t)blockIdx.x * (GROUPS * R) + threadIdx.x / G;
     using C = unit<Op, VECTOR>;
     typename C::type v[R][V];
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int j = 0; j < V; j++) {
+    TL_UNROLL_FOR (int r = 0; r < R; r++)
+        TL_UNROLL_FOR (int j = 0; j < V; j++) {
             const int64_t row = first + r * GROUPS;
             const int c = C::WIDTH * (g + G * j);
             v[r][j] = row < rows && c < cols ? C::load(x + row * cols + c) : C::identity();
         }
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-#pragma unroll
-        for (int j = 0; j < V; j++)
+    TL_UNROLL_FOR (int r = 0; r < R; r++) {
+        TL_UNROLL_FOR (int j = 0; j < V; j++)
             v[r][j] = C::join(C::identity(), v[r][j]);
         const float s = tl_fold_group<Op, G>(tl_fold_array<Op, V>(v[r]));
         const int64_t row = first + r * GROUPS;
@@ -105,17 +101,14 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
     if (VECTOR) {
         float4 v[STEPS], lanes = tl_identity4<Op>();
         if (STEPS * TL_SUM_LANES == TL_SUM_LEAF && n == TL_SUM_LEAF) {
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
                 v[k] = tl_load4(leaf + k * TL_SUM_LANES + 4 * t);
         } else {
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
                 v[k] = k * TL_SUM_LANES + 4 * t + 4 <= n ? tl_load4(leaf + k * TL_SUM_LANES + 4 * t)
                                                          : tl_identity4<Op>();
         }
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             lanes = tl_join<Op>(lanes, v[k]);
         if ((n & 3) && t == (n & (TL_SUM_LANES - 1)) / 4) { /* an incomplete quadruple is its thread's last */
             const float *rest = leaf + (n & ~3);
@@ -128,17 +121,13 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
         result = tl_fold_block<Op>(lanes, shared);
     } else {
         float v[STEPS][4], lanes[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++) {
                 const int i = k * TL_SUM_LANES + j * TL_TREE_THREADS + t;
                 v[k][j] = i < n ? leaf[i] : Op::identity();
             }
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 lanes[j] = Op::join(lanes[j], v[k][j]);
         result = tl_fold_block<Op>(tl_fold_array<Op, 4>(lanes), reinterpret_cast<float *>(shared));
     }
@@ -228,22 +217,18 @@ template <class C> __device__ __forceinline__ typename C::type sum_chain(const f
     if (n == STEPS) {
 #pragma unroll 1
         for (int k = 0; k < STEPS; k += FLIGHT, p += FLIGHT * step) {
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++)
+            TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
                 v[i] = C::load(p + i * step);
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++)
+            TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
                 s = C::join(s, v[i]);
         }
         return s;
     }
 #pragma unroll 1
     for (int k = 0; k < n; k += FLIGHT, p += FLIGHT * step) {
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++)
+        TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
             v[i] = k + i < n ? C::load(p + i * step) : C::identity();
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++)
+        TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
             s = C::join(s, v[i]);
     }
     return s;

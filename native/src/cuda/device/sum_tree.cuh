@@ -44,8 +44,7 @@ template <class Op> static __device__ __forceinline__ float4 tl_identity4()
 /* G consecutive threads (a power of two up to 32), thread g of the group holding lane g. */
 template <class Op, int G> static __device__ __forceinline__ float tl_fold_group(float a)
 {
-#pragma unroll
-    for (int s = G / 2; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 2; s > 0; s /= 2)
         a = Op::join(a, __shfl_xor_sync(0xffffffffu, a, s));
     return a;
 }
@@ -70,8 +69,7 @@ template <class Op, int G> static __device__ __forceinline__ float tl_fold_group
     }
     const bool odd = (g & (G / 4)) != 0;
     a = Op::join(odd ? b : a, __shfl_xor_sync(ALL, odd ? a : b, G / 4));
-#pragma unroll
-    for (int s = G / 8; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 8; s > 0; s /= 2)
         a = Op::join(a, __shfl_xor_sync(ALL, a, s));
     a = Op::join(a, __shfl_xor_sync(ALL, a, G / 2));
     return Op::join(a, __shfl_xor_sync(ALL, a, G / 4));
@@ -81,8 +79,7 @@ template <class Op, int G> static __device__ __forceinline__ float tl_fold_group
 template <class Op, int V, class T, int N> static __device__ __forceinline__ T tl_fold_array(T (&v)[N])
 {
     if constexpr (V > 1) {
-#pragma unroll
-        for (int j = 0; j < V / 2; j++)
+        TL_UNROLL_FOR (int j = 0; j < V / 2; j++)
             v[j] = tl_join<Op>(v[j], v[j + V / 2]);
         return tl_fold_array<Op, V / 2>(v);
     } else {
@@ -103,8 +100,7 @@ template <class Op, class T> static __device__ __forceinline__ float tl_fold_blo
     float result = Op::identity();
     if (threadIdx.x < 32) {
         T w[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
+        TL_UNROLL_FOR (int j = 0; j < 8; j++)
             w[j] = shared[threadIdx.x + 32 * j];
         result = tl_fold_group<Op, 32>(tl_fold_array<Op, 8>(w));
     }

@@ -115,8 +115,7 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
@@ -184,14 +183,11 @@ __device__ __forceinline__ void start_chain(float (&part)[N], const uint32_t (&h
     constexpr int LO = B_LO / 16, K8 = 8 * 4 / 16;
     wgmma_fence();
     wgmma<false>(part, SWAPPED ? hi[0] : lo[0], b + (SWAPPED ? LO : 0));
-#pragma unroll
-    for (int q = 1; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 1; q < STEP / 8; q++)
         wgmma<true>(part, SWAPPED ? hi[q] : lo[q], b + (SWAPPED ? LO : 0) + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++)
         wgmma<true>(part, SWAPPED ? lo[q] : hi[q], b + (SWAPPED ? 0 : LO) + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++)
         wgmma<true>(part, hi[q], b + q * K8);
     wgmma_commit();
 }

@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(THREADS)
     repeat_row_kernel(const Vector *__restrict__ row, Vector *__restrict__ out, tl_fastdiv cols, int64_t total)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t col;
@@ -47,8 +46,7 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     float v[4][V];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t group;
@@ -59,8 +57,7 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
                 v[u][0] = *at;
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if constexpr (V == 4) {
@@ -82,8 +79,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     double v[4][V];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if constexpr (V == 4) {
@@ -95,15 +91,13 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t group;
             float *at = to + groups.divmod((uint32_t)t, &group) * stride + (int64_t)group * V;
             if (bias)
-#pragma unroll
-                for (int e = 0; e < V; e++)
+                TL_UNROLL_FOR (int e = 0; e < V; e++)
                     v[u][e] += bias[group * V + e];
             if constexpr (V == 4)
                 tl_store4(at, make_float4((float)v[u][0], (float)v[u][1], (float)v[u][2], (float)v[u][3]));
@@ -233,8 +227,7 @@ __global__ void __launch_bounds__(SMALL_THREADS)
     for (int k0 = 0; k0 < n; k0 += TILE) {
         if (k0 > 0)
             __syncthreads();
-#pragma unroll
-        for (int v = 0; v < TILE * TILE / 4 / SMALL_THREADS; v++) {
+        TL_UNROLL_FOR (int v = 0; v < TILE * TILE / 4 / SMALL_THREADS; v++) {
             const int row = v * (SMALL_THREADS / 16) + threadIdx.x / 16, col = threadIdx.x % 16 * 4;
             const bool in_a = i0 + row < m && k0 + col < n, in_b = k0 + row < n && j0 + col < p;
             tl_copy_async<16>(&a[row][col], in_a ? A + (int64_t)(i0 + row) * n + k0 + col : A, in_a);
@@ -246,23 +239,18 @@ __global__ void __launch_bounds__(SMALL_THREADS)
         const int inner = min(n - k0, TILE);
         for (int k = 0; k < inner; k += 4) {
             float x[8][4];
-#pragma unroll
-            for (int r = 0; r < 8; r++)
+            TL_UNROLL_FOR (int r = 0; r < 8; r++)
                 tl_load4(&a[ty + 8 * r][k], x[r]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const float4 lo = tl_load4(&b[k + e][4 * tx]), hi = tl_load4(&b[k + e][32 + 4 * tx]);
                 const float y[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
-#pragma unroll
-                for (int r = 0; r < 8; r++)
-#pragma unroll
-                    for (int c = 0; c < 8; c++)
+                TL_UNROLL_FOR (int r = 0; r < 8; r++)
+                    TL_UNROLL_FOR (int c = 0; c < 8; c++)
                         sum[r][c] = fmaf(x[r][e], y[c], sum[r][c]);
             }
         }
     }
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int i = i0 + ty + 8 * r, j = j0 + 4 * tx;
         if (i < m && j < p)
             tl_store4(C + (int64_t)i * p + j, sum[r]);

@@ -84,8 +84,7 @@ template <int WIDTH, bool TURNED> struct Source {
     __device__ __forceinline__ void read()
     {
         const int present = TURNED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const int at = TURNED ? 16 * (u / 4) + u % 4 : APART * u;
             held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
@@ -113,16 +112,14 @@ template <int WIDTH, bool TURNED> struct Source {
     }
     __device__ __forceinline__ void write(char *to, Guard &guard) const
     {
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             *reinterpret_cast<float4 *>(to + at(u)) = chunk(u);
             guard.see(held[u]);
         }
     }
     __device__ __forceinline__ void write_split(char *hi, char *lo, Guard &guard) const
     {
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const float4 x = chunk(u);
             store_split(hi + at(u), lo + at(u), x);
             guard.see(x);
@@ -184,37 +181,30 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
     const int64_t down = TA ? x.m : 1, across = TB ? 1 : x.p;
     float sum[8][BN / 16] = {};
     const float *a[8];
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int64_t i = min(i0 + ty + 8 * r, x.m - 1);
         a[r] = A + (TA ? i : i * x.n);
     }
     uint32_t b[BN / 16]; /* a product's B has fewer than 2^32 elements */
-#pragma unroll
-    for (int c = 0; c < BN / 16; c++) {
+    TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
         const int64_t j = min(j0 + tx + 16 * c, x.p - 1);
         b[c] = (uint32_t)(TB ? j * x.n : j);
     }
 #pragma unroll 1
     for (int64_t k = 0; k < x.n; k++) {
         float y[BN / 16];
-#pragma unroll
-        for (int c = 0; c < BN / 16; c++)
+        TL_UNROLL_FOR (int c = 0; c < BN / 16; c++)
             y[c] = B[b[c]];
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
+        TL_UNROLL_FOR (int r = 0; r < 8; r++) {
             const float v = *a[r];
-#pragma unroll
-            for (int c = 0; c < BN / 16; c++)
+            TL_UNROLL_FOR (int c = 0; c < BN / 16; c++)
                 sum[r][c] = fmaf(v, y[c], sum[r][c]);
             a[r] += down;
         }
         B += across;
     }
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-#pragma unroll
-        for (int c = 0; c < BN / 16; c++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++)
+        TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
             const int64_t i = i0 + ty + 8 * r, j = j0 + tx + 16 * c;
             if (i < x.m && j < x.p)
                 C[i * x.p + j] = x.bias ? sum[r][c] + x.bias[j] : sum[r][c];
@@ -227,16 +217,14 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float 
                                            int64_t i0, int64_t j0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
         const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
         if (row >= x.m)
             continue;
         float *to = C + row * x.p + j0 + 2 * (lane % 4);
         const float *bias = x.bias + j0 + 2 * (lane % 4);
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             if (8 * j >= columns)
                 continue;
             float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);

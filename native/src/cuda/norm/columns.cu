@@ -29,8 +29,7 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
                                              float (&sum_gamma)[Row::N], float (&sum_beta)[Row::N])
 {
     constexpr int PER_ARRAY = Row::N * Row::BLOCK_THREADS;
-#pragma unroll
-    for (int i = 0; i < Row::N; i++)
+    TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
         sum_gamma[i] = sum_beta[i] = 0.0f;
     const auto request = [&](int64_t row, int buffer) {
         const Row next(tl_given(), row, row < end ? (int)p.cols : 0);
@@ -51,21 +50,18 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
         float *const x = stage + 2 * buffer * PER_ARRAY, *const g = x + PER_ARRAY;
         tl_held<Row, false> v;
         float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W], mean, istd;
-#pragma unroll
-        for (int k = 0; k < Row::K; k++) {
+        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
             Row::fetch(x, k, xhat);
             v.put(k, xhat);
         }
         tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
         typename Row::terms terms_a, terms_ax;
-#pragma unroll
-        for (int i = 0; i < Row::K; i++) {
+        TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
             const int k = Row::order(i);
             v.get(k, xhat);
             Row::fetch(g, k, a);
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++) {
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
                 xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
                 sum_gamma[k * Row::W + j] += a[j] * xhat[j];
                 sum_beta[k * Row::W + j] += a[j];
@@ -81,13 +77,11 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
         float sum_a, sum_ax;
         Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
         const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
-#pragma unroll
-        for (int k = 0; k < Row::K; k++) {
+        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
             v.get(k, xhat);
             Row::fetch(g, k, a);
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 a[j] = tl_norm_grad(a[j] * gamma[j], xhat[j], mean_a, mean_ax, istd);
             r.store(p.gx + row * p.cols, k, a);
         }
@@ -104,12 +98,10 @@ template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(colum
     float sums[2][Row::N];
     finish_chain<Row>(p, from + chain, end, shared, sums[0], sums[1]);
     const Row r(tl_given(), 0, (int)p.cols);
-#pragma unroll
-    for (int which = 0; which < 2; which++) {
+    TL_UNROLL_FOR (int which = 0; which < 2; which++) {
         float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + chunk * p.cols;
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < Row::N; i++)
+        TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
             if (r.inside(i))
                 shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
         __syncthreads();
@@ -144,22 +136,19 @@ __device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[THREADS
     constexpr int WARPS = THREADS / 32;
     static_assert(V <= WARPS, "a warp for each value");
     const int warp = (int)threadIdx.x / 32, t = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < V; i++)
+    TL_UNROLL_FOR (int i = 0; i < V; i++)
         lanes[i][threadIdx.x] = v[i];
     __syncthreads();
     if (warp < V) {
         float w[WARPS];
-#pragma unroll
-        for (int j = 0; j < WARPS; j++)
+        TL_UNROLL_FOR (int j = 0; j < WARPS; j++)
             w[j] = lanes[warp][32 * j + t];
         const float sum = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, WARPS>(w));
         if (t == 0)
             folded[warp] = sum;
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < V; i++)
+    TL_UNROLL_FOR (int i = 0; i < V; i++)
         v[i] = folded[i];
 }
 
@@ -178,8 +167,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     const int n = cols - t; /* element i of this thread is in the row if i * THREADS < n */
     const float *const gamma = scales + t;
     float sum_gamma[N], sum_beta[N];
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         sum_gamma[i] = sum_beta[i] = 0.0f;
     /* Nothing is read past `most`: zeros arrive past the end of a row and of the chain. */
     const auto request_array = [&](float *to, const float *from, int most) {
@@ -189,8 +177,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
             tl_copy_async<4 * STEP>(to + c, from + c, c < most);
     };
     const auto request = [&](float *to, const float *from, int first) {
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             const int row = first + q * TL_COLUMN_CHAINS;
             request_array(to + q * ARRAY, from + (top + (row < end ? row : 0)) * cols, row < end ? cols : 0);
         }
@@ -198,8 +185,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     };
     int first = (int)(blockIdx.x % TL_COLUMN_CHAINS), g_slot = 0, x_slot = 0;
     request_array(scales, p.gamma, cols);
-#pragma unroll
-    for (int s = 0; s + 1 < STAGES; s++) {
+    TL_UNROLL_FOR (int s = 0; s + 1 < STAGES; s++) {
         request(g_stages + s * ROWS * ARRAY, p.g, first + s * AHEAD);
         request(x_stages + s * ROWS * ARRAY, p.x, first + s * AHEAD);
     }
@@ -213,11 +199,9 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         g_slot = g_slot + 1 == STAGES ? 0 : g_slot + 1;
         x_slot = x_slot + 2 == STAGES ? 0 : x_slot + 1;
         float x[ROWS][N], mean[ROWS], istd[ROWS], both[2 * ROWS];
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
-#pragma unroll
-            for (int i = 0; i < N; i++) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
                 x[q][i] = x_stage[t + q * ARRAY + i * THREADS];
                 sum[i % LANES] += x[q][i];
             }
@@ -225,12 +209,10 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         fold_lanes<THREADS>(mean, lanes, folded);
         request(x_stage, p.x, first + (STAGES - 1) * AHEAD); /* the fold's barrier follows everybody's reads */
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
             mean[q] = tl_per_count(mean[q], cols);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
                 x[q][i] = i * THREADS < n ? x[q][i] - mean[q] : 0.0f;
                 sum[i % LANES] += x[q][i] * x[q][i];
             }
@@ -238,14 +220,11 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         fold_lanes<THREADS>(istd, lanes, folded);
         float sum_a[ROWS][LANES] = {}, sum_ax[ROWS][LANES] = {};
-#pragma unroll
-        for (int q = 0; q < ROWS; q++)
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++)
             istd[q] = tl_inverse_deviation(istd[q], cols, p.eps);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++) {
             const float scale = gamma[i * THREADS];
-#pragma unroll
-            for (int q = 0; q < ROWS; q++) {
+            TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
                 const bool live = q == 0 || first + q * TL_COLUMN_CHAINS < end;
                 const float gi = g[q * ARRAY + i * THREADS], a = gi * scale;
                 const float xhat = live && i * THREADS < n ? x[q][i] * istd[q] : 0.0f;
@@ -258,20 +237,17 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         if (!p.gx)
             continue;
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             both[2 * q] = tl_fold_array<tl_sum_op, LANES>(sum_a[q]);
             both[2 * q + 1] = tl_fold_array<tl_sum_op, LANES>(sum_ax[q]);
         }
         fold_lanes<THREADS>(both, lanes, folded);
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             const int row = first + q * TL_COLUMN_CHAINS;
             const float mean_a = tl_per_count(both[2 * q], cols), mean_ax = tl_per_count(both[2 * q + 1], cols);
             float *const to = p.gx + (top + row) * cols + t;
             if (q == 0 || row < end)
-#pragma unroll
-                for (int i = 0; i < N; i++)
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
                     if (i * THREADS < n)
                         to[i * THREADS] = tl_norm_grad(g[q * ARRAY + i * THREADS] * gamma[i * THREADS], x[q][i], mean_a,
                                                        mean_ax, istd[q]);
@@ -279,8 +255,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     }
     tl_copy_wait<0>();
     const int64_t at = (int64_t)blockIdx.x * p.cols + t;
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i * THREADS < n) {
             p.gamma_parts[at + i * THREADS] = sum_gamma[i];
             p.beta_parts[at + i * THREADS] = sum_beta[i];

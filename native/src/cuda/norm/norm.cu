@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
             r.piece(gamma, k, a);
             r.piece(beta, k, b);
         }
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = fmaf(w[j] * istd, CHANNEL ? gamma_row : a[j], CHANNEL ? beta_row : b[j]);
         r.store(out + r.row * cols, k, w);
     }
@@ -89,8 +88,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
             v.get(k, w);
             scale.get(k, a);
             shift.get(k, b);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 w[j] = fmaf(w[j] * istd, a[j], b[j]);
             r.store(out + row * cols, k, w);
         }
@@ -152,8 +150,7 @@ __global__ void __launch_bounds__(512, 1)
     for (; row < rows; row += clusters) {
         float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         tl_copy_wait<0>();
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
             v[k] = r.stage()[32 * k];
             lanes = tl_join<tl_sum_op>(lanes, v[k]);
         }
@@ -161,8 +158,7 @@ __global__ void __launch_bounds__(512, 1)
             r.request(x + (row + clusters) * cols);
         const float mean = tl_per_count(r.sum(0, lanes), cols);
         lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
                 lanes = tl_join<tl_sum_op>(
@@ -173,8 +169,7 @@ __global__ void __launch_bounds__(512, 1)
         float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
         float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
         float *const to = out + row * cols;
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 const int c = r.column + k * TL_SUM_LANES;
                 if (!CHANNEL)
@@ -266,16 +261,14 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     second.wait();
     typename Row::terms terms_a, terms_ax;
     float xhat[Row::W], a[Row::W], gamma[Row::W];
-#pragma unroll
-    for (int i = 0; i < Row::K; i++) {
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         float ax[Row::W];
         v.get(k, xhat);
         second.get(k, a);
         if constexpr (!CHANNEL)
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++) {
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
             xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
             ax[j] = a[j] * xhat[j];
@@ -300,14 +293,12 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
         return;
     const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
     const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
-#pragma unroll
-    for (int k = 0; k < Row::K; k++) {
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         v.get(k, xhat);
         second.get(k, a);
         if constexpr (!CHANNEL)
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
         r.store(p.gx + r.row * p.cols, k, a);
     }

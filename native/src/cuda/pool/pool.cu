@@ -72,12 +72,10 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
     const bool up = beta > 0.0f;
     float p = none, sum = 0.0f;
     int high = 0, wide = 0;
-#pragma unroll
-    for (int r = 0; r < K; r++) {
+    TL_UNROLL_FOR (int r = 0; r < K; r++) {
         high += rows[y * S + r];
         wide += columns[o * S + r];
-#pragma unroll
-        for (int j = 0; j < K; j++) {
+        TL_UNROLL_FOR (int j = 0; j < K; j++) {
             const float value = c[y * S + r][o * S + j];
             p = up ? tl_max(p, value) : tl_min(p, value);
         }
@@ -85,10 +83,8 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
     const float padded = padded_at_all ? (float)(K * K - high * wide) : 0.0f;
     if (padded_at_all && padded > 0.0f)
         p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-#pragma unroll
-    for (int r = 0; r < K; r++)
-#pragma unroll
-        for (int j = 0; j < K; j++) {
+    TL_UNROLL_FOR (int r = 0; r < K; r++)
+        TL_UNROLL_FOR (int j = 0; j < K; j++) {
             const float weight = tl_pool_weight(c[y * S + r][o * S + j], p, beta);
             sum += !padded_at_all || (rows[y * S + r] && columns[o * S + j]) ? weight : 0.0f;
         }
@@ -113,20 +109,16 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     const float none = KIND == TL_POOL_MEAN ? 0.0f : KIND == TL_POOL_MAX || v.beta > 0.0f ? -TL_INF : TL_INF;
     float c[ROWS][WIDTH];
     bool rows[ROWS], columns[WIDTH];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
         rows[r] = top + r >= 0 && top + r < v.h;
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++)
+    TL_UNROLL_FOR (int j = 0; j < WIDTH; j++)
         columns[j] = left + j >= P && left + j < v.w + P;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
         const bool inside = rows[r];
         const float *row = plane + (int64_t)(inside ? top + r : 0) * v.w;
         if (P)
             c[r][0] = inside && left > 0 ? row[left - 1] : none;
-#pragma unroll
-        for (int j = 0; j < S; j++) {
+        TL_UNROLL_FOR (int j = 0; j < S; j++) {
             float4 f = make_float4(none, none, none, none);
             if (inside && left + 4 * j < v.w)
                 f = tl_load4(row + left + 4 * j);
@@ -135,24 +127,19 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
             c[r][P + 4 * j + 2] = f.z;
             c[r][P + 4 * j + 3] = f.w;
         }
-#pragma unroll
-        for (int j = 0; j < AFTER; j++)
+        TL_UNROLL_FOR (int j = 0; j < AFTER; j++)
             c[r][P + 4 * S + j] = inside && left + 4 * S + j < v.w ? row[left + 4 * S + j] : none;
     }
-#pragma unroll
-    for (int y = 0; y < 2; y++) {
+    TL_UNROLL_FOR (int y = 0; y < 2; y++) {
         const int row = 2 * (int)pair + y;
         float result[4];
-#pragma unroll
-        for (int o = 0; o < 4; o++) {
+        TL_UNROLL_FOR (int o = 0; o < 4; o++) {
             float a = none;
             if constexpr (KIND == TL_POOL_SMOOTH) {
                 a = smooth_window<K, S>(c, rows, columns, y, o, P > 0, none, v.beta);
             } else {
-#pragma unroll
-                for (int r = 0; r < K; r++)
-#pragma unroll
-                    for (int j = 0; j < K; j++) {
+                TL_UNROLL_FOR (int r = 0; r < K; r++)
+                    TL_UNROLL_FOR (int j = 0; j < K; j++) {
                         const float value = c[y * S + r][o * S + j];
                         a = KIND == TL_POOL_MAX ? tl_max(a, value) : a + value;
                     }
@@ -165,8 +152,7 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
         if (v.aligned) {
             tl_store4(to, result);
         } else {
-#pragma unroll
-            for (int o = 0; o < 4; o++)
+            TL_UNROLL_FOR (int o = 0; o < 4; o++)
                 if (4 * (int)q + o < v.out_w)
                     to[o] = result[o];
         }

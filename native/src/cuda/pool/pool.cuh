@@ -67,8 +67,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
 {
     const int rank = R ? R : v.rank, last = rank - 1;
     int64_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], cells = 1, base = 0;
-#pragma unroll
-    for (int i = 0; i < (R ? R : 8); i++)
+    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
         if (i < rank) {
             const int64_t start = (int64_t)at[i] * v.s[i] - v.p[i];
             low[i] = max(start, (int64_t)0);
@@ -81,8 +80,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
         for (int64_t j = low[last]; j < high[last]; j++)
             visit(x[base + j], (uint32_t)(base + j));
         bool more = false;
-#pragma unroll
-        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
             if (!more && i < last) {
                 base += v.step[i];
                 more = ++c[i] < high[i];
@@ -134,8 +132,7 @@ template <int R>
 static __device__ __forceinline__ uint32_t tl_pool_window(const tl_pool_shape &v, uint32_t index, uint32_t *at)
 {
     const int rank = R ? R : v.rank;
-#pragma unroll
-    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+    TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
         if (i < rank)
             index = v.by_o[i].divmod(index, &at[i]);
     return index;

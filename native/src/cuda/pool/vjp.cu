@@ -78,8 +78,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
     const int rank = R ? R : v.rank, last = rank - 1;
     uint32_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], channel = flat;
     int64_t base = 0;
-#pragma unroll
-    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+    TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
         if (i < rank) {
             uint32_t at;
             channel = v.by_n[i].divmod(channel, &at);
@@ -91,8 +90,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
     if (base < 0)
         return 0.0f;
     base = channel * v.windows;
-#pragma unroll
-    for (int i = 0; i < (R ? R : 8); i++)
+    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
         if (i < last)
             base += low[i] * v.out_step[i];
     const uint32_t cell = (uint32_t)(flat - channel * v.plane);
@@ -106,8 +104,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
                 sum = take_share<KIND>(sum, note[base + j], cell, value, v.beta);
         }
         bool more = false;
-#pragma unroll
-        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
             if (!more && i < last) {
                 base += v.out_step[i];
                 more = ++c[i] < high[i];
@@ -132,8 +129,7 @@ __global__ void __launch_bounds__(THREADS)
     if (i >= n)
         return;
     float sum[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int e = 0; e < 4; e++)
         sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
     if (i + 4 <= n)
         tl_store4(gx + i, sum);
@@ -196,17 +192,13 @@ __device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, co
     const int y0 = max(y, 0), x0 = max(x, 0), y1 = min(y + v.k_h, v.h), x1 = min(x + v.k_w, v.w);
     if constexpr (K != 0) {
         float value[K][K];
-#pragma unroll
-        for (int a = 0; a < K; a++)
-#pragma unroll
-            for (int b = 0; b < K; b++)
+        TL_UNROLL_FOR (int a = 0; a < K; a++)
+            TL_UNROLL_FOR (int b = 0; b < K; b++)
                 value[a][b] = y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1
                                   ? plane[(int64_t)(y + a) * v.w + (x + b)]
                                   : 0.0f;
-#pragma unroll
-        for (int a = 0; a < K; a++)
-#pragma unroll
-            for (int b = 0; b < K; b++)
+        TL_UNROLL_FOR (int a = 0; a < K; a++)
+            TL_UNROLL_FOR (int b = 0; b < K; b++)
                 if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1)
                     visit(value[a][b], (y + a) * v.w + (x + b));
     } else {
@@ -265,8 +257,7 @@ __global__ void __launch_bounds__(THREADS)
     const int from = first_meeting<S>(row, v.k_h, v.p_h, v.by_h), to = last_meeting<S>(row, v.p_h, v.out_h, v.by_h);
     const int64_t flat = (int64_t)row * v.w + column;
     float sum[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+    TL_UNROLL_FOR (int e = 0; e < 4; e++) {
         sum[e] = 0.0f;
         if (column + e >= v.w)
             continue;

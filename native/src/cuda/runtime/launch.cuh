@@ -12,6 +12,7 @@
 #include "core/backend.h"
 #include "core/kernel.h"
 #include "cuda/device/division.cuh"
+#include "cuda/device/unroll.cuh"
 
 extern "C" {
 cudaStream_t tl_cuda_stream(tl_context *ctx);

@@ -82,11 +82,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         const bool idle = i + quarter >= tiles_per_block || t0 >= n;
         const int64_t end = idle ? 0 : n;
         __syncthreads(); /* the last tiles are used up */
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             float4 a[4], b[4];
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
+            TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                 const int j = h * 16 + u * 4 + t / 16;
                 const int64_t channel = first_channel + t % 16 * 4;
                 a[u] = load_row(x, t0 + HALF + j, end, channel, width, vectors);
@@ -94,8 +92,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
             if (h == 0 && t < BLOCK_MODES)
                 s.root[quarter][t] = half_root((uint64_t)(first_mode + t) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
+            TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                 const int j = h * 16 + u * 4 + t / 16;
                 tl_store4(&s.plus[quarter][j][t % 16 * 4],
                           make_float4(a[u].x + b[u].x, a[u].y + b[u].y, a[u].z + b[u].z, a[u].w + b[u].w));
@@ -112,24 +109,20 @@ __global__ void __launch_bounds__(THREADS, 2)
             const float2 p = *reinterpret_cast<const float2 *>(&s.plus[quarter][j][2 * pair]);
             const float2 m = *reinterpret_cast<const float2 *>(&s.minus[quarter][j][2 * pair]);
             float c[MODES], d[MODES];
-#pragma unroll
-            for (int k = 0; k < MODES; k += 4) {
+            TL_UNROLL_FOR (int k = 0; k < MODES; k += 4) {
                 tl_load4(&s.cosine[j][group * MODES + k], c + k);
                 tl_load4(&s.sine[j][group * MODES + k], d + k);
             }
-#pragma unroll
-            for (int k = 0; k < MODES; k++) {
+            TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
                 even[k][0] = fmaf(c[k], p.x, even[k][0]);
                 even[k][1] = fmaf(c[k], p.y, even[k][1]);
                 odd[k][0] = fmaf(d[k], m.x, odd[k][0]);
                 odd[k][1] = fmaf(d[k], m.y, odd[k][1]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < MODES; k++) {
+        TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
             const float2 r = s.root[quarter][group * MODES + k];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
+            TL_UNROLL_FOR (int c = 0; c < 2; c++) {
                 re[k][c] += even[k][c] * r.x - odd[k][c] * r.y;
                 im[k][c] -= even[k][c] * r.y + odd[k][c] * r.x;
             }
@@ -137,8 +130,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     __syncthreads();
     float *sums = &s.plus[0][0][0]; /* [quarter][mode][re, im][channel]: 32 KB of plus and minus' 64 */
-#pragma unroll
-    for (int k = 0; k < MODES; k++) {
+    TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
         float *at = sums + ((quarter * BLOCK_MODES + group * MODES + k) * 2) * CHANNELS + 2 * pair;
         *reinterpret_cast<float2 *>(at) = make_float2(re[k][0], re[k][1]);
         *reinterpret_cast<float2 *>(at + CHANNELS) = make_float2(im[k][0], im[k][1]);
@@ -159,11 +151,9 @@ __device__ __forceinline__ float sum_shares(const float *__restrict__ shares, in
     float a[4] = {};
     int64_t p = 0;
     for (; p + 4 <= parts; p += 4)
-#pragma unroll
-        for (int u = 0; u < 4; u++)
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
             a[u] += shares[(p + u) * size + at];
-#pragma unroll
-    for (int u = 0; u < 3; u++)
+    TL_UNROLL_FOR (int u = 0; u < 3; u++)
         if (p + u < parts)
             a[u] += shares[(p + u) * size + at];
     return (a[0] + a[1]) + (a[2] + a[3]);
@@ -262,8 +252,7 @@ __global__ void __launch_bounds__(THREADS)
                    float *__restrict__ gr, float *__restrict__ gi)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * THREADS;
         if (e >= total)
             return;
@@ -311,12 +300,10 @@ __global__ void __launch_bounds__(THREADS, 2)
             float2 root = make_float2(1.0f, 0.0f);
             if (pair < 4)
                 root = half_root((uint64_t)(k0 + group * 4 + pair) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
+            TL_UNROLL_FOR (int q = 0; q < 4; q++) {
                 const int k = group * 4 + q;
                 const float c = __shfl_sync(0xffffffffu, root.x, q), d = __shfl_sync(0xffffffffu, root.y, q);
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
+                TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     const int64_t at = (k0 + k) * width + channel + h;
                     const bool there = k < count && channel + h < width;
                     const float a = there ? re[at] : 0.0f, b = there ? im[at] : 0.0f;
@@ -329,13 +316,11 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int k = 0; k < count; k++) {
                 const float2 a = *reinterpret_cast<const float2 *>(&s.re[half][k][2 * pair]);
                 const float2 b = *reinterpret_cast<const float2 *>(&s.im[half][k][2 * pair]);
-#pragma unroll
-                for (int j = 0; j < PAIRS; j += 4) {
+                TL_UNROLL_FOR (int j = 0; j < PAIRS; j += 4) {
                     float c[4], d[4];
                     tl_load4(&s.cosine[k][group * PAIRS + j], c);
                     tl_load4(&s.sine[k][group * PAIRS + j], d);
-#pragma unroll
-                    for (int u = 0; u < 4; u++) {
+                    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                         even[j + u][0] = fmaf(c[u], a.x, even[j + u][0]);
                         even[j + u][1] = fmaf(c[u], a.y, even[j + u][1]);
                         odd[j + u][0] = fmaf(d[u], b.x, odd[j + u][0]);
@@ -346,10 +331,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
         if (idle || channel >= width)
             continue;
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
+        TL_UNROLL_FOR (int j = 0; j < PAIRS; j++)
+            TL_UNROLL_FOR (int side = 0; side < 2; side++) {
                 const int64_t row = side ? t0 + HALF + group * PAIRS + j : t0 + HALF - 1 - group * PAIRS - j;
                 const float v0 = side ? even[j][0] - odd[j][0] : even[j][0] + odd[j][0];
                 const float v1 = side ? even[j][1] - odd[j][1] : even[j][1] + odd[j][1];

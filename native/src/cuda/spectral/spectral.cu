@@ -28,12 +28,10 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
     float2 v[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
+    TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
         if (first + u * THREADS < total)
             v[u] = from[first + u * THREADS];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
+    TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
         const int64_t e = first + u * THREADS;
         if (e < total) {
             uint32_t k;
