@@ -182,16 +182,11 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
 int32_t run_tiles(tl_context *ctx, const char *name, const Exchange &e)
 {
     const int64_t down = tl_ceil_div(e.rows, TILE), across = tl_ceil_div(e.cols, TILE);
-    const int64_t groups = tl_ceil_div(down, GROUP), in_last = down - (groups - 1) * GROUP;
-    const Tiles t = {e.x,
-                     e.out,
-                     (uint32_t)e.rows,
-                     (uint32_t)e.cols,
-                     tl_fastdiv((uint64_t)(down * across)),
-                     tl_fastdiv((uint64_t)(GROUP * across)),
-                     tl_fastdiv(GROUP),
-                     tl_fastdiv((uint64_t)in_last),
-                     (uint32_t)groups};
+    Tiles t = {};
+    t.x = e.x, t.out = e.out, t.rows = (uint32_t)e.rows, t.cols = (uint32_t)e.cols;
+    t.groups = (uint32_t)tl_ceil_div(down, GROUP);
+    t.matrix = tl_fastdiv((uint64_t)(down * across)), t.band = tl_fastdiv((uint64_t)(GROUP * across));
+    t.full = tl_fastdiv(GROUP), t.last = tl_fastdiv((uint64_t)(down - (t.groups - 1) * (int64_t)GROUP));
     const bool by_four = e.rows % 4 == 0 && e.cols % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out);
     return tl_launch(ctx, name, by_four ? squares_kernel : ragged_kernel, tl_grid(e.outer * down * across, 1), THREADS,
                      t);

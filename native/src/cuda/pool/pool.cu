@@ -175,20 +175,14 @@ template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_
     const auto kernel = pick_strips<KIND>(K, S, P != 0);
     if (!kernel || !square || v.n[1] % 4 != 0 || v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
         return launch_each<KIND>(ctx, x, v, out);
-    const tl_fastdiv across((uint64_t)tl_ceil_div(v.o[1], 4)), down((uint64_t)tl_ceil_div(v.o[0], 2));
-    const int64_t threads = v.channels * across.divisor * (int64_t)down.divisor;
-    const strip_shape s = {v.plane,
-                           v.windows,
-                           (int)v.n[0],
-                           (int)v.n[1],
-                           (int)v.o[0],
-                           (int)v.o[1],
-                           across,
-                           down,
-                           threads,
-                           v.beta,
-                           v.o[1] % 4 == 0 && tl_aligned4(out)};
-    return tl_launch(ctx, "pool", kernel, tl_grid(threads, THREADS), THREADS, x, s, out);
+    strip_shape s = {};
+    s.plane = v.plane, s.windows = v.windows, s.beta = v.beta;
+    s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];
+    s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.o[1], 4));
+    s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.o[0], 2));
+    s.threads = v.channels * s.across.divisor * (int64_t)s.down.divisor;
+    s.aligned = v.o[1] % 4 == 0 && tl_aligned4(out);
+    return tl_launch(ctx, "pool", kernel, tl_grid(s.threads, THREADS), THREADS, x, s, out);
 }
 
 } // namespace

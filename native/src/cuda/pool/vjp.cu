@@ -287,12 +287,15 @@ __global__ void __launch_bounds__(THREADS)
 template <int KIND, int K, int S>
 int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
-    const tl_fastdiv across((uint64_t)tl_ceil_div(v.n[1], TILE_W)), down((uint64_t)tl_ceil_div(v.n[0], TILE_H));
-    const tl_fastdiv pitch((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
-    const int rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
-    const tile_shape s = {(int)v.n[0], (int)v.n[1], (int)v.o[0], (int)v.o[1], (int)v.k[0], (int)v.k[1], (int)v.s[0],
-                          (int)v.s[1], (int)v.p[0], (int)v.p[1], v.by_s[0],   v.by_s[1],   v.plane,     v.windows,
-                          v.kernel,    across,      down,        pitch,       rows,        v.beta};
+    tile_shape s = {};
+    s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];
+    s.k_h = (int)v.k[0], s.k_w = (int)v.k[1], s.s_h = (int)v.s[0], s.s_w = (int)v.s[1];
+    s.p_h = (int)v.p[0], s.p_w = (int)v.p[1], s.by_h = v.by_s[0], s.by_w = v.by_s[1];
+    s.plane = v.plane, s.windows = v.windows, s.kernel = v.kernel, s.beta = v.beta;
+    s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.n[1], TILE_W));
+    s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.n[0], TILE_H));
+    s.rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
+    s.pitch = tl_fastdiv((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
     const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
     const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
     return tl_launch_dynamic(ctx, NAME, tiles<KIND, K, S>, (unsigned)blocks, THREADS, shared, x, g, s, gx);
