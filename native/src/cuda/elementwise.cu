@@ -4,6 +4,7 @@
  * kernel is bound by memory: each thread owns VECTORS groups of four consecutive elements, 256 groups apart, and loads all
  * of them (16 bytes each) before it computes, so enough bytes are in flight to cover the latency of device memory. An
  * output may be one of the inputs: a thread reads its elements before it writes them, and no other thread touches them. */
+#include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/elementwise.h"
 
@@ -27,29 +28,20 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
     const int64_t block = (int64_t)blockIdx.x * (THREADS * VECTORS * 4);
     float x[VECTORS][IN][4];
     if (block + THREADS * VECTORS * 4 <= m.n) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-#pragma unroll
-            for (int k = 0; k < IN; k++) {
-                const float4 t = reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x];
-                x[v][k][0] = t.x, x[v][k][1] = t.y, x[v][k][2] = t.z, x[v][k][3] = t.w;
-            }
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
+        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
+                tl_unpack4(reinterpret_cast<const float4 *>(m.in[k] + block)[v * THREADS + threadIdx.x], x[v][k]);
+        TL_UNROLL_FOR (int v = 0; v < VECTORS; v++) {
             float y[OUT][4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 float arguments[IN], results[OUT];
-#pragma unroll
-                for (int k = 0; k < IN; k++)
+                TL_UNROLL_FOR (int k = 0; k < IN; k++)
                     arguments[k] = x[v][k][e];
                 F::apply(arguments, m.p, m.q, results);
-#pragma unroll
-                for (int k = 0; k < OUT; k++)
+                TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                     y[k][e] = results[k];
             }
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 if (OUT == 1 || m.out[k] != nullptr)
                     reinterpret_cast<float4 *>(m.out[k] + block)[v * THREADS + threadIdx.x] =
                         make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
@@ -57,12 +49,10 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
     } else { /* the last block: single elements */
         for (int64_t i = block + threadIdx.x; i < m.n; i += THREADS) {
             float arguments[IN], results[OUT];
-#pragma unroll
-            for (int k = 0; k < IN; k++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 arguments[k] = m.in[k][i];
             F::apply(arguments, m.p, m.q, results);
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 if (OUT == 1 || m.out[k] != nullptr)
                     m.out[k][i] = results[k];
         }
@@ -76,10 +66,8 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
 {
     constexpr int LARGE = IN == 1 ? 4 : 2;
     if (m.n <= SMALL)
-        map_kernel<IN, OUT, 1, F><<<tl_grid(m.n, THREADS * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
-    else
-        map_kernel<IN, OUT, LARGE, F><<<tl_grid(m.n, THREADS * LARGE * 4), THREADS, 0, tl_cuda_stream(ctx)>>>(m);
-    return tl_cuda_launched(ctx, name);
+        return tl_launch(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, THREADS * 4), THREADS, m);
+    return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * 4), THREADS, m);
 }
 
 } // namespace

@@ -27,21 +27,18 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     uint32_t row[4], col[4];
     Vector v[4];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         row[u] = rows;
         if (t < total)
             row[u] = indices[cols.divmod((uint32_t)t, &col[u])];
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         v[u] = Vector{};
         if (row[u] < rows)
             v[u] = table[(int64_t)row[u] * cols.divisor + col[u]];
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if (streaming)
@@ -55,21 +52,16 @@ __global__ void __launch_bounds__(THREADS)
 int32_t gather(tl_context *ctx, const char *name, const float *table, const uint32_t *indices, int64_t rows,
                int64_t cols, int64_t k, float *out)
 {
-    void *staged;
-    TL_TRY(tl_cuda_stage(ctx, indices, (size_t)k * sizeof *indices, &staged));
+    tl_scratch<uint32_t> list(ctx);
+    TL_TRY(list.stage(indices, k));
     const bool streaming = k * cols >= (int64_t)1 << 23;
-    const uint32_t *list = (const uint32_t *)staged;
     if (cols % 4 == 0 && tl_aligned4(table) && tl_aligned4(out)) {
         const int64_t total = k * cols / 4;
-        gather_kernel<<<tl_grid(total, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            (const float4 *)table, list, (float4 *)out, (uint32_t)rows, tl_fastdiv(cols / 4), total, streaming);
-    } else {
-        gather_kernel<<<tl_grid(k * cols, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            table, list, out, (uint32_t)rows, tl_fastdiv(cols), k * cols, streaming);
+        return tl_launch(ctx, name, gather_kernel<float4>, tl_grid(total, 4 * THREADS), THREADS, (const float4 *)table,
+                         list, (float4 *)out, (uint32_t)rows, tl_fastdiv(cols / 4), total, streaming);
     }
-    const int32_t status = tl_cuda_launched(ctx, name);
-    tl_pool_free(ctx, staged);
-    return status;
+    return tl_launch(ctx, name, gather_kernel<float>, tl_grid(k * cols, 4 * THREADS), THREADS, table, list, out,
+                     (uint32_t)rows, tl_fastdiv(cols), k * cols, streaming);
 }
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */
@@ -82,32 +74,26 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = ((int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x) * 4;
     float v[4][4];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 <= total) {
-            const float4 x = tl_load4(mat + e);
-            v[u][0] = x.x, v[u][1] = x.y, v[u][2] = x.z, v[u][3] = x.w;
+            tl_load4(mat + e, v[u]);
         } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 v[u][j] = e + j < total ? mat[e + j] : 0.0f;
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 > from && e < to) {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 if (e + j >= from && e + j < to)
                     v[u][j] += row[e + j - from];
         }
         if (e + 4 <= total) {
-            tl_store4(out + e, make_float4(v[u][0], v[u][1], v[u][2], v[u][3]));
+            tl_store4(out + e, v[u]);
         } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 if (e + j < total)
                     out[e + j] = v[u][j];
         }
@@ -158,8 +144,6 @@ extern "C" int32_t tl_cuda_scatter_add_row(tl_context *ctx, const float *mat, co
                                            int64_t cols, int64_t i, float *out)
 {
     const int64_t total = rows * cols;
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    const unsigned grid = tl_grid(total, 16 * THREADS);
-    scatter_row_kernel<<<grid, THREADS, 0, stream>>>(mat, row, out, total, i * cols, (i + 1) * cols);
-    return tl_cuda_launched(ctx, "scatter_add_row");
+    return tl_launch(ctx, "scatter_add_row", scatter_row_kernel, tl_grid(total, 16 * THREADS), THREADS, mat, row, out,
+                     total, i * cols, (i + 1) * cols);
 }

@@ -154,17 +154,13 @@ __device__ __forceinline__ void add_hits(float4 (&sum)[GROUPS], const Scatter &s
                                          uint32_t first)
 {
     float4 v[N][GROUPS];
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i < n)
-#pragma unroll
-            for (int q = 0; q < GROUPS; q++)
+            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
                 v[i][q] = load_group<VECTORS>(s.values + (int64_t)p[i] * s.cols, first + 128 * q, s.cols);
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i < n)
-#pragma unroll
-            for (int q = 0; q < GROUPS; q++) {
+            TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
                 sum[q].x += v[i][q].x;
                 sum[q].y += v[i][q].y;
                 sum[q].z += v[i][q].z;
@@ -190,8 +186,7 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
     if constexpr (MODE == RECORDS)
         mine = s.records[(int64_t)row * RECORD + lane % RECORD];
     float4 sum[GROUPS];
-#pragma unroll
-    for (int q = 0; q < GROUPS; q++) {
+    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
         sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (s.base)
             sum[q] = load_group<VECTORS>(s.base + (int64_t)row * s.cols, first + 128 * q, s.cols);
@@ -204,8 +199,7 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
             uint32_t hit = __ballot_sync(~0u, from + lane < s.k && s.indices[min(from + lane, s.k - 1)] == row);
             while (hit) {
                 uint32_t n = 0;
-#pragma unroll
-                for (int i = 0; i < N; i++)
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
                     if (hit) {
                         p[i] = from + __ffs((int)hit) - 1;
                         hit &= hit - 1;
@@ -247,14 +241,12 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
             }
         }
         for (uint32_t i = 0; i < hits; i += N) {
-#pragma unroll
-            for (int e = 0; e < N; e++)
+            TL_UNROLL_FOR (int e = 0; e < N; e++)
                 p[e] = __shfl_sync(~0u, mine, i + e);
             add_hits<VECTORS>(sum, s, p, min(hits - i, (uint32_t)N), first);
         }
     }
-#pragma unroll
-    for (int q = 0; q < GROUPS; q++)
+    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
         store_group<VECTORS>(s.out + (int64_t)row * s.cols, first + 128 * q, s.cols, sum[q]);
 }
 
@@ -271,12 +263,10 @@ __device__ __forceinline__ float add_batch(const Scatter &s, const uint32_t *que
 {
     float v[BATCH];
     const uint32_t mine = min(col, s.cols - 1);
-#pragma unroll
-    for (int i = 0; i < BATCH; i++)
+    TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
         if (i < n)
             v[i] = s.values[(int64_t)queue[i] * s.cols + mine];
-#pragma unroll
-    for (int i = 0; i < BATCH; i++)
+    TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
         if (i < n)
             sum += v[i];
     return sum;
@@ -310,11 +300,9 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
             uint32_t filled = 0; /* below BATCH before each step */
             for (uint32_t from = 0; from < s.k; from += 128) {
                 uint32_t index[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     index[e] = from + 32 * e + lane < s.k ? s.indices[from + 32 * e + lane] : s.rows;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                     const uint32_t hit = __ballot_sync(~0u, index[e] == row);
                     if (hit == 0)
                         continue;
@@ -372,12 +360,10 @@ __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_f
         }
         for (uint32_t i = segment.x; i < segment.y; i += 4) {
             float v[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (e < segment.y - i)
                     v[e] = grouped(s, i + e, col);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (e < segment.y - i)
                     sum += v[e];
         }
@@ -405,8 +391,7 @@ __global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatt
             left -= n;
             next = lane < left ? grouped(s, i + lane, col) : 0.0f;
             if (n == 32) {
-#pragma unroll
-                for (int l = 0; l < 32; l++)
+                TL_UNROLL_FOR (int l = 0; l < 32; l++)
                     sum += __shfl_sync(~0u, v, l);
             } else {
                 for (uint32_t l = 0; l < n; l++)
@@ -420,47 +405,36 @@ __global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatt
 
 /* ---- scatter-add: launching -------------------------------------------------------------------------------------- */
 
-template <bool VECTORS, int GROUPS> void launch_wide(const Scatter &s, Mode mode, cudaStream_t stream)
+template <bool VECTORS, int GROUPS> int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, Mode mode)
 {
     const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = s.rows * pieces;
-    const unsigned grid = tl_grid(units, THREADS / 32);
-    if (mode == SCAN)
-        scatter_wide_kernel<VECTORS, GROUPS, SCAN><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
-    else if (mode == RECORDS)
-        scatter_wide_kernel<VECTORS, GROUPS, RECORDS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
-    else
-        scatter_wide_kernel<VECTORS, GROUPS, SEGMENTS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(pieces), units);
+    const auto kernel = mode == SCAN      ? scatter_wide_kernel<VECTORS, GROUPS, SCAN>
+                        : mode == RECORDS ? scatter_wide_kernel<VECTORS, GROUPS, RECORDS>
+                                          : scatter_wide_kernel<VECTORS, GROUPS, SEGMENTS>;
+    return tl_launch(ctx, name, kernel, tl_grid(units, THREADS / 32), THREADS, s, tl_fastdiv(pieces), units);
 }
 
 /* The first kernel and, except after a scan, the second one. */
 int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, Mode mode)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
     if (s.cols < 32) {
         const int64_t total = (int64_t)s.rows * s.cols;
-        const unsigned grid = tl_grid(total, THREADS);
-        if (mode == SCAN)
-            scatter_narrow_kernel<SCAN><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(s.cols), total);
-        else
-            scatter_narrow_kernel<SEGMENTS><<<grid, THREADS, 0, stream>>>(s, tl_fastdiv(s.cols), total);
+        TL_TRY(tl_launch(ctx, name, mode == SCAN ? scatter_narrow_kernel<SCAN> : scatter_narrow_kernel<SEGMENTS>,
+                         tl_grid(total, THREADS), THREADS, s, tl_fastdiv(s.cols), total));
     } else {
         const bool vectors = s.cols % 4 == 0 && tl_aligned4(s.base) && tl_aligned4(s.values) && tl_aligned4(s.out);
-        if (s.cols <= 128)
-            vectors ? launch_wide<true, 1>(s, mode, stream) : launch_wide<false, 1>(s, mode, stream);
-        else
-            vectors ? launch_wide<true, 2>(s, mode, stream) : launch_wide<false, 2>(s, mode, stream);
+        const auto launch = s.cols <= 128 ? vectors ? launch_wide<true, 1> : launch_wide<false, 1>
+                            : vectors     ? launch_wide<true, 2>
+                                          : launch_wide<false, 2>;
+        TL_TRY(launch(ctx, name, s, mode));
     }
-    TL_TRY(tl_cuda_launched(ctx, name));
     if (mode == SCAN)
         return TORCHLEAN_OK;
-    const tl_fastdiv strips(tl_ceil_div(s.cols, 32));
-    if (s.cols < 32)
-        scatter_narrow_many_kernel<<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, tl_fastdiv(s.cols));
-    else if (mode == RECORDS)
-        scatter_wide_many_kernel<RECORDS><<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, strips);
-    else
-        scatter_wide_many_kernel<SEGMENTS><<<MANY_BLOCKS, MANY_THREADS, 0, stream>>>(s, strips);
-    return tl_cuda_launched(ctx, name);
+    const auto kernel = s.cols < 32       ? scatter_narrow_many_kernel
+                        : mode == RECORDS ? scatter_wide_many_kernel<RECORDS>
+                                          : scatter_wide_many_kernel<SEGMENTS>;
+    const int64_t strips = s.cols < 32 ? s.cols : tl_ceil_div(s.cols, 32);
+    return tl_launch(ctx, name, kernel, MANY_BLOCKS, MANY_THREADS, s, tl_fastdiv(strips));
 }
 
 /* Words of the list of rows with many hits, which is cleared with the records or segments behind it. */
@@ -468,23 +442,15 @@ size_t list_words(const Scatter &s) { return LIST + (size_t)tl_ceil_div(s.k / SL
 
 int32_t with_records(tl_context *ctx, const char *name, Scatter s)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    const size_t list = list_words(s), bytes = (list + (size_t)s.rows * RECORD) * sizeof(uint32_t);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, bytes, &scratch));
-    uint32_t *records = (uint32_t *)scratch + list;
-    s.many = (uint32_t *)scratch;
+    const size_t list = list_words(s), words = list + (size_t)s.rows * RECORD;
+    tl_scratch<uint32_t> many(ctx);
+    TL_TRY(many.allocate((int64_t)words));
+    uint32_t *const records = many + list;
+    s.many = many;
     s.records = records;
-    const cudaError_t error = cudaMemsetAsync(scratch, 0, bytes, stream);
-    int32_t status = error == cudaSuccess ? TORCHLEAN_OK : tl_cuda_failed(ctx, error, name);
-    if (!status) {
-        fill_records_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(s.indices, s.k, s.rows, records);
-        status = tl_cuda_launched(ctx, name);
-    }
-    if (!status)
-        status = launch_owners(ctx, name, s, RECORDS);
-    tl_pool_free(ctx, scratch);
-    return status;
+    TL_CUDA_TRY(ctx, cudaMemsetAsync(many, 0, words * sizeof(uint32_t), tl_cuda_stream(ctx)));
+    TL_TRY(tl_launch(ctx, name, fill_records_kernel, tl_grid(s.k, THREADS), THREADS, s.indices, s.k, s.rows, records));
+    return launch_owners(ctx, name, s, RECORDS);
 }
 
 /* Scratch: list, segments, then k words each of keys and of what is sorted with them, before and after, then CUB's
@@ -503,37 +469,24 @@ int32_t with_segments(tl_context *ctx, const char *name, Scatter s)
     const uint32_t *none = nullptr;
     uint32_t *nowhere = nullptr;
     TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, s.k, 0, bits, stream));
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, words * sizeof(uint32_t) + own, &scratch));
-    uint32_t *many = (uint32_t *)scratch, *segments = many + list;
+    tl_scratch<uint32_t> many(ctx);
+    TL_TRY(many.allocate((int64_t)(words + (own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
+    uint2 *const segments = reinterpret_cast<uint2 *>(many + list);
     uint32_t *keys = many + cleared, *sorted_keys = keys + run, *grouped = sorted_keys + run;
     uint32_t *positions = by_value ? nullptr : grouped + run;
+    const uint32_t *sorted = by_value ? (const uint32_t *)s.values : positions;
     s.many = many;
-    s.segments = (const uint2 *)segments;
+    s.segments = segments;
     s.order = grouped;
     s.sorted = by_value ? (const float *)grouped : nullptr;
 
-    cudaError_t error = cudaMemsetAsync(scratch, 0, cleared * sizeof(uint32_t), stream);
-    int32_t status = TORCHLEAN_OK;
-    if (error == cudaSuccess) {
-        make_keys_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(s.indices, s.k, s.rows, keys, positions);
-        status = tl_cuda_launched(ctx, name);
-    }
-    if (error == cudaSuccess && !status)
-        error = cub::DeviceRadixSort::SortPairs(many + words, own, (const uint32_t *)keys, sorted_keys,
-                                                by_value ? (const uint32_t *)s.values : positions, grouped, s.k, 0,
-                                                bits, stream);
-    if (error != cudaSuccess)
-        status = tl_cuda_failed(ctx, error, name);
-    if (!status) {
-        find_segments_kernel<<<tl_grid(s.k, THREADS), THREADS, 0, stream>>>(sorted_keys, s.k, s.rows,
-                                                                            (uint2 *)segments);
-        status = tl_cuda_launched(ctx, name);
-    }
-    if (!status)
-        status = launch_owners(ctx, name, s, SEGMENTS);
-    tl_pool_free(ctx, scratch);
-    return status;
+    const unsigned grid = tl_grid(s.k, THREADS);
+    TL_CUDA_TRY(ctx, cudaMemsetAsync(many, 0, cleared * sizeof(uint32_t), stream));
+    TL_TRY(tl_launch(ctx, name, make_keys_kernel, grid, THREADS, s.indices, s.k, s.rows, keys, positions));
+    TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(many + words, own, (const uint32_t *)keys, sorted_keys, sorted,
+                                                     grouped, s.k, 0, bits, stream));
+    TL_TRY(tl_launch(ctx, name, find_segments_kernel, grid, THREADS, sorted_keys, s.k, s.rows, segments));
+    return launch_owners(ctx, name, s, SEGMENTS);
 }
 
 } /* namespace */
@@ -544,18 +497,13 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     if (k == 0)
         return base ? tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)(rows * cols) * sizeof *out)
                     : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, rows * cols);
-    void *staged;
-    TL_TRY(tl_cuda_stage(ctx, indices, (size_t)k * sizeof *indices, &staged));
+    tl_scratch<uint32_t> staged(ctx);
+    TL_TRY(staged.stage(indices, k));
     Scatter s = {};
-    s.base = base, s.values = values, s.out = out, s.indices = (const uint32_t *)staged;
+    s.base = base, s.values = values, s.out = out, s.indices = staged;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
-    int32_t status;
     if (k <= SCAN_INDICES && (cols >= 32 || rows * cols <= SCAN_WORK / k))
-        status = launch_owners(ctx, name, s, SCAN);
-    else if (cols >= 128 && k <= RECORD_INDICES && k <= 4 * rows)
-        status = with_records(ctx, name, s);
-    else
-        status = with_segments(ctx, name, s);
-    tl_pool_free(ctx, staged);
-    return status;
+        return launch_owners(ctx, name, s, SCAN);
+    return cols >= 128 && k <= RECORD_INDICES && k <= 4 * rows ? with_records(ctx, name, s)
+                                                               : with_segments(ctx, name, s);
 }

@@ -81,8 +81,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = tl_cross_entropy_grad(tl_quotient(w[j], s, reciprocal), r.column(k * Row::W + j) == label, c);
         r.store(gx + r.row * cols, k, w);
     }
@@ -162,59 +161,45 @@ struct grad_element {
 int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int64_t rows, int64_t cols, float *losses,
                    float *work)
 {
-    int32_t status = TORCHLEAN_OK;
-    if (cols <= TL_ROW_FITS) {
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    const char *const name = "cross_entropy";
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, "cross_entropy", cross_entropy_rows<Row>, rows,
-                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, rows, cols, losses);
+            return tl_launch_rows<Row>(ctx, name, cross_entropy_rows<Row>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
+                                       x, labels, rows, cols, losses);
         });
-        return status;
-    }
-    bool runs = false;
-    if (cols <= TL_CLUSTER_FITS)
-        tl_pick_cluster<1>(cols, [&](auto row) {
+    int32_t status;
+    if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            runs = tl_cluster_runs(cross_entropy_cluster<Row>, Row::bytes(cols));
-            if (runs)
-                status = tl_launch_cluster<Row>(ctx, "cross_entropy", cross_entropy_cluster<Row>, rows,
-                                                Row::bytes(cols), x, labels, cols, losses);
-        });
-    if (runs)
+            return tl_launch_cluster<Row>(ctx, name, cross_entropy_cluster<Row>, rows, cols, &status, x, labels, cols,
+                                          losses);
+        }))
         return status;
-    TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy", x, rows, cols, work, work + rows));
-    long_losses<<<tl_grid(rows, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(x, labels, work, work + rows, rows, cols,
-                                                                             losses);
-    return tl_cuda_launched(ctx, "cross_entropy");
+    TL_TRY(tl_long_row_exponentials(ctx, name, x, rows, cols, work, work + rows));
+    return tl_launch(ctx, name, long_losses, tl_grid(rows, THREADS), THREADS, x, labels, work, work + rows, rows, cols,
+                     losses);
 }
 
 int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const float *g, int64_t rows, int64_t cols,
                   float *gx, float *work)
 {
-    int32_t status = TORCHLEAN_OK;
-    if (cols <= TL_ROW_FITS) {
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    const char *const name = "cross_entropy_bwd";
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, "cross_entropy_bwd", cross_entropy_grad_rows<Row>, rows,
-                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, g, rows, cols, gx);
+            return tl_launch_rows<Row>(ctx, name, cross_entropy_grad_rows<Row>, rows,
+                                       tl_shared_bytes<Row, Row::ONE_SHARED>, x, labels, g, rows, cols, gx);
         });
-        return status;
-    }
-    bool runs = false;
-    if (cols <= TL_CLUSTER_FITS)
-        tl_pick_cluster<1>(cols, [&](auto row) {
+    int32_t status;
+    if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            runs = tl_cluster_runs(cross_entropy_grad_cluster<Row>, Row::bytes(cols));
-            if (runs)
-                status = tl_launch_cluster<Row>(ctx, "cross_entropy_bwd", cross_entropy_grad_cluster<Row>, rows,
-                                                Row::bytes(cols), x, labels, g, rows, cols, gx);
-        });
-    if (runs)
+            return tl_launch_cluster<Row>(ctx, name, cross_entropy_grad_cluster<Row>, rows, cols, &status, x, labels, g,
+                                          rows, cols, gx);
+        }))
         return status;
-    TL_TRY(tl_long_row_exponentials(ctx, "cross_entropy_bwd", x, rows, cols, work, work + rows));
-    return tl_long_row_map(ctx, "cross_entropy_bwd",
-                           grad_element{x, work, work + rows, g, labels, rows, 0, 0.0f, 0.0f, 0.0f, 0.0f}, rows, cols,
-                           gx);
+    TL_TRY(tl_long_row_exponentials(ctx, name, x, rows, cols, work, work + rows));
+    const grad_element element = {x, work, work + rows, g, labels, rows, 0, 0.0f, 0.0f, 0.0f, 0.0f};
+    return tl_long_row_map(ctx, name, element, rows, cols, gx);
 }
 
 } // namespace
@@ -231,8 +216,8 @@ int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target
 int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *target, const float *g, int64_t n,
                              float *gyhat, float *gtarget)
 {
-    mse_grad<<<tl_grid(n, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(yhat, target, g, n, gyhat, gtarget);
-    return tl_cuda_launched(ctx, "mse_loss_bwd");
+    return tl_launch(ctx, "mse_loss_bwd", mse_grad, tl_grid(n, 4 * THREADS), THREADS, yhat, target, g, n, gyhat,
+                     gtarget);
 }
 
 int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
@@ -240,30 +225,20 @@ int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32
 {
     if (rows == 0)
         return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
-    void *staged, *scratch;
-    TL_TRY(tl_cuda_stage(ctx, labels, (size_t)rows * sizeof *labels, &staged));
-    int32_t status = tl_pool_alloc(ctx, (size_t)(3 * rows) * sizeof(float), &scratch);
-    if (!status) {
-        float *const losses = (float *)scratch;
-        status = row_losses(ctx, logits, (const uint32_t *)staged, rows, cols, losses, losses + rows);
-        if (!status)
-            status = tl_cuda_row_sums(ctx, losses, 1, rows, rows, out);
-        tl_pool_free(ctx, scratch);
-    }
-    tl_pool_free(ctx, staged);
-    return status;
+    tl_scratch<uint32_t> staged(ctx);
+    tl_scratch<float> losses(ctx);
+    TL_TRY(staged.stage(labels, rows));
+    TL_TRY(losses.allocate(3 * rows));
+    TL_TRY(row_losses(ctx, logits, staged, rows, cols, losses, losses + rows));
+    return tl_cuda_row_sums(ctx, losses, 1, rows, rows, out);
 }
 
 int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
                                   int64_t rows, int64_t cols, float *glogits)
 {
-    void *staged, *scratch;
-    TL_TRY(tl_cuda_stage(ctx, labels, (size_t)rows * sizeof *labels, &staged));
-    int32_t status = tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch);
-    if (!status) {
-        status = row_grads(ctx, logits, (const uint32_t *)staged, g, rows, cols, glogits, (float *)scratch);
-        tl_pool_free(ctx, scratch);
-    }
-    tl_pool_free(ctx, staged);
-    return status;
+    tl_scratch<uint32_t> staged(ctx);
+    tl_scratch<float> work(ctx);
+    TL_TRY(staged.stage(labels, rows));
+    TL_TRY(work.allocate(2 * rows));
+    return row_grads(ctx, logits, staged, g, rows, cols, glogits, work);
 }

@@ -45,33 +45,33 @@ template <class T> __device__ __forceinline__ int find_tensor(const T &t, uint32
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-struct sgd_rule {
-    static constexpr int IN = 2, OUT = 1;
-    tl_sgd s;
+/* What a rule does before its elements, and whether it has nothing to do. */
+struct plain_rule {
     __device__ __forceinline__ void prepare() {}
     __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
+};
+
+struct sgd_rule : plain_rule {
+    static constexpr int IN = 2, OUT = 1;
+    tl_sgd s;
     __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
     {
         y[0] = tl_sgd_element(s, x[0], x[1]);
     }
 };
 
-struct momentum_rule {
+struct momentum_rule : plain_rule {
     static constexpr int IN = 3, OUT = 2;
     tl_momentum s;
-    __device__ __forceinline__ void prepare() {}
-    __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
     __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
     {
         tl_momentum_element(s, x[0], x[1], x[2], &y[0], &y[1]);
     }
 };
 
-struct adam_rule {
+struct adam_rule : plain_rule {
     static constexpr int IN = 4, OUT = 3;
     tl_adam s;
-    __device__ __forceinline__ void prepare() {}
-    __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
     __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
     {
         tl_adam_element(s, x[0], x[1], x[2], x[3], &y[0], &y[1], &y[2]);
@@ -109,11 +109,9 @@ __global__ void __launch_bounds__(THREADS, 4)
     const float *in[IN];
     float *out[OUT];
     bool aligned = true;
-#pragma unroll
-    for (int k = 0; k < IN; k++)
+    TL_UNROLL_FOR (int k = 0; k < IN; k++)
         aligned &= tl_aligned4(in[k] = t.in[i][k] + start);
-#pragma unroll
-    for (int k = 0; k < OUT; k++)
+    TL_UNROLL_FOR (int k = 0; k < OUT; k++)
         aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
     if (rule.idle(in[0], out[0]))
         return;
@@ -121,14 +119,11 @@ __global__ void __launch_bounds__(THREADS, 4)
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
         float4 x[AHEAD][IN];
-#pragma unroll
-        for (int r = 0; r < AHEAD; r++)
-#pragma unroll
-            for (int k = 0; k < IN; k++)
+        TL_UNROLL_FOR (int r = 0; r < AHEAD; r++)
+            TL_UNROLL_FOR (int k = 0; k < IN; k++)
                 if (e + r * ROUND < whole)
                     x[r][k] = tl_load4(in[k] + e + r * ROUND);
-#pragma unroll
-        for (int r = 0; r < AHEAD; r++) {
+        TL_UNROLL_FOR (int r = 0; r < AHEAD; r++) {
             if (e + r * ROUND >= whole)
                 break;
             float4 y[OUT];
@@ -144,20 +139,17 @@ __global__ void __launch_bounds__(THREADS, 4)
             TL_COMPONENT(z)
             TL_COMPONENT(w)
 #undef TL_COMPONENT
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
+            TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 tl_store4(out[k] + e + r * ROUND, y[k]);
         }
     }
 #pragma unroll 1
     for (uint32_t e = whole + threadIdx.x; e < left; e += THREADS) {
         float arguments[IN], results[OUT];
-#pragma unroll
-        for (int k = 0; k < IN; k++)
+        TL_UNROLL_FOR (int k = 0; k < IN; k++)
             arguments[k] = in[k][e];
         rule.apply(arguments, results);
-#pragma unroll
-        for (int k = 0; k < OUT; k++)
+        TL_UNROLL_FOR (int k = 0; k < OUT; k++)
             out[k][e] = results[k];
     }
 }
@@ -184,8 +176,7 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
     }
     if (!blocks)
         return TORCHLEAN_OK;
-    step_kernel<Rule, BYTES><<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(t, rule);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, t, rule);
 }
 
 template <class Rule>
@@ -195,12 +186,10 @@ int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *co
     int64_t next = 0;
     while (next < count) {
         const int64_t left = count - next;
-        if (left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM)
-            TL_TRY((launch<Rule, SMALL>(ctx, name, rule, in, out, count, lengths, &next)));
-        else if (left <= table<Rule::IN, Rule::OUT, MIDDLE>::ROOM)
-            TL_TRY((launch<Rule, MIDDLE>(ctx, name, rule, in, out, count, lengths, &next)));
-        else
-            TL_TRY((launch<Rule, LARGE>(ctx, name, rule, in, out, count, lengths, &next)));
+        const auto send = left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM    ? launch<Rule, SMALL>
+                          : left <= table<Rule::IN, Rule::OUT, MIDDLE>::ROOM ? launch<Rule, MIDDLE>
+                                                                             : launch<Rule, LARGE>;
+        TL_TRY(send(ctx, name, rule, in, out, count, lengths, &next));
     }
     return TORCHLEAN_OK;
 }
@@ -212,21 +201,17 @@ int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *co
  * add the same two numbers, and two lie within a quadruple. The result is valid in warp 0; all threads must call. */
 __device__ __forceinline__ double fold_block(const double (&v)[4], double (*shared)[4])
 {
-#pragma unroll
-    for (int c = 0; c < 4; c++)
+    TL_UNROLL_FOR (int c = 0; c < 4; c++)
         shared[threadIdx.x][c] = v[c];
     __syncthreads();
     double sum[4] = {0.0, 0.0, 0.0, 0.0};
     if (threadIdx.x < 32) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
+        TL_UNROLL_FOR (int c = 0; c < 4; c++) {
             double w[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
+            TL_UNROLL_FOR (int j = 0; j < 8; j++)
                 w[j] = shared[threadIdx.x + 32 * j][c];
             sum[c] = ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]));
-#pragma unroll
-            for (int s = 16; s > 0; s /= 2)
+            TL_UNROLL_FOR (int s = 16; s > 0; s /= 2)
                 sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], s);
         }
     }
@@ -258,22 +243,17 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
 #pragma unroll 1
     for (uint32_t run = 0; run < RUNS && run * TL_SUM_LANES < left; run += FLIGHT) {
         float v[FLIGHT][4];
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++) {
+        TL_UNROLL_FOR (int k = 0; k < FLIGHT; k++) {
             const uint32_t e = (run + k) * TL_SUM_LANES + 4 * threadIdx.x;
             if (aligned && e + 4 <= left) {
-                const float4 q = tl_load4(x + e);
-                v[k][0] = q.x, v[k][1] = q.y, v[k][2] = q.z, v[k][3] = q.w;
+                tl_load4(x + e, v[k]);
             } else {
-#pragma unroll
-                for (int c = 0; c < 4; c++)
+                TL_UNROLL_FOR (int c = 0; c < 4; c++)
                     v[k][c] = e + c < left ? x[e + c] : 0.0f;
             }
         }
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
+        TL_UNROLL_FOR (int k = 0; k < FLIGHT; k++)
+            TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 lanes[c] += tl_square(v[k][c]);
     }
     const double sum = fold_block(lanes, shared);
@@ -290,8 +270,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
         const int64_t left = min(n - start, (int64_t)TL_SUM_LEAF);
         double lanes[4] = {0.0, 0.0, 0.0, 0.0};
         for (int64_t run = 4 * (int)threadIdx.x; run < left; run += TL_SUM_LANES)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
+            TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 lanes[c] += run + c < left ? x[start + run + c] : 0.0;
         sum = fold_block(lanes, shared);
         if (n <= TL_SUM_LEAF)
@@ -301,8 +280,7 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
         __syncthreads();
         const double whole = shared[0][0];
         __syncthreads();
-#pragma unroll
-        for (int c = 0; c < 4; c++)
+        TL_UNROLL_FOR (int c = 0; c < 4; c++)
             if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c)
                 upper[c] += whole;
     }
@@ -346,12 +324,9 @@ int32_t square_tensors(tl_context *ctx, const float *const *gs, int64_t count, c
         blocks += n ? (uint32_t)tl_ceil_div(n, TL_SUM_LEAF) : 1;
     }
     t.first[t.count] = blocks;
-    square_leaves<BYTES><<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(t, leaves + *leaf);
-    TL_TRY(tl_cuda_launched(ctx, "square_leaves"));
-    if (sums) {
-        sum_tensors<BYTES><<<t.count, THREADS, 0, tl_cuda_stream(ctx)>>>(t, leaves + *leaf, sums + begin);
-        TL_TRY(tl_cuda_launched(ctx, "sum_tensors"));
-    }
+    TL_TRY(tl_launch(ctx, "square_leaves", square_leaves<BYTES>, blocks, THREADS, t, leaves + *leaf));
+    if (sums)
+        TL_TRY(tl_launch(ctx, "sum_tensors", sum_tensors<BYTES>, t.count, THREADS, t, leaves + *leaf, sums + begin));
     *leaf += blocks;
     return TORCHLEAN_OK;
 }
@@ -361,13 +336,10 @@ int32_t global_norm(tl_context *ctx, const float *const *gs, int64_t count, cons
 {
     int64_t leaf = 0;
     for (int64_t next = 0; next < count;) {
-        if (count - next <= rows<SMALL>::ROOM)
-            TL_TRY(square_tensors<SMALL>(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
-        else
-            TL_TRY(square_tensors<LARGE>(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
+        const auto send = count - next <= rows<SMALL>::ROOM ? square_tensors<SMALL> : square_tensors<LARGE>;
+        TL_TRY(send(ctx, gs, count, lengths, &next, leaves, sums, &leaf));
     }
-    finish_norm<<<1, THREADS, 0, tl_cuda_stream(ctx)>>>(sums ? sums : leaves, sums ? count : leaf, out);
-    return tl_cuda_launched(ctx, "finish_norm");
+    return tl_launch(ctx, "finish_norm", finish_norm, 1, THREADS, sums ? sums : leaves, sums ? count : leaf, out);
 }
 
 } // namespace
@@ -375,7 +347,7 @@ int32_t global_norm(tl_context *ctx, const float *const *gs, int64_t count, cons
 extern "C" int32_t tl_cuda_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
                                     const int64_t *lengths, float lr, float weight_decay, float *const *ps_out)
 {
-    const sgd_rule rule = {{lr, weight_decay}};
+    const sgd_rule rule = {{}, {lr, weight_decay}};
     return run(ctx, "tl_cuda_sgd_step", rule, {ps, gs}, {ps_out}, count, lengths);
 }
 
@@ -384,7 +356,7 @@ extern "C" int32_t tl_cuda_momentum_step(tl_context *ctx, const float *const *ps
                                          float momentum, float dampening, float weight_decay, int64_t nesterov,
                                          float *const *ps_out, float *const *vs_out)
 {
-    const momentum_rule rule = {tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov)};
+    const momentum_rule rule = {{}, tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov)};
     return run(ctx, "tl_cuda_momentum_step", rule, {ps, gs, vs}, {ps_out, vs_out}, count, lengths);
 }
 
@@ -394,7 +366,7 @@ extern "C" int32_t tl_cuda_adam_step(tl_context *ctx, const float *const *ps, co
                                      float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
                                      float *const *vs_out)
 {
-    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f)};
+    const adam_rule rule = {{}, tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f)};
     return run(ctx, "tl_cuda_adam_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
 }
 
@@ -404,7 +376,7 @@ extern "C" int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, c
                                       float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
                                       float *const *vs_out)
 {
-    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
+    const adam_rule rule = {{}, tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
     return run(ctx, "tl_cuda_adamw_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
 }
 
@@ -425,12 +397,9 @@ extern "C" int32_t tl_cuda_global_norm(tl_context *ctx, const float *const *gs, 
         split |= lengths[i] > TL_SUM_LEAF;
     }
     split &= count > 1; /* one tensor's leaves are the row that is left; so are tensors of one leaf each */
-    void *leaves, *sums = nullptr;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)total * sizeof(double), &leaves));
-    int32_t status = split ? tl_pool_alloc(ctx, (size_t)count * sizeof(double), &sums) : TORCHLEAN_OK;
-    if (!status)
-        status = global_norm(ctx, gs, count, lengths, static_cast<double *>(leaves), static_cast<double *>(sums), out);
-    tl_pool_free(ctx, sums);
-    tl_pool_free(ctx, leaves);
-    return status;
+    tl_scratch<double> leaves(ctx), sums(ctx);
+    TL_TRY(leaves.allocate(total));
+    if (split)
+        TL_TRY(sums.allocate(count));
+    return global_norm(ctx, gs, count, lengths, leaves, sums, out);
 }

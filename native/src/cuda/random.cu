@@ -22,8 +22,7 @@ template <int WORDS> __device__ __forceinline__ void random_words(uint64_t key, 
     if ((low & 0x3fffffffu) <= 0x40000000u - WORDS) {
         const uint32_t shifted = (uint32_t)(x >> 30);
         const uint64_t upper = (uint64_t)((high ^ high >> 30) * (uint32_t)FIRST) << 32;
-#pragma unroll
-        for (int w = 0; w < WORDS; w++) {
+        TL_UNROLL_FOR (int w = 0; w < WORDS; w++) {
             const uint32_t z = (low + w) ^ shifted;
             uint64_t y = (uint64_t)z * (uint32_t)FIRST + upper;
             y += (uint64_t)(z * (uint32_t)(FIRST >> 32)) << 32;
@@ -31,8 +30,7 @@ template <int WORDS> __device__ __forceinline__ void random_words(uint64_t key, 
             bits[w] = (uint32_t)(y ^ y >> 31) >> 8;
         }
     } else {
-#pragma unroll
-        for (int w = 0; w < WORDS; w++)
+        TL_UNROLL_FOR (int w = 0; w < WORDS; w++)
             bits[w] = tl_random_bits(key, first + w);
     }
 }
@@ -67,7 +65,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
     random_words(draw.key, (uint64_t)i * WORDS, bits);
     const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
     if (i + ELEMENTS <= n)
-        tl_store4(out + i, make_float4(v[0], v[1], v[2], v[3]));
+        tl_store4(out + i, v);
     else
         for (int j = 0; j < ELEMENTS; j++)
             if (i + j < n)
@@ -76,8 +74,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
 
 template <class Draw> int32_t run(tl_context *ctx, const char *name, Draw draw, int64_t n, float *out)
 {
-    draw_kernel<<<tl_grid(n, THREADS * ELEMENTS), THREADS, 0, tl_cuda_stream(ctx)>>>(draw, n, out);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, draw_kernel<Draw>, tl_grid(n, THREADS * ELEMENTS), THREADS, draw, n, out);
 }
 
 } /* namespace */

@@ -35,14 +35,7 @@ int32_t sum_axis(tl_context *ctx, const float *x, axis_view v, int64_t count, fl
                         : tl_cuda_column_sums(ctx, x, v.outer, v.length, v.inner, count, out);
 }
 
-/* ---- constants and means ----------------------------------------------------------------------------------------- */
-
-__global__ void fill(float *out, int64_t n, float value)
-{
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n)
-        out[i] = value;
-}
+/* ---- means ----------------------------------------------------------------------------------------------------- */
 
 /* inner = 1: out[i] = g[i / length] / length. A thread owns four consecutive elements, mostly of one row, so it divides
  * once or twice. */
@@ -56,8 +49,7 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t row = length.divmod((uint32_t)i, &at);
     float q[4];
     q[0] = tl_per_count(g[row], length.divisor);
-#pragma unroll
-    for (int k = 1; k < 4; k++) {
+    TL_UNROLL_FOR (int k = 1; k < 4; k++) {
         q[k] = q[k - 1];
         if (++at == length.divisor && i + k < n) {
             at = 0;
@@ -65,7 +57,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     if (i + 4 <= n)
-        tl_store4(gx + i, make_float4(q[0], q[1], q[2], q[3]));
+        tl_store4(gx + i, q);
     else
         for (int k = 0; i + k < n; k++)
             gx[i + k] = q[k];
@@ -87,14 +79,13 @@ __global__ void __launch_bounds__(THREADS)
     const uint32_t slice = parts.divmod(vectors.divmod((uint32_t)i, &vector), &part);
     const int64_t column = (int64_t)vector * W, first = (int64_t)part * MEAN_ROWS;
     float q[W];
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         q[k] = tl_per_count(g[slice * inner + column + k], length);
     float *out = gx + (slice * length + first) * inner + column;
     const int rows = (int)min(length - first, (int64_t)MEAN_ROWS);
     for (int r = 0; r < rows; r++, out += inner) {
         if constexpr (W == 4)
-            tl_store4(out, make_float4(q[0], q[1], q[2], q[3]));
+            tl_store4(out, q);
         else
             *out = q[0];
     }
@@ -157,8 +148,7 @@ __device__ __forceinline__ uint32_t sum_block(uint32_t value)
         sums[threadIdx.x / 32] = value;
     __syncthreads();
     uint32_t total = 0;
-#pragma unroll
-    for (int w = 0; w < THREADS / 32; w++)
+    TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
         total += sums[w];
     return total;
 }
@@ -173,8 +163,7 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = (int)threadIdx.x % G;
     const float m = row < rows ? max[row] : 0.0f;
     int winners = row < rows ? count_equal<VECTOR>(x + row * cols, lane, G, cols, m) : 0;
-#pragma unroll
-    for (int s = G / 2; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 2; s > 0; s /= 2)
         winners += __shfl_xor_sync(0xffffffffu, winners, s);
     if (row < rows)
         write_shares<VECTOR>(x + row * cols, lane, G, cols, m, winners_share(m, g[row], winners), gx + row * cols);
@@ -256,8 +245,7 @@ __global__ void __launch_bounds__(THREADS)
     const bool inside = column < cols;
     float m[W];
     int n[W];
-#pragma unroll
-    for (int k = 0; k < W; k++) {
+    TL_UNROLL_FOR (int k = 0; k < W; k++) {
         m[k] = inside ? max[column + k] : 0.0f;
         n[k] = 0;
     }
@@ -272,29 +260,24 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         equal[threadIdx.y][threadIdx.x * W + k] = n[k];
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < W; k++) {
+    TL_UNROLL_FOR (int k = 0; k < W; k++) {
         n[k] = 0;
-#pragma unroll
-        for (int y = 0; y < TY; y++)
+        TL_UNROLL_FOR (int y = 0; y < TY; y++)
             n[k] += equal[y][threadIdx.x * W + k];
     }
     if (!inside)
         return;
     if constexpr (!WHOLE) {
         if (threadIdx.y == 0) {
-#pragma unroll
-            for (int k = 0; k < W; k++)
+            TL_UNROLL_FOR (int k = 0; k < W; k++)
                 counts[part * cols + column + k] = n[k];
         }
     } else {
         float share[W];
-#pragma unroll
-        for (int k = 0; k < W; k++)
+        TL_UNROLL_FOR (int k = 0; k < W; k++)
             share[k] = winners_share(m[k], g[column + k], (uint32_t)n[k]);
 #pragma unroll 4
         for (int64_t r = threadIdx.y; r < rows; r += TY)
@@ -331,11 +314,9 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t vector;
     const int64_t first = (int64_t)vectors.divmod((uint32_t)i, &vector) * WRITE_ROWS, column = (int64_t)vector * W;
     float m[W], share[W];
-#pragma unroll
-    for (int k = 0; k < W; k++)
+    TL_UNROLL_FOR (int k = 0; k < W; k++)
         m[k] = max[column + k], share[k] = shares[column + k];
-#pragma unroll
-    for (int r = 0; r < WRITE_ROWS; r++) {
+    TL_UNROLL_FOR (int r = 0; r < WRITE_ROWS; r++) {
         if (first + r >= rows)
             return;
         const int64_t at = (first + r) * cols + column;
@@ -347,42 +328,33 @@ template <bool VECTOR>
 int32_t max_rows_bwd(tl_context *ctx, const float *x, const float *max, const float *g, int64_t rows, int64_t cols,
                      float *gx)
 {
-    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const char *const name = "reduce_max_axis1_bwd";
     const int64_t items = VECTOR ? cols / 4 : cols; /* loads per row */
     const int width = (int)cols;
 #define SHORT(G) \
-    max_bwd_short<VECTOR, G><<<tl_grid(rows, THREADS / G), THREADS, 0, stream>>>(x, max, g, rows, width, gx)
+    if (items <= G || G == 32) \
+    return tl_launch(ctx, name, max_bwd_short<VECTOR, G>, tl_grid(rows, THREADS / G), THREADS, x, max, g, rows, width, gx)
     if (cols <= TL_SUM_LANES) {
-        if (items <= 1)
-            SHORT(1);
-        else if (items <= 2)
-            SHORT(2);
-        else if (items <= 4)
-            SHORT(4);
-        else if (items <= 8)
-            SHORT(8);
-        else if (items <= 16)
-            SHORT(16);
-        else
-            SHORT(32);
-        return tl_cuda_launched(ctx, "reduce_max_axis1_bwd");
+        SHORT(1);
+        SHORT(2);
+        SHORT(4);
+        SHORT(8);
+        SHORT(16);
+        SHORT(32);
     }
 #undef SHORT
-    if (cols <= TL_SUM_LEAF) {
-        max_bwd_row<VECTOR><<<(unsigned)rows, THREADS, 0, stream>>>(x, max, g, width, gx);
-        return tl_cuda_launched(ctx, "reduce_max_axis1_bwd");
-    }
+    if (cols <= TL_SUM_LEAF)
+        return tl_launch(ctx, name, max_bwd_row<VECTOR>, (unsigned)rows, THREADS, x, max, g, width, gx);
     const uint32_t per_row = (uint32_t)tl_ceil_div(cols, TL_SUM_LEAF);
     const unsigned blocks = (unsigned)(rows * per_row);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * (per_row + 1)) * sizeof(float), &scratch));
-    float *shares = static_cast<float *>(scratch);
-    int *counts = static_cast<int *>(scratch) + rows;
-    max_bwd_segments<VECTOR, false><<<blocks, THREADS, 0, stream>>>(x, max, nullptr, per_row, cols, counts, nullptr);
-    row_shares<<<(unsigned)rows, THREADS, 0, stream>>>(counts, per_row, max, g, shares);
-    max_bwd_segments<VECTOR, true><<<blocks, THREADS, 0, stream>>>(x, max, shares, per_row, cols, nullptr, gx);
-    tl_pool_free(ctx, scratch);
-    return tl_cuda_launched(ctx, "reduce_max_axis1_bwd");
+    tl_scratch<float> shares(ctx);
+    TL_TRY(shares.allocate(rows * (per_row + 1)));
+    int *const counts = reinterpret_cast<int *>(shares + rows);
+    TL_TRY(tl_launch(ctx, name, max_bwd_segments<VECTOR, false>, blocks, THREADS, x, max, nullptr, per_row, cols,
+                     counts, nullptr));
+    TL_TRY(tl_launch(ctx, name, row_shares, (unsigned)rows, THREADS, counts, per_row, max, g, shares));
+    return tl_launch(ctx, name, max_bwd_segments<VECTOR, true>, blocks, THREADS, x, max, shares, per_row, cols, nullptr,
+                     gx);
 }
 
 template <int W>
@@ -390,27 +362,22 @@ int32_t max_columns_bwd(tl_context *ctx, const float *x, const float *max, const
                         float *gx)
 {
     constexpr int64_t SEGMENT = 256, SMALL = 1 << 18;
-    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const char *const name = "reduce_max_axis0_bwd";
     const int64_t vectors = cols / W, tiles = tl_ceil_div(vectors, TX);
-    const tl_fastdiv by_tiles((uint64_t)tiles), by_vectors((uint64_t)vectors);
-    if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT) {
-        max_bwd_columns<W, true>
-            <<<(unsigned)tiles, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, rows, nullptr, gx);
-        return tl_cuda_launched(ctx, "reduce_max_axis0_bwd");
-    }
+    const tl_fastdiv by_tiles((uint64_t)tiles);
+    if (rows * cols <= SMALL || tiles >= 8 * (int64_t)tl_cuda_sms(ctx) || rows <= SEGMENT)
+        return tl_launch(ctx, name, max_bwd_columns<W, true>, (unsigned)tiles, dim3(TX, TY), x, max, g, rows, cols,
+                         by_tiles, rows, nullptr, gx);
     const int64_t segments = tl_ceil_div(rows, SEGMENT), items = tl_ceil_div(rows, WRITE_ROWS) * vectors;
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)((segments + 1) * cols) * sizeof(float), &scratch));
-    float *shares = static_cast<float *>(scratch);
-    int *counts = static_cast<int *>(scratch) + cols;
-    const unsigned blocks = (unsigned)(tiles * segments);
-    max_bwd_columns<W, false>
-        <<<blocks, dim3(TX, TY), 0, stream>>>(x, max, g, rows, cols, by_tiles, SEGMENT, counts, gx);
-    column_shares<<<tl_grid(cols, THREADS), THREADS, 0, stream>>>(counts, segments, max, g, cols, shares);
-    write_columns<W>
-        <<<tl_grid(items, THREADS), THREADS, 0, stream>>>(x, max, shares, rows, cols, by_vectors, items, gx);
-    tl_pool_free(ctx, scratch);
-    return tl_cuda_launched(ctx, "reduce_max_axis0_bwd");
+    tl_scratch<float> shares(ctx);
+    TL_TRY(shares.allocate((segments + 1) * cols));
+    int *const counts = reinterpret_cast<int *>(shares + cols);
+    TL_TRY(tl_launch(ctx, name, max_bwd_columns<W, false>, (unsigned)(tiles * segments), dim3(TX, TY), x, max, g, rows,
+                     cols, by_tiles, SEGMENT, counts, gx));
+    TL_TRY(
+        tl_launch(ctx, name, column_shares, tl_grid(cols, THREADS), THREADS, counts, segments, max, g, cols, shares));
+    return tl_launch(ctx, name, write_columns<W>, tl_grid(items, THREADS), THREADS, x, max, shares, rows, cols,
+                     tl_fastdiv((uint64_t)vectors), items, gx);
 }
 
 } // namespace
@@ -442,29 +409,22 @@ int32_t tl_cuda_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims
     const axis_view v = view_axis(dims, axis);
     if (v.length > 0)
         return sum_axis(ctx, x, v, v.length, out);
-    const int64_t n = v.outer * v.inner;
-    fill<<<tl_grid(n, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(out, n, TL_NAN);
-    return tl_cuda_launched(ctx, "reduce_mean");
+    return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, v.outer * v.inner);
 }
 
 int32_t tl_cuda_reduce_mean_bwd(tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis, float *gx)
 {
+    const char *const name = "reduce_mean_bwd";
     const axis_view v = view_axis(dims, axis);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
     if (v.inner == 1) {
         const int64_t n = v.outer * v.length;
-        mean_bwd_rows<<<tl_grid(n, 4 * THREADS), THREADS, 0, stream>>>(g, tl_fastdiv(v.length), n, gx);
-        return tl_cuda_launched(ctx, "reduce_mean_bwd");
+        return tl_launch(ctx, name, mean_bwd_rows, tl_grid(n, 4 * THREADS), THREADS, g, tl_fastdiv(v.length), n, gx);
     }
-    const int64_t parts = tl_ceil_div(v.length, MEAN_ROWS), vectors = v.inner % 4 == 0 ? v.inner / 4 : v.inner;
+    const bool by_four = v.inner % 4 == 0;
+    const int64_t parts = tl_ceil_div(v.length, MEAN_ROWS), vectors = by_four ? v.inner / 4 : v.inner;
     const int64_t n = v.outer * parts * vectors;
-    const tl_fastdiv by_vectors((uint64_t)vectors), by_parts((uint64_t)parts);
-    const unsigned blocks = tl_grid(n, THREADS);
-    if (v.inner % 4 == 0)
-        mean_bwd_columns<4><<<blocks, THREADS, 0, stream>>>(g, by_vectors, by_parts, v.length, v.inner, n, gx);
-    else
-        mean_bwd_columns<1><<<blocks, THREADS, 0, stream>>>(g, by_vectors, by_parts, v.length, v.inner, n, gx);
-    return tl_cuda_launched(ctx, "reduce_mean_bwd");
+    return tl_launch(ctx, name, by_four ? mean_bwd_columns<4> : mean_bwd_columns<1>, tl_grid(n, THREADS), THREADS, g,
+                     tl_fastdiv((uint64_t)vectors), tl_fastdiv((uint64_t)parts), v.length, v.inner, n, gx);
 }
 
 int32_t tl_cuda_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)

@@ -44,8 +44,7 @@ __device__ __forceinline__ void load(steps_of<BATCH> &v, const scan_call &f, int
                                      float constant_A, float constant_B)
 {
     const int left = (int)min(k1 - k0, (int64_t)BATCH);
-#pragma unroll
-    for (int u = 0; u < BATCH; u++) {
+    TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
         const bool in = u < left;
         if constexpr (!REVERSE) {
             const int64_t at = (k0 + u) * f.D + j;
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
     for (int64_t k = first; k < last; k += BATCH) {
         load<VARIABLE, REVERSE, true>(next, f, j, k + BATCH, last, constant_A, constant_B);
         const int left = (int)min(last - k, (int64_t)BATCH);
-#pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
             if (u >= left)
                 break;
             const float b = term<REVERSE>(v, u);
@@ -127,8 +125,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
                     f.sums_A[at] = (sum_A[0] + sum_A[1]) + (sum_A[2] + sum_A[3]);
                 if (f.gB)
                     f.sums_B[at] = (sum_B[0] + sum_B[1]) + (sum_B[2] + sum_B[3]);
-#pragma unroll
-                for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+                TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
                     sum_A[c] = sum_B[c] = 0.0f;
             }
             if (WALK && done < last) {
@@ -156,8 +153,7 @@ template <bool VARIABLE, bool REVERSE, int BATCH> __global__ void __launch_bound
     for (int64_t k = first; k < last; k += BATCH) {
         steps_of<BATCH> v;
         load<VARIABLE, REVERSE, false>(v, f, j, k, last, constant_A, constant_B);
-#pragma unroll
-        for (int u = 0; u < BATCH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
             s = fmaf(v.a[u], s, term<REVERSE>(v, u));
             P = P * v.a[u];
         }
@@ -175,8 +171,7 @@ __device__ __noinline__ float end_of(const scan_call &f, int64_t chunk, int64_t 
     for (int64_t k = first; k < last; k += 4) {
         steps_of<4> v;
         load<VARIABLE, REVERSE, false>(v, f, j, k, last, constant_A, constant_B);
-#pragma unroll
-        for (int u = 0; u < 4; u++)
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
             h = fmaf(v.a[u], h, term<REVERSE>(v, u));
     }
     return h;
@@ -194,22 +189,19 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
     float h = REVERSE ? 0.0f : f.h0[j];
     float P[DEPTH], s[DEPTH], P_next[DEPTH], s_next[DEPTH];
     f.carries[j] = h;
-#pragma unroll
-    for (int u = 0; u < DEPTH; u++) {
+    TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
         P[u] = u < maps ? f.P[u * f.D + j] : 0.0f;
         s[u] = u < maps ? f.s[u * f.D + j] : 0.0f;
     }
     for (int64_t c = 0; c < maps; c += DEPTH) {
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
             const int64_t ahead = c + DEPTH + u;
             P_next[u] = ahead < maps ? f.P[ahead * f.D + j] : 0.0f;
             s_next[u] = ahead < maps ? f.s[ahead * f.D + j] : 0.0f;
         }
         const int left = (int)min(maps - c, (int64_t)DEPTH);
         float now = h;
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++)
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++)
             if (u < left) {
                 now = fmaf(P[u], now, s[u]);
                 f.carries[(c + u + 1) * f.D + j] = now;
@@ -224,8 +216,7 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
             }
         }
         h = now;
-#pragma unroll
-        for (int u = 0; u < DEPTH; u++) {
+        TL_UNROLL_FOR (int u = 0; u < DEPTH; u++) {
             P[u] = P_next[u];
             s[u] = s_next[u];
         }
@@ -235,66 +226,47 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
 template <bool VARIABLE, bool REVERSE> int32_t scan(tl_context *ctx, scan_call f)
 {
     constexpr int BATCH = REVERSE ? (VARIABLE ? 8 : 16) : (VARIABLE ? 16 : 32);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
+    const char *const name = "scan";
     f.channels = tl_fastdiv((uint64_t)f.D);
-    if (f.D >= MANY || f.chunks <= 2) {
-        results<VARIABLE, REVERSE, true, BATCH><<<tl_grid(f.D, WALKERS), WALKERS, 0, stream>>>(f);
-        return tl_cuda_launched(ctx, "scan");
-    }
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(3 * f.chunks * f.D) * sizeof(float), &scratch));
-    f.P = static_cast<float *>(scratch);
+    if (f.D >= MANY || f.chunks <= 2)
+        return tl_launch(ctx, name, results<VARIABLE, REVERSE, true, BATCH>, tl_grid(f.D, WALKERS), WALKERS, f);
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(scratch.allocate(3 * f.chunks * f.D));
+    f.P = scratch;
     f.s = f.P + f.chunks * f.D;
     f.carries = f.s + f.chunks * f.D;
-    maps<VARIABLE, REVERSE, 16><<<tl_grid((f.chunks - 1) * f.D, THREADS), THREADS, 0, stream>>>(f);
-    carry<VARIABLE, REVERSE><<<tl_grid(f.D, 32), 32, 0, stream>>>(f);
-    results<VARIABLE, REVERSE, false, REVERSE ? 4 : 8><<<tl_grid(f.chunks * f.D, THREADS), THREADS, 0, stream>>>(f);
-    tl_pool_free(ctx, scratch);
-    return tl_cuda_launched(ctx, "scan");
+    TL_TRY(tl_launch(ctx, name, maps<VARIABLE, REVERSE, 16>, tl_grid((f.chunks - 1) * f.D, THREADS), THREADS, f));
+    TL_TRY(tl_launch(ctx, name, carry<VARIABLE, REVERSE>, tl_grid(f.D, 32), 32, f));
+    return tl_launch(ctx, name, results < VARIABLE, REVERSE, false, REVERSE ? 4 : 8 >, tl_grid(f.chunks * f.D, THREADS),
+                     THREADS, f);
 }
 
 template <bool VARIABLE> int32_t reverse(tl_context *ctx, scan_call f)
 {
-    const size_t row = (size_t)f.D * sizeof(float);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     if (f.T == 0) { /* gradients of per-step coefficients are empty */
-        if (!VARIABLE && f.gA)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gA, 0, row, stream));
-        if (!VARIABLE && f.gB)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gB, 0, row, stream));
-        if (f.gh0)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(f.gh0, 0, row, stream));
+        for (float *out : {VARIABLE ? nullptr : f.gA, VARIABLE ? nullptr : f.gB, f.gh0})
+            if (out)
+                TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, f.D));
         return TORCHLEAN_OK;
     }
     if constexpr (VARIABLE) {
         return scan<true, true>(ctx, f);
     } else {
-        void *sums;
-        TL_TRY(tl_pool_alloc(ctx, 2 * (size_t)f.chunks * row, &sums));
-        f.sums_A = static_cast<float *>(sums);
+        tl_scratch<float> sums(ctx);
+        TL_TRY(sums.allocate(2 * f.chunks * f.D));
+        f.sums_A = sums;
         f.sums_B = f.sums_A + f.chunks * f.D;
-        int32_t status = scan<false, true>(ctx, f);
-        if (!status && f.gA)
-            status = tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA);
-        if (!status && f.gB)
-            status = tl_cuda_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB);
-        tl_pool_free(ctx, sums);
-        return status;
+        TL_TRY((scan<false, true>(ctx, f)));
+        if (f.gA)
+            TL_TRY(tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA));
+        return f.gB ? tl_cuda_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB) : TORCHLEAN_OK;
     }
 }
 
 scan_call forward_call(const float *A, const float *B, const float *x, const float *h0, int64_t T, int64_t D,
                        float *out)
 {
-    scan_call f = {};
-    f.A = A;
-    f.B = B;
-    f.x = x;
-    f.h0 = h0;
-    f.T = T;
-    f.D = D;
-    f.chunks = tl_ceil_div(T, TL_SCAN_CHUNK);
+    scan_call f = {A, B, x, h0, nullptr, nullptr, T, D, tl_ceil_div(T, TL_SCAN_CHUNK)};
     f.h = out;
     return f;
 }
@@ -302,13 +274,8 @@ scan_call forward_call(const float *A, const float *B, const float *x, const flo
 scan_call reverse_call(const float *A, const float *B, const float *x, const float *h0, const float *out,
                        const float *g, int64_t T, int64_t D, float *gA, float *gB, float *gx, float *gh0)
 {
-    scan_call f = forward_call(A, B, x, h0, T, D, nullptr);
-    f.out = out;
-    f.g = g;
-    f.gA = gA;
-    f.gB = gB;
-    f.gx = gx;
-    f.gh0 = gh0;
+    scan_call f = {A, B, x, h0, out, g, T, D, tl_ceil_div(T, TL_SCAN_CHUNK)};
+    f.gA = gA, f.gB = gB, f.gx = gx, f.gh0 = gh0;
     return f;
 }
 

@@ -44,8 +44,7 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * SPLICE * 4);
     float4 v[SPLICE];
-#pragma unroll
-    for (int k = 0; k < SPLICE; k++) {
+    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
         const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
         v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i >= s.p && i + 4 <= s.q) {
@@ -57,8 +56,7 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
             v[k] = make_float4(s.at(i), s.at(i + 1), s.at(i + 2), s.at(i + 3));
         }
     }
-#pragma unroll
-    for (int k = 0; k < SPLICE; k++) {
+    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
         const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (i + 4 <= s.n) {
             tl_store4(s.out + i, v[k]);
@@ -75,12 +73,9 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
 
 int32_t splice(tl_context *ctx, const char *name, const Splice &s)
 {
-    const unsigned grid = tl_grid(s.n, THREADS * SPLICE * 4);
-    if (((uintptr_t)s.b - (uintptr_t)s.p * sizeof(float)) % 16 == 0)
-        splice_kernel<true><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(s);
-    else
-        splice_kernel<false><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(s);
-    return tl_cuda_launched(ctx, name);
+    const bool aligned = ((uintptr_t)s.b - (uintptr_t)s.p * sizeof(float)) % 16 == 0;
+    return tl_launch(ctx, name, aligned ? splice_kernel<true> : splice_kernel<false>,
+                     tl_grid(s.n, THREADS * SPLICE * 4), THREADS, s);
 }
 
 /* ---- exchanges of axes ------------------------------------------------------------------------------------------- */
@@ -150,8 +145,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(Tiles t)
     __syncthreads();
     float *out = t.out + start + (int64_t)(col + i) * t.rows + row + 4 * q;
     if (row + 4 * q < t.rows) {
-#pragma unroll
-        for (uint32_t k = 0; k < TILE / 16; k++) {
+        TL_UNROLL_FOR (uint32_t k = 0; k < TILE / 16; k++) {
             const uint32_t c = 16 * k + i;
             if (col + c < t.cols)
                 tl_store4(out + (int64_t)(16 * k) * t.rows, tile[c][q ^ ((c >> 2) & 7)]);
@@ -172,17 +166,14 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
     constexpr uint32_t STEP = THREADS / TILE, STEPS = TILE / STEP;
     float v[STEPS];
     const float *x = t.x + start + (int64_t)(row + i) * t.cols + col + lane;
-#pragma unroll
-    for (uint32_t k = 0; k < STEPS; k++)
+    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
         v[k] = row + i + k * STEP < t.rows && col + lane < t.cols ? x[(int64_t)(k * STEP) * t.cols] : 0.0f;
-#pragma unroll
-    for (uint32_t k = 0; k < STEPS; k++)
+    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
         tile[lane][i + k * STEP] = v[k];
     __syncthreads();
     float *out = t.out + start + (int64_t)(col + i) * t.rows + row + lane;
     if (row + lane < t.rows) {
-#pragma unroll
-        for (uint32_t k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
             if (col + i + k * STEP < t.cols)
                 out[(int64_t)(k * STEP) * t.rows] = tile[i + k * STEP][lane];
     }
@@ -190,20 +181,15 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
 
 int32_t run_tiles(tl_context *ctx, const char *name, const Exchange &e)
 {
-    Tiles t = {};
     const int64_t down = tl_ceil_div(e.rows, TILE), across = tl_ceil_div(e.cols, TILE);
+    Tiles t = {};
     t.x = e.x, t.out = e.out, t.rows = (uint32_t)e.rows, t.cols = (uint32_t)e.cols;
     t.groups = (uint32_t)tl_ceil_div(down, GROUP);
-    t.matrix = tl_fastdiv((uint64_t)(down * across));
-    t.band = tl_fastdiv((uint64_t)(GROUP * across));
-    t.full = tl_fastdiv(GROUP);
-    t.last = tl_fastdiv((uint64_t)(down - (t.groups - 1) * (int64_t)GROUP));
-    const unsigned grid = tl_grid(e.outer * down * across, 1);
-    if (e.rows % 4 == 0 && e.cols % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out))
-        squares_kernel<<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(t);
-    else
-        ragged_kernel<<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(t);
-    return tl_cuda_launched(ctx, name);
+    t.matrix = tl_fastdiv((uint64_t)(down * across)), t.band = tl_fastdiv((uint64_t)(GROUP * across));
+    t.full = tl_fastdiv(GROUP), t.last = tl_fastdiv((uint64_t)(down - (t.groups - 1) * (int64_t)GROUP));
+    const bool by_four = e.rows % 4 == 0 && e.cols % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out);
+    return tl_launch(ctx, name, by_four ? squares_kernel : ragged_kernel, tl_grid(e.outer * down * across, 1), THREADS,
+                     t);
 }
 
 /* ---- bricks ------------------------------------------------------------------------------------------------------ */
@@ -244,8 +230,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
     T *out = b.out + (int64_t)o * b.rows * x_stride + (int64_t)c0 * out_stride + r0 * b.inner;
 
     T v[STEPS];
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         v[k] = T();
         if (BATCH) {
@@ -258,8 +243,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
                 v[k] = x[(int64_t)r * x_stride + w];
         }
     }
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t w;
         const uint32_t r = b.line.divmod(e, &w);
@@ -267,8 +251,7 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
             brick[r * b.pitch + w] = v[k];
     }
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t i = 0, r, c, m = 0;
         c = b.height.divmod(RUN ? b.run.divmod(e, &i) : e, &r);
@@ -319,16 +302,10 @@ template <class T> int32_t run_bricks(tl_context *ctx, const char *name, const E
     b.line = tl_fastdiv((uint64_t)(across * inner)), b.height = tl_fastdiv((uint64_t)down);
     b.width = tl_fastdiv((uint64_t)across), b.run = tl_fastdiv((uint64_t)inner);
     const unsigned grid = tl_grid(tl_ceil_div(e.outer, outers) * bricks_down * bricks_across, 1);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    if (batch && inner > 1)
-        bricks_kernel<T, true, true><<<grid, THREADS, 0, stream>>>(b);
-    else if (batch)
-        bricks_kernel<T, true, false><<<grid, THREADS, 0, stream>>>(b);
-    else if (inner > 1)
-        bricks_kernel<T, false, true><<<grid, THREADS, 0, stream>>>(b);
-    else
-        bricks_kernel<T, false, false><<<grid, THREADS, 0, stream>>>(b);
-    return tl_cuda_launched(ctx, name);
+    const auto kernel = batch       ? inner > 1 ? bricks_kernel<T, true, true> : bricks_kernel<T, true, false>
+                        : inner > 1 ? bricks_kernel<T, false, true>
+                                    : bricks_kernel<T, false, false>;
+    return tl_launch(ctx, name, kernel, grid, THREADS, b);
 }
 
 /* ---- long runs --------------------------------------------------------------------------------------------------- */
@@ -347,8 +324,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T
     constexpr int STEPS = 64 / sizeof(T);
     const int64_t block = (int64_t)blockIdx.x * (THREADS * STEPS);
     T v[STEPS];
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const int64_t u = block + k * THREADS + threadIdx.x;
         v[k] = T();
         if (u < p.units) {
@@ -357,8 +333,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T
             v[k] = p.x[(((int64_t)o * p.rows + r) * p.cols + c) * p.inner + i];
         }
     }
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const int64_t u = block + k * THREADS + threadIdx.x;
         if (u < p.units)
             p.out[u] = v[k];
@@ -375,8 +350,7 @@ template <class T> int32_t run_runs(tl_context *ctx, const char *name, const Exc
     p.units = (uint32_t)(e.outer * e.rows * e.cols * inner);
     p.by_inner = tl_fastdiv((uint64_t)inner);
     p.by_rows = tl_fastdiv((uint64_t)e.rows), p.by_cols = tl_fastdiv((uint64_t)e.cols);
-    runs_kernel<T><<<tl_grid(p.units, THREADS * STEPS), THREADS, 0, tl_cuda_stream(ctx)>>>(p);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, runs_kernel<T>, tl_grid(p.units, THREADS * STEPS), THREADS, p);
 }
 
 /* ---- the choice among them --------------------------------------------------------------------------------------- */

@@ -29,8 +29,7 @@ struct Broadcast {
 template <int OUTER> __device__ __forceinline__ uint32_t run_start(const Broadcast &b, uint32_t q)
 {
     uint32_t start = 0;
-#pragma unroll
-    for (int j = (OUTER ? OUTER : b.outer) - 1; j > 0; j--) {
+    TL_UNROLL_FOR (int j = (OUTER ? OUTER : b.outer) - 1; j > 0; j--) {
         uint32_t at;
         q = b.size[j].divmod(q, &at);
         start += at * b.stride[j];
@@ -47,8 +46,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
 {
     const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
     float v[GROUPS][4];
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (first >= b.n)
             break;
@@ -56,11 +54,9 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
         uint32_t q = b.inner.divmod((uint32_t)first, &at);
         const float *x = b.x + run_start<OUTER>(b, q);
         if (ALIGNED) {
-            const float4 t = REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at);
-            v[k][0] = t.x, v[k][1] = t.y, v[k][2] = t.z, v[k][3] = t.w;
+            tl_unpack4(REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at), v[k]);
         } else {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 v[k][e] = first + e < b.n ? x[REPEATED ? 0 : at] : 0.0f;
                 if (++at == b.inner.divisor && first + e + 1 < b.n) {
                     at = 0;
@@ -69,14 +65,12 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
         if (first + 4 <= b.n) {
-            tl_store4(b.out + first, make_float4(v[k][0], v[k][1], v[k][2], v[k][3]));
+            tl_store4(b.out + first, v[k]);
         } else {
-#pragma unroll
-            for (int e = 0; e < 3; e++)
+            TL_UNROLL_FOR (int e = 0; e < 3; e++)
                 if (first + e < b.n)
                     b.out[first + e] = v[k][e];
         }
@@ -105,8 +99,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
     const uint32_t first = stack * REPEATS, count = min((uint32_t)REPEATS, p.repeats - first);
     float *out = p.b.out + ((int64_t)q * p.repeats + first) * run + at;
     if (count == REPEATS) {
-#pragma unroll
-        for (int k = 0; k < REPEATS; k++)
+        TL_UNROLL_FOR (int k = 0; k < REPEATS; k++)
             tl_store4(out + (int64_t)k * run, v);
     } else {
         for (uint32_t k = 0; k < count; k++)
@@ -114,29 +107,20 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
     }
 }
 
-template <int OUTER> void launch(cudaStream_t stream, const Broadcast &b, bool repeated, bool aligned)
+template <int OUTER> auto pick_kernel(bool repeated, bool aligned)
 {
-    const unsigned grid = tl_grid(b.n, THREADS * GROUPS * 4);
-    if (repeated && aligned)
-        broadcast_kernel<OUTER, true, true><<<grid, THREADS, 0, stream>>>(b);
-    else if (repeated)
-        broadcast_kernel<OUTER, true, false><<<grid, THREADS, 0, stream>>>(b);
-    else if (aligned)
-        broadcast_kernel<OUTER, false, true><<<grid, THREADS, 0, stream>>>(b);
-    else
-        broadcast_kernel<OUTER, false, false><<<grid, THREADS, 0, stream>>>(b);
+    return repeated  ? aligned ? broadcast_kernel<OUTER, true, true> : broadcast_kernel<OUTER, true, false>
+           : aligned ? broadcast_kernel<OUTER, false, true>
+                     : broadcast_kernel<OUTER, false, false>;
 }
 
 int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const tl_broadcast_axes &axes, float *out)
 {
     Broadcast b = {};
-    const cudaStream_t stream = tl_cuda_stream(ctx);
     const int last = axes.count - 1;
     const int64_t n = tl_sizes_product(axes.size, axes.count), inner = last >= 0 ? axes.size[last] : 1;
-    if (axes.count == 0 || (axes.count == 1 && !axes.repeated[0])) {
-        TL_CUDA_TRY(ctx, cudaMemcpyAsync(out, x, (size_t)n * sizeof(float), cudaMemcpyDeviceToDevice, stream));
-        return TORCHLEAN_OK;
-    }
+    if (axes.count == 0 || (axes.count == 1 && !axes.repeated[0]))
+        return tl_cuda_copy(tl_context_cuda(ctx), out, x, (size_t)n * sizeof(float));
     b.x = x, b.out = out, b.n = n, b.inner = tl_fastdiv((uint64_t)inner);
     b.outer = last > 0 ? last : 1;
     b.size[0] = tl_fastdiv(1);
@@ -154,15 +138,11 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
         p.b.outer = last > 1 ? last - 1 : 1;
         const int64_t pieces = tl_ceil_div(inner, 4 * THREADS), stacks = tl_ceil_div(p.repeats, REPEATS);
         p.pieces = tl_fastdiv((uint64_t)pieces), p.stacks = tl_fastdiv((uint64_t)stacks);
-        rows_kernel<<<tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, 0, stream>>>(p);
-    } else if (b.outer == 1) {
-        launch<1>(stream, b, axes.repeated[last], aligned);
-    } else if (b.outer == 2) {
-        launch<2>(stream, b, axes.repeated[last], aligned);
-    } else {
-        launch<0>(stream, b, axes.repeated[last], aligned);
+        return tl_launch(ctx, name, rows_kernel, tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, p);
     }
-    return tl_cuda_launched(ctx, name);
+    const auto pick = b.outer == 1 ? pick_kernel<1> : b.outer == 2 ? pick_kernel<2> : pick_kernel<0>;
+    const unsigned grid = tl_grid(n, THREADS * GROUPS * 4);
+    return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);
 }
 
 } // namespace
@@ -195,9 +175,8 @@ extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x
     int left = 0;
     for (int j = 0; j < axes.count; j++) {
         if (axes.size[j] == 0) { /* sums over nothing: out has elements, x has none */
-            const size_t bytes = (size_t)tl_sizes_product(in_dims->d, in_dims->rank) * sizeof(float);
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(out, 0, bytes, tl_cuda_stream(ctx)));
-            return TORCHLEAN_OK;
+            const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
+            return tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, n);
         }
         left += axes.repeated[j];
     }

@@ -24,8 +24,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = LOG ? w[j] - s : tl_quotient(w[j], s, reciprocal);
         r.store(out + r.row * cols, k, w);
     }
@@ -67,36 +66,23 @@ template <bool LOG> struct softmax_element {
 template <bool LOG>
 int32_t forward(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    if (cols <= TL_ROW_FITS) {
-        int32_t status = TORCHLEAN_OK;
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
-                                         x, rows, cols, out);
+            return tl_launch_rows<Row>(ctx, name, softmax_rows<Row, LOG>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
+                                       x, rows, cols, out);
         });
+    int32_t status;
+    if (cols <= TL_CLUSTER_FITS && tl_pick_cluster<1>(cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            return tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, cols, &status, x, cols, out);
+        }))
         return status;
-    }
-    if (cols <= TL_CLUSTER_FITS) {
-        int32_t status = TORCHLEAN_OK;
-        bool runs = false;
-        tl_pick_cluster<1>(cols, [&](auto row) {
-            using Row = typename decltype(row)::type;
-            runs = tl_cluster_runs(softmax_cluster<Row, LOG>, Row::bytes(cols));
-            if (runs)
-                status =
-                    tl_launch_cluster<Row>(ctx, name, softmax_cluster<Row, LOG>, rows, Row::bytes(cols), x, cols, out);
-        });
-        if (runs)
-            return status;
-    }
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
-    float *maximum = (float *)scratch, *sum = maximum + rows;
-    int32_t status = tl_long_row_exponentials(ctx, name, x, rows, cols, maximum, sum);
-    if (!status)
-        status = tl_long_row_map(ctx, name, softmax_element<LOG>{x, maximum, sum, 0.0f, 0.0f, 0.0f}, rows, cols, out);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<float> maximum(ctx);
+    TL_TRY(maximum.allocate(2 * rows));
+    float *const sum = maximum + rows;
+    TL_TRY(tl_long_row_exponentials(ctx, name, x, rows, cols, maximum, sum));
+    return tl_long_row_map(ctx, name, softmax_element<LOG>{x, maximum, sum, 0.0f, 0.0f, 0.0f}, rows, cols, out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -120,23 +106,19 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
     second.wait();
     typename Row::terms terms;
     float a[Row::W], b[Row::W];
-#pragma unroll
-    for (int i = 0; i < Row::K; i++) {
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         first.get(k, a);
         second.get(k, b);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             b[j] = term<LOG>(a[j], b[j]);
         terms.add(i, b);
     }
     const float s = terms.sum();
-#pragma unroll
-    for (int k = 0; k < Row::K; k++) {
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         first.get(k, a);
         second.get(k, b);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             b[j] = gradient<LOG>(a[j], b[j], s);
         r.store(gx + r.row * cols, k, b);
     }
@@ -181,26 +163,22 @@ template <bool LOG>
 int32_t backward(tl_context *ctx, const char *name, const float *y, const float *g, int64_t rows, int64_t cols,
                  float *gx)
 {
-    if (cols <= TL_ROW_FITS) {
-        int32_t status = TORCHLEAN_OK;
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
-                                         tl_shared_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
+            return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
+                                       tl_shared_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
         });
-        return status;
-    }
     using Row = tl_cluster_row<8, 2, 2, 1>;
-    if (cols <= TL_CLUSTER_FITS && tl_cluster_runs(softmax_cluster_bwd<Row, LOG>, Row::bytes(cols)))
-        return tl_launch_cluster<Row>(ctx, name, softmax_cluster_bwd<Row, LOG>, rows, Row::bytes(cols), y, g, cols, gx);
-    void *sum;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &sum));
-    int32_t status = LOG ? tl_cuda_row_sums(ctx, g, rows, cols, 0, (float *)sum)
-                         : tl_long_row_sums(ctx, name, product{y, g}, rows, cols, 0, (float *)sum);
-    if (!status)
-        status = tl_long_row_map(ctx, name, gradient_element<LOG>{y, g, (const float *)sum, 0.0f}, rows, cols, gx);
-    tl_pool_free(ctx, sum);
-    return status;
+    int32_t status;
+    if (cols <= TL_CLUSTER_FITS &&
+        tl_launch_cluster<Row>(ctx, name, softmax_cluster_bwd<Row, LOG>, rows, cols, &status, y, g, cols, gx))
+        return status;
+    tl_scratch<float> sum(ctx);
+    TL_TRY(sum.allocate(rows));
+    TL_TRY(LOG ? tl_cuda_row_sums(ctx, g, rows, cols, 0, sum)
+               : tl_long_row_sums(ctx, name, product{y, g}, rows, cols, 0, sum));
+    return tl_long_row_map(ctx, name, gradient_element<LOG>{y, g, sum, 0.0f}, rows, cols, gx);
 }
 
 } // namespace

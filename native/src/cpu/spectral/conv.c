@@ -394,7 +394,7 @@ static void mix_task(void *arg, int64_t k, int32_t worker)
 }
 
 /* A task owns a mode: dX[c] = sum over o of dZ[o]·conj(w[c, o]) in 16 lanes, folded in halves. */
-static void unmix_task(void *arg, int64_t k, int32_t worker)
+static void mix_bwd_task(void *arg, int64_t k, int32_t worker)
 {
     (void)worker;
     const struct mix *m = arg;
@@ -482,7 +482,7 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
             mix.zi[k * width + o] *= weight(k, grid);
         }
     if (!status && gx) {
-        tl_parallel(modes, unmix_task, &mix);
+        tl_parallel(modes, mix_bwd_task, &mix);
         status = synthesis(ctx, mix.dr, mix.di, grid, width, modes, gx);
     }
     if (!status && (gwRe || gwIm)) {

@@ -57,13 +57,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
             copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
         tl_copy_commit();
     }
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
         const int64_t row = i0 + ty + C::TY * i;
         float sum = 0.0f;
         for (int64_t c = tx; c < p.d && row < p.n; c += C::TX)
             sum = fmaf(g[row * p.d + c], out[row * p.d + c], sum);
-        dot[i] = lanes_sum<C::TX>(sum);
+        dot[i] = tl_fold_group<tl_sum_op, C::TX>(sum);
     }
     for (int turn = 0; j0 < p.n; turn ^= 1) {
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
@@ -103,15 +102,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         if (!C::MANY)
             product<C>(Qs, Ks, steps, s);
         query_scores<C>(s, p, bits + turn * BITS, j0);
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float factor = softmax.step(i, s[i]);
             if constexpr (GRADIENT) {
-#pragma unroll
-                for (int c = 0; c < C::RC; c++)
+                TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                     sums[i][c] *= factor;
-#pragma unroll
-                for (int j = 0; j < C::RK; j++) {
+                TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
                     const int key = tx + C::TX * j;
                     bool open = j0 + key < p.n;
                     if (p.mode != NO_MASK)
@@ -131,8 +127,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         j0 = j1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i, at = b * p.n + i0 + row;
         if (row >= rows)
@@ -143,8 +138,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
             a.dot[at] = dot[i];
         }
         if (GRADIENT) {
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] = sums[i][c] / total * p.scale;
             store_row<C>(a.gQ + at * p.d, sums[i], p, from);
         }
@@ -234,14 +228,12 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             product<C>(Ks, Qs, steps, s);
         }
         const uint32_t *words = bits + turn * BITS;
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int query = tx + C::TX * j;
             const bool exists = i0 + query < p.n;
             const float m = exists ? base[i0 + query] : 0.0f, over = exists ? inverse[i0 + query] : 0.0f;
             const float D = exists ? dot[i0 + query] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < C::RM; i++) {
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                 const int key = ty + C::TY * i;
                 float x = tl_attention_score(s[i][j], p.scale);
                 bool open = true;
@@ -271,14 +263,12 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         i0 = i1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const int64_t row = ty + C::TY * i, at = (b * p.n + j0 + row) * p.d;
         if (row >= rows)
             continue;
         if (want_k) {
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 gK[i][c] *= p.scale;
             store_row<C>(a.gK + at, gK[i], p, from);
         }
@@ -292,34 +282,27 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
 {
     dim3 grid = pass_grid<C>(a.p);
-    if (a.gQ)
-        return launch(ctx, query_kernel<C, true>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
-    grid.y = 1;
-    return launch(ctx, query_kernel<C, false>, a, grid, C::THREADS, query_shared<C>(), "flash_attention_bwd");
+    if (!a.gQ)
+        grid.y = 1;
+    return tl_launch_shared(ctx, NAME, a.gQ ? query_kernel<C, true> : query_kernel<C, false>, grid, C::THREADS,
+                            query_shared<C>(), a);
 }
 
 template <class C> static int32_t key_pass(tl_context *ctx, BackwardArgs &a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, key_kernel<C>, a, grid, C::THREADS, key_shared<C>(), "flash_attention_bwd");
+    return tl_launch_shared(ctx, NAME, key_kernel<C>, grid, C::THREADS, key_shared<C>(), a);
 }
 
 static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
     const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
-    if (finite || unsafe) {
-        const Question questions[5] = {{a.p.K, finite, true},
-                                       {a.p.Q, finite ? finite + size : nullptr, true},
-                                       {a.g, finite ? finite + 2 * size : nullptr, true},
-                                       {a.p.V, nullptr, true},
-                                       {a.out, nullptr, false}};
+    uint8_t *const of_q = finite ? finite + size : nullptr, *const of_g = finite ? finite + 2 * size : nullptr;
+    const Question questions[5] = {
+        {a.p.K, finite, true}, {a.p.Q, of_q, true}, {a.g, of_g, true}, {a.p.V, nullptr, true}, {a.out, nullptr, false}};
+    if (finite || unsafe)
         TL_TRY(examine(ctx, a.p, questions, unsafe ? 5 : 3, unsafe));
-    }
-    if (finite) {
-        a.finite_k = finite;
-        a.finite_q = finite + size;
-        a.finite_g = finite + 2 * size;
-    }
+    a.finite_k = finite, a.finite_q = of_q, a.finite_g = of_g;
     a.p.unsafe = unsafe;
     if (unsafe)
         TL_TRY(backward_tensor(ctx, a));
@@ -351,27 +334,15 @@ extern "C" int32_t tl_cuda_flash_attention_bwd(tl_context *ctx, const float *Q, 
     const bool wide = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(g) &&
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const int64_t granules = tl_ceil_div(n, GRANULE), queries = batch * n;
-    BackwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr},
-                   out,
-                   g,
-                   gQ,
-                   gK,
-                   gV,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr,
-                   nullptr};
+    const Problem p = {Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr};
+    BackwardArgs a = {p, out, g, gQ, gK, gV};
     const size_t statistics = (size_t)(3 * queries) * sizeof(float);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, statistics + (size_t)(3 * batch * granules + batch), &scratch));
-    a.base = (float *)scratch;
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)statistics + 3 * batch * granules + batch));
+    a.base = reinterpret_cast<float *>((char *)scratch);
     a.inverse = a.base + queries;
     a.dot = a.inverse + queries;
-    uint8_t *finite = (uint8_t *)scratch + statistics;
-    const int32_t status = backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
-                                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
-    tl_pool_free(ctx, scratch);
-    return status;
+    uint8_t *const finite = reinterpret_cast<uint8_t *>(a.base) + statistics;
+    return backward(ctx, a, a.p.mode == NO_MASK ? nullptr : finite,
+                    tensor_takes(a.p) ? finite + 3 * batch * granules : nullptr);
 }

@@ -6,6 +6,8 @@
 
 namespace attention {
 
+constexpr const char *NAME = "flash_attention_bwd";
+
 struct BackwardArgs {
     Problem p;
     const float *out, *g;

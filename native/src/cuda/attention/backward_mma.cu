@@ -17,8 +17,7 @@ template <class C>
 __device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g, const float *out, int64_t i0,
                                              const Problem &p, const Lane &lane)
 {
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const int64_t row = i0 + lane.row(r);
         const float *x = g + row * p.d, *y = out + row * p.d;
         float sum = 0.0f;
@@ -26,7 +25,7 @@ __device__ __forceinline__ void dot_products(float (&dot)[C::R], const float *g,
 #pragma unroll 4
             for (int c = lane.t; c < (int)p.d; c += 4)
                 sum = fmaf(x[c], y[c], sum);
-        dot[r] = lanes_sum<4>(sum);
+        dot[r] = tl_fold_group<tl_sum_op, 4>(sum);
     }
 }
 
@@ -83,12 +82,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
             if constexpr (GRADIENT) {
                 float t[C::M][4][4];
                 tile_product<C, false>(t, Gs, Vs + (turn * C::SPLIT + lane.team) * TILE * C::LD, d, lane);
-#pragma unroll
-                for (int m = 0; m < C::M; m++)
-#pragma unroll
-                    for (int n = 0; n < 4; n++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
+                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                    TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                        TL_UNROLL_FOR (int e = 0; e < 4; e++)
                             s[m][n][e] *= t[m][n][e] - dot[2 * m + e / 2];
                 if (p.mode == FILL && cover != ALL)
                     clear_blocked<C>(s, words, lane);
@@ -101,8 +97,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     tl_copy_wait<0>();
     if (!join_queries<C, GRADIENT>(shared, softmax, sums, lane))
         return;
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
         const int64_t row = i0 + lane.row(r), at = b * p.n + row;
         if (row >= p.n)
@@ -113,12 +108,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
             a.dot[at] = dot[r];
         }
         if constexpr (GRADIENT) {
-#pragma unroll
-            for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+                TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                         float &x = sums[r / 2][group][j][r % 2 * 2 + e];
                         x = x / total * p.scale;
                     }
@@ -145,16 +137,13 @@ __device__ __forceinline__ bool read_key_words(uint32_t *bits, const Problem &p,
     const int64_t i = i0 + upper, j = j0 + lane.first + key;
     const float *from = p.mask + (b * p.n + i) * p.n + j;
     uint32_t word = 0, any = 0;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    TL_UNROLL_FOR (int half = 0; half < 2; half++) {
         float x[8];
-#pragma unroll
-        for (int q = 0; q < 8; q++) {
+        TL_UNROLL_FOR (int q = 0; q < 8; q++) {
             const int k = 16 * half + 2 * q;
             x[q] = j < p.n && i + k < p.n ? from[k * p.n] : 0.0f;
         }
-#pragma unroll
-        for (int q = 0; q < 8; q++) {
+        TL_UNROLL_FOR (int q = 0; q < 8; q++) {
             const uint32_t two = __ballot_sync(0xffffffffu, !(x[q] == 0.0f));
             word |= ((two >> key & 1) | (two >> (16 + key) & 1) << 1) << (16 * half + 2 * q);
             any |= two;
@@ -226,20 +215,16 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             const float *base = statistics + turn * 3 * C::TILES + lane.team * TILE + 2 * lane.t;
             const uint32_t *team_bits = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
             Words<C> words;
-#pragma unroll
-            for (int r = 0; r < C::R; r++)
+            TL_UNROLL_FOR (int r = 0; r < C::R; r++)
                 words[r] = stored             ? team_bits[lane.row(r)]
                            : p.mode == CAUSAL ? ~low_bits(ahead + lane.row(r) - lane.first)
                                               : 0xffffffffu;
             float s[C::M][4][4], t[C::M][4][4];
             tile_product<C, true>(s, Ks, tile_q, d, lane);
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     const float most = base[8 * n + e], over = base[C::TILES + 8 * n + e];
-#pragma unroll
-                    for (int r = 0; r < C::R; r++) {
+                    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
                         float &x = s[r / 2][n][r % 2 * 2 + e];
                         const float blocked = p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
                         x = allows(words[r] >> 2 * lane.t, n, e) ? x * p.scale : blocked;
@@ -253,13 +238,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             }
             if (want_k) {
                 tile_product<C, true>(t, Vs, tile_g, d, lane);
-#pragma unroll
-                for (int n = 0; n < 4; n++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
+                TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                         const float dot = base[2 * C::TILES + 8 * n + e];
-#pragma unroll
-                        for (int r = 0; r < C::R; r++)
+                        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
                             s[r / 2][n][r % 2 * 2 + e] *= t[r / 2][n][r % 2 * 2 + e] - dot;
                     }
                 if (p.mode == FILL)
@@ -281,17 +263,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     };
     if (!join_teams<C, 2 * SUMS_OF<C>>(shared, lane, leave, join))
         return;
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const int64_t row = j0 + lane.row(r), at = member + row * p.d;
         if (row >= p.n)
             continue;
-#pragma unroll
-        for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+        TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     gK[r / 2][group][j][r % 2 * 2 + e] *= 1.0f / WEIGHT_UNIT;
                     gK[r / 2][group][j][r % 2 * 2 + e] *= p.scale;
                     gV[r / 2][group][j][r % 2 * 2 + e] *= 1.0f / WEIGHT_UNIT;
@@ -308,16 +286,15 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 template <class C> static int32_t query_tensor(tl_context *ctx, BackwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return a.gQ ? launch(ctx, query_tensor_kernel<C, true>, a, grid, C::THREADS, query_tensor_shared<C, true>(),
-                         "flash_attention_bwd")
-                : launch(ctx, query_tensor_kernel<C, false>, a, grid, C::THREADS, query_tensor_shared<C, false>(),
-                         "flash_attention_bwd");
+    const auto kernel = a.gQ ? query_tensor_kernel<C, true> : query_tensor_kernel<C, false>;
+    const size_t bytes = a.gQ ? query_tensor_shared<C, true>() : query_tensor_shared<C, false>();
+    return tl_launch_shared(ctx, NAME, kernel, grid, C::THREADS, bytes, a);
 }
 
 template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, key_tensor_kernel<C>, a, grid, C::THREADS, key_tensor_shared<C>(), "flash_attention_bwd");
+    return tl_launch_shared(ctx, NAME, key_tensor_kernel<C>, grid, C::THREADS, key_tensor_shared<C>(), a);
 }
 
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)

@@ -77,14 +77,11 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
             copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
         tl_copy_commit();
         query_scores<C>(s, p, bits + turn * BITS, j0);
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float factor = softmax.step(i, s[i]);
-#pragma unroll
-            for (int c = 0; c < C::RC; c++)
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 sums[i][c] *= factor;
-#pragma unroll
-            for (int j = 0; j < C::RK; j++)
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
                 Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
         }
         tl_copy_wait<1>();
@@ -94,12 +91,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         j0 = j1;
     }
     tl_copy_wait<0>();
-#pragma unroll
-    for (int i = 0; i < C::RM; i++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i;
-#pragma unroll
-        for (int c = 0; c < C::RC; c++)
+        TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             sums[i][c] = sums[i][c] / total;
         if (row < rows)
             store_row<C>(a.out + (b * p.n + i0 + row) * p.d, sums[i], p, from);
@@ -109,7 +104,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 template <class C> static int32_t forward(tl_context *ctx, ForwardArgs &a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, forward_kernel<C>, a, grid, C::THREADS, forward_shared<C>(), "flash_attention");
+    return tl_launch_shared(ctx, "flash_attention", forward_kernel<C>, grid, C::THREADS, forward_shared<C>(), a);
 }
 
 /* ---- on tensor cores --------------------------------------------------------------------------------------------- */
@@ -172,17 +167,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     tl_copy_wait<0>();
     if (!join_queries<C, true>(shared, softmax, sums, lane))
         return;
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
         if (lane.row(r) >= rows)
             continue;
-#pragma unroll
-        for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
+        TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++)
                     sums[r / 2][group][j][r % 2 * 2 + e] = sums[r / 2][group][j][r % 2 * 2 + e] / total;
         store_sums<C>(a.out + member + (i0 + lane.row(r)) * p.d, sums, r, p, lane);
     }
@@ -191,7 +182,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
 template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
 {
     const dim3 grid = pass_grid<C>(a.p);
-    return launch(ctx, forward_tensor_kernel<C>, a, grid, C::THREADS, forward_tensor_shared<C>(), "flash_attention");
+    constexpr size_t bytes = forward_tensor_shared<C>();
+    return tl_launch_shared(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
 
 /* ---- what the values are like ------------------------------------------------------------------------------------ */
@@ -248,8 +240,8 @@ int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, in
         a.questions[i] = questions[i];
     if (unsafe)
         TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
-    examine_kernel<<<dim3(tl_grid(p.batch * p.granules, 8), (unsigned)count), 256, 0, tl_cuda_stream(ctx)>>>(a);
-    return tl_cuda_launched(ctx, "examine");
+    const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
+    return tl_launch(ctx, "examine", examine_kernel, grid, 256, a);
 }
 
 static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uint8_t *unsafe)
@@ -295,10 +287,7 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
     if (!tensor && !masked)
         return forward_all(ctx, a, nullptr, nullptr);
-    void *scratch = nullptr;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(batch * granules + batch), &scratch));
-    uint8_t *finite = (uint8_t *)scratch;
-    const int32_t status = forward_all(ctx, a, masked ? finite : nullptr, tensor ? finite + batch * granules : nullptr);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<uint8_t> finite(ctx);
+    TL_TRY(finite.allocate(batch * granules + batch));
+    return forward_all(ctx, a, masked ? (uint8_t *)finite : nullptr, tensor ? finite + batch * granules : nullptr);
 }

@@ -67,51 +67,38 @@ __device__ __forceinline__ void tile_product(float (&s)[C::M][4][4], const float
                                              const Lane &lane)
 {
     const float *a = A + (lane.first + lane.g) * C::LD + 8 * lane.t, *b = B + lane.g * C::LD + 8 * lane.t;
-#pragma unroll
-    for (int m = 0; m < C::M; m++)
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 s[m][n][e] = 0.0f;
 #pragma unroll 1
     for (int c = 0; c < d; c += 32, a += 32, b += 32) {
         float part[C::M][4][4] = {};
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+        TL_UNROLL_FOR (int half = 0; half < 2; half++) {
             float4 x[C::M][2], y[4];
-#pragma unroll
-            for (int m = 0; m < C::M; m++) {
+            TL_UNROLL_FOR (int m = 0; m < C::M; m++) {
                 x[m][0] = tl_load4(a + 16 * m * C::LD + 4 * half);
                 x[m][1] = tl_load4(a + (16 * m + 8) * C::LD + 4 * half);
             }
-#pragma unroll
-            for (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
                 y[n] = tl_load4(b + 8 * n * C::LD + 4 * half);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
+            TL_UNROLL_FOR (int k = 0; k < 2; k++) {
                 uint32_t ahi[C::M][4], alo[C::M][4], bhi[4][2], blo[4][2];
-#pragma unroll
-                for (int m = 0; m < C::M; m++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
+                TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+                    TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                         tl_split(k ? x[m][h].z : x[m][h].x, ahi[m][h], alo[m][h]);
                         tl_split(k ? x[m][h].w : x[m][h].y, ahi[m][h + 2], alo[m][h + 2]);
                     }
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
+                TL_UNROLL_FOR (int n = 0; n < 4; n++) {
                     tl_split(k ? y[n].z : y[n].x, bhi[n][0], blo[n][0]);
                     tl_split(k ? y[n].w : y[n].y, bhi[n][1], blo[n][1]);
                 }
                 tl_mma_split<SWAPPED>(part, ahi, alo, bhi, blo);
             }
         }
-#pragma unroll
-        for (int m = 0; m < C::M; m++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     s[m][n][e] += part[m][n][e];
     }
 }
@@ -122,12 +109,9 @@ template <class C> struct Weights {
 
     __device__ __forceinline__ explicit Weights(const float (&w)[C::M][4][4])
     {
-#pragma unroll
-        for (int m = 0; m < C::M; m++)
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) /* (g, 2t) (g+8, 2t) (g, 2t+1) (g+8, 2t+1) */
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int k = 0; k < 4; k++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) /* (g, 2t) (g+8, 2t) (g, 2t+1) (g+8, 2t+1) */
                     tl_split(w[m][k][e % 2 * 2 + e / 2], hi[k][m][e], lo[k][m][e]);
     }
 };
@@ -141,13 +125,11 @@ __device__ __forceinline__ void tile_accumulate(Sums<C> &sums, const Weights<C> 
                                                 const float (&factor)[C::R], const Lane &lane)
 {
     const float *x = X + 2 * lane.t * C::LD + 4 * lane.g;
-#pragma unroll
-    for (int group = 0; group < C::GROUPS; group++) {
+    TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++) {
         if (group > 0 && 32 * group >= d)
             break;
         float part[C::M][4][4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
+        TL_UNROLL_FOR (int k = 0; k < 4; k++) {
             const float4 y = tl_load4(x + 8 * k * C::LD + 32 * group);
             const float4 z = tl_load4(x + (8 * k + 1) * C::LD + 32 * group);
             uint32_t bhi[4][2], blo[4][2];
@@ -161,12 +143,9 @@ __device__ __forceinline__ void tile_accumulate(Sums<C> &sums, const Weights<C> 
             tl_split(z.w, bhi[3][1], blo[3][1]);
             tl_mma_split(part, w.hi[k], w.lo[k], bhi, blo);
         }
-#pragma unroll
-        for (int m = 0; m < C::M; m++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                     float &sum = sums[m][group][j][e];
                     sum = RESCALE ? fmaf(sum, factor[2 * m + e / 2], part[m][j][e]) : sum + part[m][j][e];
                 }
@@ -177,18 +156,15 @@ __device__ __forceinline__ void tile_accumulate(Sums<C> &sums, const Weights<C> 
 template <class C>
 __device__ __forceinline__ void store_sums(float *row, const Sums<C> &sums, int r, const Problem &p, const Lane &lane)
 {
-#pragma unroll
-    for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+    TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+        TL_UNROLL_FOR (int e = 0; e < 2; e++) {
             const int c = 32 * group + 4 * (2 * lane.t + e), at = r % 2 * 2 + e;
             const float (&v)[4][4] = sums[r / 2][group];
             if (p.wide) {
                 if (c < p.d)
                     tl_store4(row + c, make_float4(v[0][at], v[1][at], v[2][at], v[3][at]));
             } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int j = 0; j < 4; j++)
                     if (c + j < p.d)
                         row[c + j] = v[j][at];
             }
@@ -228,8 +204,7 @@ template <class C> struct TensorSoftmax {
 
     __device__ __forceinline__ TensorSoftmax()
     {
-#pragma unroll
-        for (int r = 0; r < C::R; r++) {
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
             top[r] = -TL_INF;
             chain[r] = 0.0f;
         }
@@ -238,24 +213,19 @@ template <class C> struct TensorSoftmax {
     /* Takes the scores of a tile in, turns them into weights and leaves in factor[] what multiplies earlier sums. */
     __device__ __forceinline__ void step(float (&s)[C::M][4][4])
     {
-#pragma unroll
-        for (int r = 0; r < C::R; r++) {
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
             float most = top[r];
-#pragma unroll
-            for (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
                 most = fmaxf(most, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
-            most = lanes_max<4>(most);
+            most = tl_fold_group<tl_number_max_op, 4>(most);
             factor[r] = most > top[r] ? tl_attention_weight(top[r] - most) : 1.0f;
             top[r] = most;
         }
-#pragma unroll
-        for (int r = 0; r < C::R; r++) {
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
             const float base = top[r] == -TL_INF ? 0.0f : top[r];
             float sum = 0.0f;
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     float &x = s[r / 2][n][r % 2 * 2 + e];
                     x = scaled_weight(x - base);
                     sum += x;
@@ -267,7 +237,7 @@ template <class C> struct TensorSoftmax {
     /* What row r is divided by, in WEIGHT_UNIT; if all was blocked, 1 unit for sums that are 0. */
     __device__ __forceinline__ float total(int r)
     {
-        const float sum = lanes_sum<4>(chain[r]);
+        const float sum = tl_fold_group<tl_sum_op, 4>(chain[r]);
         return top[r] == -TL_INF ? WEIGHT_UNIT : sum;
     }
 
@@ -275,8 +245,7 @@ template <class C> struct TensorSoftmax {
     __device__ __forceinline__ bool fill_counts(int64_t rows, const Lane &lane)
     {
         bool any = false;
-#pragma unroll
-        for (int r = 0; r < C::R; r++)
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
             any |= lane.row(r) < rows && !(top[r] > TL_FILL_VANISHES);
         return __any_sync(0xffffffffu, any);
     }
@@ -307,14 +276,10 @@ __device__ __forceinline__ bool join_teams(float *shared, const Lane &lane, Leav
 /* visit(index, sum) for all of the lane's sums. */
 template <class C, class Visit> __device__ __forceinline__ void each_sum(Sums<C> &sums, Visit visit)
 {
-#pragma unroll
-    for (int m = 0; m < C::M; m++)
-#pragma unroll
-        for (int group = 0; group < C::GROUPS; group++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     visit(((m * C::GROUPS + group) * 4 + j) * 4 + e, sums[m][group][j][e]);
 }
 template <class C> constexpr int SUMS_OF = C::M * C::GROUPS * 16;
@@ -324,8 +289,7 @@ template <class C, bool SUMS>
 __device__ __forceinline__ bool join_queries(float *shared, TensorSoftmax<C> &softmax, Sums<C> &sums, const Lane &lane)
 {
     const auto leave = [&](float *to) {
-#pragma unroll
-        for (int r = 0; r < C::R; r++) {
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
             to[2 * r * C::TEAM] = softmax.top[r];
             to[(2 * r + 1) * C::TEAM] = softmax.chain[r];
         }
@@ -334,8 +298,7 @@ __device__ __forceinline__ bool join_queries(float *shared, TensorSoftmax<C> &so
     };
     const auto join = [&](const float *from) {
         float other[C::R];
-#pragma unroll
-        for (int r = 0; r < C::R; r++) {
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
             const float top = from[2 * r * C::TEAM], most = fmaxf(softmax.top[r], top);
             softmax.factor[r] = softmax.top[r] < most ? tl_attention_weight(softmax.top[r] - most) : 1.0f;
             other[r] = top < most ? tl_attention_weight(top - most) : 1.0f;
@@ -365,11 +328,9 @@ __device__ __forceinline__ bool read_words(uint32_t *bits, const Problem &p, int
 #pragma unroll 1
     for (int r = 0; r < 16 * C::M; r += 16) {
         float x[16];
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        TL_UNROLL_FOR (int i = 0; i < 16; i++)
             x[i] = j < p.n && first + r + i < p.n ? from[(r + i) * p.n] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
+        TL_UNROLL_FOR (int i = 0; i < 16; i++) {
             const uint32_t word = __ballot_sync(0xffffffffu, !(x[i] == 0.0f));
             if (threadIdx.x % 32 == 0)
                 bits[lane.first + r + i] = word;
@@ -386,12 +347,10 @@ __device__ __forceinline__ void query_words(Words<C> &words, const uint32_t *bit
 {
     if (p.mode == CAUSAL) {
         const int least = (int)(i0 - j0) + 1; /* at most TILE off either side where it matters */
-#pragma unroll
-        for (int r = 0; r < C::R; r++)
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
             words[r] = low_bits(least + lane.row(r));
     } else {
-#pragma unroll
-        for (int r = 0; r < C::R; r++)
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
             words[r] = bits[lane.row(r)];
     }
 }
@@ -408,8 +367,7 @@ __device__ __forceinline__ Cover query_cover(const uint32_t *bits, const Problem
     Words<C> words;
     query_words<C>(words, bits, p, i0, j0, lane);
     uint32_t any = 0, all = 0xffffffffu;
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         any |= words[r];
         all &= words[r];
     }
@@ -421,34 +379,25 @@ template <class C>
 __device__ __forceinline__ void tensor_scores(float (&s)[C::M][4][4], const Problem &p, Cover cover,
                                               const uint32_t *bits, int64_t i0, int64_t j0, const Lane &lane)
 {
-#pragma unroll
-    for (int m = 0; m < C::M; m++)
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 s[m][n][e] *= p.scale;
     if (cover != ALL) {
         Words<C> words;
         query_words<C>(words, bits, p, i0, j0, lane);
         const float blocked = p.mode == FILL ? TL_FILL_SCORE : -TL_INF;
-#pragma unroll
-        for (int r = 0; r < C::R; r++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
+        TL_UNROLL_FOR (int r = 0; r < C::R; r++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++)
                     if (!allows(words[r] >> 2 * lane.t, n, e))
                         s[r / 2][n][r % 2 * 2 + e] = blocked;
     }
     if (p.n - j0 < TILE) {
         const int keys = (int)(p.n - j0);
-#pragma unroll
-        for (int m = 0; m < C::M; m++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+        TL_UNROLL_FOR (int m = 0; m < C::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < 4; n++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     if (8 * n + 2 * lane.t + e % 2 >= keys)
                         s[m][n][e] = -TL_INF;
     }
@@ -458,13 +407,10 @@ __device__ __forceinline__ void tensor_scores(float (&s)[C::M][4][4], const Prob
 template <class C>
 __device__ __forceinline__ void clear_blocked(float (&x)[C::M][4][4], const uint32_t *bits, const Lane &lane)
 {
-#pragma unroll
-    for (int r = 0; r < C::R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const uint32_t word = bits[lane.row(r)] >> 2 * lane.t;
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++)
+        TL_UNROLL_FOR (int n = 0; n < 4; n++)
+            TL_UNROLL_FOR (int e = 0; e < 2; e++)
                 if (!allows(word, n, e))
                     x[r / 2][n][r % 2 * 2 + e] = 0.0f;
     }

@@ -36,12 +36,9 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static void load(const float *row, int64_t d, int64_t first, float *v)
     {
         if constexpr (WIDE) {
-            const float4 a = tl_load4(row + first);
-            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-            if constexpr (KIND == HALVES) {
-                const float4 b = tl_load4(row + d / 2 + first);
-                v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-            }
+            tl_load4(row + first, v);
+            if constexpr (KIND == HALVES)
+                tl_load4(row + d / 2 + first, v + 4);
         } else {
             v[0] = row[first];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
@@ -52,9 +49,9 @@ template <Kind KIND, bool WIDE> struct Group {
     __device__ static void store(float *row, int64_t d, int64_t first, const float *v)
     {
         if constexpr (WIDE) {
-            tl_store4(row + first, make_float4(v[0], v[1], v[2], v[3]));
+            tl_store4(row + first, v);
             if constexpr (KIND == HALVES)
-                tl_store4(row + d / 2 + first, make_float4(v[4], v[5], v[6], v[7]));
+                tl_store4(row + d / 2 + first, v + 4);
         } else {
             row[first] = v[0];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
@@ -79,8 +76,7 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     const int64_t pair = (int64_t)group * G::PAIRS;
     const int64_t column = KIND == HALVES ? pair : 2 * pair;
     float c[G::PAIRS], s[G::PAIRS];
-#pragma unroll
-    for (int i = 0; i < G::PAIRS; i++) {
+    TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
         tl_turn((uint64_t)(a.start + p) * a.rate[pair + i], &c[i], &s[i]);
         if (a.back)
             s[i] = -s[i];
@@ -89,16 +85,13 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     const int64_t b1 = b0 + a.members < a.batch ? b0 + a.members : a.batch;
     for (int64_t b = b0; b < b1; b += UNROLL) {
         float v[UNROLL][G::COUNT];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
             if (b + u < b1)
                 G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
+        TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
             if (b + u >= b1)
                 break;
-#pragma unroll
-            for (int i = 0; i < G::PAIRS; i++) {
+            TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
                 float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
                 if constexpr (KIND == ADD) {
                     x += s[i];
@@ -138,18 +131,14 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     }
     for (int64_t i = 0; i < pairs; i++)
         rate[i] = tl_turn_rate(base, i, a.d);
-    void *device;
-    const int32_t status = tl_cuda_stage(ctx, rate, (size_t)pairs * sizeof *rate, &device);
+    tl_scratch<uint64_t> staged(ctx);
+    const int32_t status = staged.stage(rate, pairs);
     free(more);
     TL_TRY(status);
-    a.rate = (const uint64_t *)device;
+    a.rate = staged;
     const dim3 grid(tl_grid(a.n * groups, THREADS), (unsigned)tl_ceil_div(a.batch, a.members));
-    if (wide)
-        position_kernel<KIND, true><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
-    else
-        position_kernel<KIND, false><<<grid, THREADS, 0, tl_cuda_stream(ctx)>>>(a);
-    tl_pool_free(ctx, device);
-    return tl_cuda_launched(ctx, KIND == ADD ? "sinusoidal" : "rotary");
+    return tl_launch(ctx, KIND == ADD ? "sinusoidal" : "rotary",
+                     wide ? position_kernel<KIND, true> : position_kernel<KIND, false>, grid, THREADS, a);
 }
 
 int32_t rotate(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,

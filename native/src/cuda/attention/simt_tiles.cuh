@@ -16,6 +16,7 @@
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/attention.h"
@@ -87,23 +88,17 @@ __device__ __forceinline__ void product(const float *A, const float *B, int step
 #pragma unroll 1
     for (int k = 0; k < steps; k++, a += 4, b += 4) {
         float4 x[C::RM];
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             x[i] = tl_load4(a + i * C::TY * C::LD);
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const float4 y = tl_load4(b + j * C::TX * C::LD);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].x, y.x, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].y, y.y, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].z, y.z, s[i][j]);
-#pragma unroll
-            for (int i = 0; i < C::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
                 s[i][j] = fmaf(x[i].w, y.w, s[i][j]);
         }
     }
@@ -117,16 +112,12 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
 #pragma unroll 1
     for (int k = 0; k < C::COLS; k += 4, w += 4, x += 4 * C::LD) {
         float4 a[C::RM];
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             a[i] = tl_load4(w + i * C::TY * C::LP);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-#pragma unroll
-            for (int g = 0; g < C::RC / 4; g++) {
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
                 const float4 y = tl_load4(x + e * C::LD + g * 4 * C::TX);
-#pragma unroll
-                for (int i = 0; i < C::RM; i++) {
+                TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
                     const float f = e == 0 ? a[i].x : e == 1 ? a[i].y : e == 2 ? a[i].z : a[i].w;
                     sum[i][4 * g] = fmaf(f, y.x, sum[i][4 * g]);
                     sum[i][4 * g + 1] = fmaf(f, y.y, sum[i][4 * g + 1]);
@@ -141,35 +132,17 @@ __device__ __forceinline__ void accumulate(const float *W, const float *X, float
 template <class C>
 __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], const Problem &p, int64_t from)
 {
-#pragma unroll
-    for (int g = 0; g < C::RC / 4; g++) {
+    TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
         const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
         if (p.wide) {
             if (c < p.d)
-                tl_store4(row + c, make_float4(v[4 * g], v[4 * g + 1], v[4 * g + 2], v[4 * g + 3]));
+                tl_store4(row + c, v + 4 * g);
         } else {
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 if (c + e < p.d)
                     row[c + e] = v[4 * g + e];
         }
     }
-}
-
-template <int TX> __device__ __forceinline__ float lanes_max(float x)
-{
-#pragma unroll
-    for (int m = TX / 2; m > 0; m /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, m));
-    return x;
-}
-
-template <int TX> __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int m = TX / 2; m > 0; m /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, m);
-    return x;
 }
 
 /* ---- scores and their mask --------------------------------------------------------------------------------------- */
@@ -209,8 +182,7 @@ template <int COUNT>
 __device__ __forceinline__ bool all_finite(const uint8_t *finite, const Problem &p, int64_t b, int64_t first)
 {
     bool yes = true;
-#pragma unroll
-    for (int g = 0; g < COUNT / GRANULE; g++)
+    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
         yes &= first / GRANULE + g >= p.granules || finite[b * p.granules + first / GRANULE + g] != 0;
     return yes;
 }
@@ -222,8 +194,7 @@ template <class C> struct Softmax {
 
     __device__ __forceinline__ Softmax()
     {
-#pragma unroll
-        for (int i = 0; i < C::RM; i++) {
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             top[i] = -TL_INF;
             chain[i] = 0.0f;
         }
@@ -234,15 +205,13 @@ template <class C> struct Softmax {
     __device__ __forceinline__ float step(int i, float (&s)[C::RK])
     {
         float most = s[0];
-#pragma unroll
-        for (int j = 1; j < C::RK; j++)
+        TL_UNROLL_FOR (int j = 1; j < C::RK; j++)
             most = fmaxf(most, s[j]);
-        most = fmaxf(top[i], lanes_max<C::TX>(most));
+        most = fmaxf(top[i], tl_fold_group<tl_number_max_op, C::TX>(most));
         const float factor = most > top[i] ? tl_attention_weight(top[i] - most) : 1.0f;
         const float base = most == -TL_INF ? 0.0f : most;
         float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             s[j] = tl_attention_weight(s[j] - base);
             sum += s[j];
         }
@@ -254,7 +223,7 @@ template <class C> struct Softmax {
     /* What row i is divided by: 1 if all was blocked, NaN if all scores were -inf or one was NaN. */
     __device__ __forceinline__ float total(int i)
     {
-        const float sum = lanes_sum<C::TX>(chain[i]);
+        const float sum = tl_fold_group<tl_sum_op, C::TX>(chain[i]);
         return top[i] == -TL_INF ? 1.0f + sum : top[i] == -FLT_MAX ? TL_NAN : sum;
     }
 
@@ -262,8 +231,7 @@ template <class C> struct Softmax {
     __device__ __forceinline__ bool fill_counts(int64_t rows)
     {
         bool any = false;
-#pragma unroll
-        for (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
             any |= (int)threadIdx.x / C::TX + C::TY * i < rows && !(top[i] > TL_FILL_VANISHES);
         return any;
     }
@@ -275,10 +243,8 @@ __device__ __forceinline__ void query_scores(float (&s)[C::RM][C::RK], const Pro
                                              int64_t j0)
 {
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
-#pragma unroll
-    for (int i = 0; i < C::RM; i++)
-#pragma unroll
-        for (int j = 0; j < C::RK; j++) {
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++)
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
             const int key = tx + C::TX * j;
             float x = tl_attention_score(s[i][j], p.scale);
             if (p.mode != NO_MASK) {
@@ -334,15 +300,6 @@ int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, in
  * forward by them, into `out`. Defined in attention/wgmma.cu. */
 bool wgmma_serves(tl_context *ctx, const Problem &p);
 int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out);
-
-template <class Kernel, class Args>
-int32_t launch(tl_context *ctx, Kernel kernel, const Args &args, dim3 grid, int threads, size_t shared,
-               const char *name)
-{
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    kernel<<<grid, threads, shared, tl_cuda_stream(ctx)>>>(args);
-    return tl_cuda_launched(ctx, name);
-}
 
 /* The grid of a pass: blocks of ROWS rows for each member, times the chunks of the result. */
 template <class C> dim3 pass_grid(Problem &p)

@@ -59,9 +59,8 @@ bool runs(tl_context *ctx)
 template <Pass PASS, int DP> int32_t make(tl_context *ctx, WgmmaArgs a, const char *name)
 {
     a.p.blocks = (uint32_t)tl_ceil_div(a.p.n, warp_groups::ROWS);
-    wgmma_attention_kernel<PASS, DP><<<(unsigned)(a.p.batch * a.p.blocks), warp_groups::THREADS,
-                                       warp_groups::Shape<PASS, DP>::BYTES, tl_cuda_stream(ctx)>>>(a);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, wgmma_attention_kernel<PASS, DP>, (unsigned)(a.p.batch * a.p.blocks),
+                             warp_groups::THREADS, warp_groups::Shape<PASS, DP>::BYTES, a);
 }
 
 template <Pass PASS> int32_t make(tl_context *ctx, const WgmmaArgs &a, const char *name)
@@ -82,23 +81,21 @@ bool wgmma_serves(tl_context *ctx, const Problem &p)
 
 int32_t forward_wgmma(tl_context *ctx, const Problem &p, float *out)
 {
-    return make<FORWARD>(ctx, WgmmaArgs{p, nullptr, nullptr, out, nullptr, nullptr, nullptr, nullptr},
-                         "flash_attention");
+    return make<FORWARD>(ctx, WgmmaArgs{p, nullptr, nullptr, out}, "flash_attention");
 }
 
 /* At 64 coordinates the sums of both keys' gradients fit in the registers. */
 int32_t backward_wgmma(tl_context *ctx, const BackwardArgs &x)
 {
-    const char *const name = "flash_attention_bwd";
     WgmmaArgs a{x.p, x.out, x.g, nullptr, x.gQ, x.base, x.inverse, x.dot};
-    TL_TRY(x.gQ ? make<QUERIES>(ctx, a, name) : make<STATISTICS>(ctx, a, name));
+    TL_TRY(x.gQ ? make<QUERIES>(ctx, a, NAME) : make<STATISTICS>(ctx, a, NAME));
     a.by_weights = x.gV;
     a.by_slopes = x.gK;
     if (x.gK && x.gV && x.p.d <= 64)
-        return make<KEYS, 64>(ctx, a, name);
+        return make<KEYS, 64>(ctx, a, NAME);
     if (x.gV)
-        TL_TRY(make<KEYS_V>(ctx, a, name));
-    return x.gK ? make<KEYS_K>(ctx, a, name) : TORCHLEAN_OK;
+        TL_TRY(make<KEYS_V>(ctx, a, NAME));
+    return x.gK ? make<KEYS_K>(ctx, a, NAME) : TORCHLEAN_OK;
 }
 
 } /* namespace attention */

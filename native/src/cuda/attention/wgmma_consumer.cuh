@@ -40,21 +40,17 @@ struct Rows {
     /* Takes the products of a tile in, turns them into weights and leaves in factor[] what multiplies earlier sums. */
     __device__ __forceinline__ void step(float (&s)[32], float scale)
     {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        TL_UNROLL_FOR (int r = 0; r < 2; r++) {
             float most = fmaxf(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-            for (int j = 1; j < 8; j++)
+            TL_UNROLL_FOR (int j = 1; j < 8; j++)
                 most = fmaxf(most, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-            most = fmaxf(top[r], lanes_max<4>(most) * scale);
+            most = fmaxf(top[r], tl_fold_group<tl_number_max_op, 4>(most) * scale);
             factor[r] = most > top[r] ? tl_attention_weight(top[r] - most) : 1.0f;
             top[r] = most;
             const float base = most == -TL_INF ? 0.0f : most;
             float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int j = 0; j < 8; j++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     float &x = s[4 * j + 2 * r + e];
                     x = weight_of(x * scale, base);
                     sum += x;
@@ -66,7 +62,7 @@ struct Rows {
     /* What row r is divided by, in WEIGHT_UNIT; if all was blocked, 1 unit for sums that are 0. */
     __device__ __forceinline__ float total(int r) const
     {
-        const float sum = lanes_sum<4>(chain[r]);
+        const float sum = tl_fold_group<tl_sum_op, 4>(chain[r]);
         return top[r] == -TL_INF ? WEIGHT_UNIT : sum;
     }
 };
@@ -92,13 +88,10 @@ template <class C> struct Consumer {
           panel(descriptor(tl_shared_address(stages))), group(__shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0)),
           g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first((int)threadIdx.x / 32 * 16), dots(dots_)
     {
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-#pragma unroll
-            for (int h = 0; h < (C::WEIGHTS ? C::HALVES : 1); h++)
+        TL_UNROLL_FOR (int i = 0; i < 32; i++) {
+            TL_UNROLL_FOR (int h = 0; h < (C::WEIGHTS ? C::HALVES : 1); h++)
                 by_weights[h][i] = 0.0f;
-#pragma unroll
-            for (int h = 0; h < (C::SLOPES ? C::HALVES : 1); h++)
+            TL_UNROLL_FOR (int h = 0; h < (C::SLOPES ? C::HALVES : 1); h++)
                 by_slopes[h][i] = 0.0f;
         }
     }
@@ -126,8 +119,7 @@ template <class C> struct Consumer {
             const int r = 64 * group + threadIdx.x % GROUP / QUADS + k * (GROUP / QUADS);
             const bool present = at.r0 + r < n && 4 * q < d;
             const float4 v = present ? tl_load4(from + (int64_t)r * d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-            for (int lane = 0; lane < 4; lane++)
+            TL_UNROLL_FOR (int lane = 0; lane < 4; lane++)
                 *reinterpret_cast<float *>(column + r * ROW + 16 * ((2 * lane + q % 8 / 4) ^ r % 8)) = lane == 0   ? v.x
                                                                                                        : lane == 1 ? v.y
                                                                                                        : lane == 2
@@ -141,15 +133,11 @@ template <class C> struct Consumer {
     {
         const char *const from = x + row(0) * ROW;
         float4 v[2][2];
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++)
+            TL_UNROLL_FOR (int half = 0; half < 2; half++)
                 v[h][half] = tl_load4((const float *)(from + 8 * ROW * h + 16 * ((2 * t + half) ^ g)));
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) { /* m = 2q + e / 2 */
+        TL_UNROLL_FOR (int q = 0; q < 4; q++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) { /* m = 2q + e / 2 */
                 const float4 &y = v[e % 2][q / 2];
                 tl_split(q % 2 ? (e / 2 ? y.w : y.z) : (e / 2 ? y.y : y.x), hi[q][e], lo[q][e]);
             }
@@ -180,14 +168,11 @@ template <class C> struct Consumer {
     {
         float part[32];
         part_of_product(part, x, meanwhile);
-#pragma unroll
-        for (int i = 0; i < 32; i++)
+        TL_UNROLL_FOR (int i = 0; i < 32; i++)
             s[i] = part[i];
-#pragma unroll
-        for (int c = 1; c < C::CHUNKS; c++) {
+        TL_UNROLL_FOR (int c = 1; c < C::CHUNKS; c++) {
             part_of_product(part, x + c * OPERAND, [] {});
-#pragma unroll
-            for (int i = 0; i < 32; i++)
+            TL_UNROLL_FOR (int i = 0; i < 32; i++)
                 s[i] += part[i];
         }
     }
@@ -197,24 +182,19 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void accumulate(float (&sums)[C::HALVES][32], const float (&w)[32], Work meanwhile)
     {
         float part[32];
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
+        TL_UNROLL_FOR (int c = 0; c < 2; c++) {
             uint32_t hi[4][4], lo[4][4];
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) /* (g, 2t) (g+8, 2t) (g, 2t+1) (g+8, 2t+1) */
+            TL_UNROLL_FOR (int q = 0; q < 4; q++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++) /* (g, 2t) (g+8, 2t) (g, 2t+1) (g+8, 2t+1) */
                     tl_split(w[4 * (4 * c + q) + e % 2 * 2 + e / 2], hi[q][e], lo[q][e]);
-#pragma unroll
-            for (int h = 0; h < C::HALVES; h++) {
+            TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++) {
                 ring.wait_full();
                 start_part<false>(part, hi, lo, stage());
                 if (c == 0 && h == 0)
                     meanwhile();
                 wgmma_wait(part);
                 ring.release();
-#pragma unroll
-                for (int i = 0; i < 32; i++)
+                TL_UNROLL_FOR (int i = 0; i < 32; i++)
                     sums[h][i] = C::OF_KEYS || c == 1 ? sums[h][i] + part[i]
                                                       : fmaf(sums[h][i], rows.factor[i % 4 / 2], part[i]);
             }
@@ -242,15 +222,11 @@ template <class C> struct Consumer {
     /* `value` where blocked. */
     __device__ __forceinline__ void block(float (&s)[32], const Head &header, int j, float value) const
     {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+        TL_UNROLL_FOR (int r = 0; r < 2; r++)
+            TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                 const uint32_t word = allowed(header, j, r, h) >> 2 * t;
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
+                TL_UNROLL_FOR (int k = 0; k < 4; k++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++)
                         if (!allows(word, k, e))
                             s[4 * (4 * h + k) + 2 * r + e] = value;
             }
@@ -261,13 +237,10 @@ template <class C> struct Consumer {
     {
         const bool some = partial(header, j);
         if constexpr (C::OF_KEYS) {
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int k = 0; k < 8; k++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     const float base = header.base[8 * k + 2 * t + e], over = header.inverse[8 * k + 2 * t + e];
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
+                    TL_UNROLL_FOR (int r = 0; r < 2; r++) {
                         float &x = s[4 * k + 2 * r + e];
                         /* keys that do not exist may have a score above base; they have no result either */
                         x = weight_of(x * p.scale, base) * over;
@@ -285,13 +258,10 @@ template <class C> struct Consumer {
     /* x = weights · (x - D). */
     __device__ __forceinline__ void slopes(float (&x)[32], const float (&weights)[32], const Head &header) const
     {
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
+        TL_UNROLL_FOR (int k = 0; k < 8; k++)
+            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                 const float D = C::OF_KEYS ? header.dot[8 * k + 2 * t + e] : 0.0f;
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
+                TL_UNROLL_FOR (int r = 0; r < 2; r++) {
                     const int i = 4 * k + 2 * r + e;
                     x[i] = weights[i] * (x[i] - (C::OF_KEYS ? D : dots[row(r)]));
                 }
@@ -351,10 +321,8 @@ template <class C> struct Consumer {
         if (i >= (int)p.n)
             return;
         float *const x = to + (at.b * p.n + i) * p.d + 2 * t;
-#pragma unroll
-        for (int h = 0; h < C::HALVES; h++)
-#pragma unroll
-            for (int k = 0; k < 8; k++)
+        TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
+            TL_UNROLL_FOR (int k = 0; k < 8; k++)
                 if (64 * h + 8 * k < rest)
                     *reinterpret_cast<float2 *>(x + 64 * h + 8 * k) =
                         make_float2(sums[h][4 * k + 2 * r], sums[h][4 * k + 2 * r + 1]);
@@ -380,7 +348,7 @@ template <class C> struct Consumer {
                     sum = fmaf(u.z, v.z, sum);
                     sum = fmaf(u.w, v.w, sum);
                 }
-            sum = lanes_sum<4>(sum);
+            sum = tl_fold_group<tl_sum_op, 4>(sum);
             if (t == 0)
                 dots[row(r)] = sum;
         }
@@ -390,10 +358,8 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void store_all()
     {
         if constexpr (C::OF_KEYS) {
-#pragma unroll
-            for (int h = 0; h < C::HALVES; h++)
-#pragma unroll
-                for (int i = 0; i < 32; i++) {
+            TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
+                TL_UNROLL_FOR (int i = 0; i < 32; i++) {
                     if constexpr (C::WEIGHTS)
                         by_weights[h][i] *= 1.0f / WEIGHT_UNIT;
                     if constexpr (C::SLOPES) {
@@ -402,8 +368,7 @@ template <class C> struct Consumer {
                     }
                 }
         } else {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+            TL_UNROLL_FOR (int r = 0; r < 2; r++) {
                 const float total = rows.total(r), inverse = 1.0f / total;
                 const Place<C> block = place();
                 const int64_t i = block.r0 + row(r), at = block.b * p.n + i;
@@ -412,12 +377,9 @@ template <class C> struct Consumer {
                     a.inverse[at] = 1.0f / (total * (1.0f / WEIGHT_UNIT));
                     a.dot[at] = dots[row(r)];
                 }
-#pragma unroll
-                for (int h = 0; h < C::HALVES; h++)
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
+                TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
+                    TL_UNROLL_FOR (int k = 0; k < 8; k++)
+                        TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                             const int at_sum = 4 * k + 2 * r + e;
                             if constexpr (C::WEIGHTS)
                                 by_weights[h][at_sum] = quotient(by_weights[h][at_sum], total, inverse);
@@ -426,8 +388,7 @@ template <class C> struct Consumer {
                         }
             }
         }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        TL_UNROLL_FOR (int r = 0; r < 2; r++) {
             if constexpr (C::WEIGHTS)
                 store(a.by_weights, by_weights, r);
             if constexpr (C::SLOPES)

@@ -59,8 +59,7 @@ template <class C> struct Producer {
         const int column = from + (TURNED<INDEX> ? turned_i : 4 * c);
         const float *const x = source<INDEX>() + (b * p.n + row) * p.d + column;
         const int rest = column < (int)p.d ? (int)p.n - row : 0;
-#pragma unroll
-        for (int u = 0; u < 4; u++)
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
             held[u] = rest > apart * u ? tl_load4(x + apart * u * (int)p.d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 
@@ -68,8 +67,7 @@ template <class C> struct Producer {
     {
         char *const to = stages + ring.stage * PANEL;
         ring.wait_empty();
-#pragma unroll
-        for (int u = 0; u < 4; u++) {
+        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
             float4 x = held[u];
             int at = place + 16 * ROW * u;
             if constexpr (TURNED<INDEX>) {
@@ -115,8 +113,7 @@ template <class C> struct Producer {
             const float *from = p.mask + (b * p.n + r0 + thread / 32) * p.n + j + lane;
 #pragma unroll 4
             for (int row = thread / 32; row < ROWS; row += WARPS, from += WARPS * p.n)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
+                TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     const bool exists = r0 + row < n && j + 32 * h + lane < n;
                     const uint32_t word = __ballot_sync(0xffffffffu, exists && !(from[32 * h] == 0.0f));
                     if (lane == 0)

@@ -89,10 +89,8 @@ template <bool SWAPPED>
 __device__ __forceinline__ void start_part(float (&part)[32], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint64_t b)
 {
     /* all registers are ready before the chain's fence, which need not be repeated then */
-#pragma unroll
-    for (int q = 0; q < 4; q++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int q = 0; q < 4; q++)
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
             asm volatile("" : "+r"(hi[q][e]), "+r"(lo[q][e]));
     start_chain<PANEL_LO, SWAPPED>(part, hi, lo, b);
 }

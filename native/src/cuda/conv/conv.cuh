@@ -113,10 +113,10 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
 /* target (batch, rows, size) of n elements: the sums of partial (blocks, n) in order, plus bias (NULL: none). */
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target);
-/* Whether conv/few_rows.cu serves a spread onto few rows, and that spread. */
-bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows);
-int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                         const float *small, const float *w, const float *bias, float *large);
+/* Whether conv/direct.cu serves a spread onto few rows, and that spread. */
+bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows);
+int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                            const float *small, const float *w, const float *bias, float *large);
 /* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
 int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                              const float *large, const float *small, float *gw);

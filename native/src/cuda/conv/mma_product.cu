@@ -127,16 +127,15 @@ __global__ void __launch_bounds__(256, 3) plan_kernel(const __grid_constant__ Jo
         const int64_t columns[2] = {__shfl_sync(0xffffffffu, at, lane % 4), __shfl_sync(0xffffffffu, at, lane % 4 + 4)};
         for (int64_t group = warp; group < row_groups; group += blockDim.y) {
             float part[2][4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const int64_t row = group * 16 + lane / 4 + e % 2 * 8, column = columns[e / 2];
                 const float x = column >= 0 && row < job.rows ? job.w[row * row_stride + column] : 0.0f;
                 pack(x, part[0][e], part[1][e]);
             }
             const int64_t slice = (int64_t)blockIdx.y * (job.most_steps / SLICE) + step / 2;
             float *to = job.packed + (slice * row_groups + group) * PACK + step % 2 * (PACK / 2) + lane * 4;
-            tl_store4(to, make_float4(part[0][0], part[0][1], part[0][2], part[0][3]));
-            tl_store4(to + PACK / 4, make_float4(part[1][0], part[1][1], part[1][2], part[1][3]));
+            tl_store4(to, part[0]);
+            tl_store4(to + PACK / 4, part[1]);
         }
     }
 }
@@ -196,12 +195,10 @@ template <class T_> struct ProductLoader {
             const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
             const uint4 *entries = reinterpret_cast<const uint4 *>(table + next % TABLE * SLICE + k);
             const uint32_t to = tl_shared_address(stage), to_b = to + 4 * (A + k * LB + column);
-#pragma unroll
-            for (int i = 0; i < PIECES; i++)
+            TL_UNROLL_FOR (int i = 0; i < PIECES; i++)
                 tl_copy_async<16, false>(to + 16 * ((int)threadIdx.x + i * THREADS), from + 4 * i * THREADS, true);
             from += job.padded_rows / 16 * PACK;
-#pragma unroll
-            for (int i = 0; i < EACH; i += 2) {
+            TL_UNROLL_FOR (int i = 0; i < EACH; i += 2) {
                 const uint4 two = entries[i / 2];
                 tl_copy_async<4, false>(to_b + 4 * i * LB, job.source + (source + two.x), (inside & two.y) != 0);
                 tl_copy_async<4, false>(to_b + 4 * (i + 1) * LB, job.source + (source + two.z), (inside & two.w) != 0);
@@ -218,14 +215,12 @@ template <class T_> struct ProductLoader {
                          T::lane();
         const float *b = stage + A + (HALF * 8 + T::lane() % 4) * LB + T::warp_n() * T::NT * 8 + T::lane() / 4;
         uint32_t bh[T::NT][2], bl[T::NT][2];
-#pragma unroll
-        for (int i = 0; i < 2 * T::NT; i++) {
+        TL_UNROLL_FOR (int i = 0; i < 2 * T::NT; i++) {
             const float x = b[i % 2 * 4 * LB + i / 2 * 8];
             tl_split_keep_least(least, x);
             tl_split_dekker(x, bh[i / 2][i % 2], bl[i / 2][i % 2]);
         }
-#pragma unroll
-        for (int mt = 0; mt < T::MT; mt++) {
+        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
             const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
             const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
             T::multiply(chain[mt], ah, al, bh, bl);
@@ -240,13 +235,11 @@ template <class T_> struct ProductLoader {
 #pragma unroll 1
         for (int k = 0; k < SLICE; k++) {
             float y[T::NT][2];
-#pragma unroll
-            for (int nt = 0; nt < T::NT; nt++) {
+            TL_UNROLL_FOR (int nt = 0; nt < T::NT; nt++) {
                 const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
                 y[nt][0] = v.x, y[nt][1] = v.y;
             }
-#pragma unroll
-            for (int mt = 0; mt < T::MT; mt++) {
+            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
                 const float *a = stage + (T::warp_m() * T::MT + mt) * PACK + k / 8 * (PACK / 2) +
                                  (T::lane() / 4 * 4 + k % 4) * 4 + k % 8 / 4 * 2;
                 const float2 h = *reinterpret_cast<const float2 *>(a);
@@ -339,8 +332,7 @@ __global__ void __launch_bounds__(256)
 int32_t fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
 {
     const int64_t n = batch * rows * size;
-    fill_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
-    return tl_cuda_launched(ctx, "fill");
+    return tl_launch(ctx, "fill", fill_kernel, tl_grid(n, 256), 256, bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
 }
 
 /* Most positions and steps a phase can have; those of the phase that is alone. */
@@ -360,12 +352,9 @@ void most_of(const Job &job, int64_t *positions, int64_t *steps)
 
 template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles, int64_t blocks)
 {
-    const int bytes = (int)sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
-    const auto kernel = product_kernel<T>;
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    constexpr size_t bytes = sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
     const dim3 grid((unsigned)(tiles * job.phase_count), 1, (unsigned)(job.partial ? blocks : 1));
-    kernel<<<grid, T::THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_product");
+    return tl_launch_shared(ctx, "conv_product", product_kernel<T>, grid, T::THREADS, bytes, job);
 }
 
 /* Everything but the gaps of a spread; scratch holds the phases, offsets and packed weights. */
@@ -391,29 +380,25 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64;
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
-    void *partial = nullptr;
+    tl_scratch<float> partial(ctx);
     if (apart)
-        TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(blocks * job.target_elements), &partial));
-    job.partial = (float *)partial;
-    int32_t status = TORCHLEAN_OK;
-    for (job.first_phase = 0; job.first_phase < phases && !status; job.first_phase += PHASES_AT_ONCE) {
+        TL_TRY(partial.allocate(blocks * job.target_elements));
+    job.partial = partial;
+    for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
         job.phase_count = (int32_t)(left < PHASES_AT_ONCE ? left : PHASES_AT_ONCE);
         const dim3 plan_grid(tl_grid(job.most_steps, 8, 4096), (unsigned)job.phase_count);
-        plan_kernel<<<plan_grid, dim3(32, 8), 0, tl_cuda_stream(ctx)>>>(job);
-        status = tl_cuda_launched(ctx, "plan");
-        if (!status)
-            status = tile_rows == 16   ? launch<Tile<1, 4, 1>>(ctx, job, tiles, blocks)
-                     : tile_rows == 32 ? launch<Tile<2, 4, 1>>(ctx, job, tiles, blocks)
-                     : narrow          ? launch<Tile<4, 2, 1>>(ctx, job, tiles, blocks)
-                                       : launch<Tile<4, 4, 1>>(ctx, job, tiles, blocks);
+        TL_TRY(tl_launch(ctx, "plan", plan_kernel, plan_grid, dim3(32, 8), job));
+        const auto launch_tiles = tile_rows == 16   ? launch<Tile<1, 4, 1>>
+                                  : tile_rows == 32 ? launch<Tile<2, 4, 1>>
+                                  : narrow          ? launch<Tile<4, 2, 1>>
+                                                    : launch<Tile<4, 4, 1>>;
+        TL_TRY(launch_tiles(ctx, job, tiles, blocks));
     }
-    if (partial && !status) {
-        const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
-        status = tl_cuda_conv_add(ctx, job.partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
-    }
-    tl_pool_free(ctx, partial);
-    return status;
+    if (!partial)
+        return TORCHLEAN_OK;
+    const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
+    return tl_cuda_conv_add(ctx, partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
 }
 
 } // namespace
@@ -421,9 +406,8 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
 int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
                          int64_t size, int64_t rows, float *target)
 {
-    add_kernel<<<tl_grid(n, 256), 256, 0, tl_cuda_stream(ctx)>>>(partial, blocks, n, bias, tl_fastdiv(size),
-                                                                 tl_fastdiv(rows), target);
-    return tl_cuda_launched(ctx, "add");
+    return tl_launch(ctx, "add", add_kernel, tl_grid(n, 256), 256, partial, blocks, n, bias, tl_fastdiv(size),
+                     tl_fastdiv(rows), target);
 }
 
 int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
@@ -456,12 +440,10 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     const size_t phase_bytes = (sizeof(Phase) * (size_t)kept + 255) / 256 * 256;
     const size_t offset_bytes = (sizeof(uint2) * (size_t)(kept * job.most_steps) + 255) / 256 * 256;
     const size_t packed_bytes = 2 * sizeof(float) * (size_t)(kept * job.most_steps * job.padded_rows);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, phase_bytes + offset_bytes + packed_bytes, &scratch));
-    job.phases = (Phase *)scratch;
-    job.offsets = (uint2 *)((char *)scratch + phase_bytes);
-    job.packed = (float *)((char *)scratch + phase_bytes + offset_bytes);
-    const int32_t status = product(ctx, job, positions, phases);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)(phase_bytes + offset_bytes + packed_bytes)));
+    job.phases = reinterpret_cast<Phase *>((char *)scratch);
+    job.offsets = reinterpret_cast<uint2 *>(scratch + phase_bytes);
+    job.packed = reinterpret_cast<float *>(scratch + phase_bytes + offset_bytes);
+    return product(ctx, job, positions, phases);
 }

@@ -50,21 +50,18 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
 
     static __device__ __forceinline__ void clear(Sums &sums)
     {
-#pragma unroll
-        for (int i = 0; i < MT * NT * 4; i++)
+        TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
             sums[i / 4 / NT][i / 4 % NT][i % 4] = 0.0f;
     }
     static __device__ __forceinline__ void add(Sums &sums, const Sums &more)
     {
-#pragma unroll
-        for (int i = 0; i < MT * NT * 4; i++)
+        TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
             sums[i / 4 / NT][i / 4 % NT][i % 4] += more[i / 4 / NT][i / 4 % NT][i % 4];
     }
     static __device__ __forceinline__ bool finite(const Sums &sums)
     {
         float zero = 0.0f;
-#pragma unroll
-        for (int i = 0; i < MT * NT * 4; i++)
+        TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
             zero = fmaf(sums[i / 4 / NT][i / 4 % NT][i % 4], 0.0f, zero);
         return zero == 0.0f;
     }
@@ -82,8 +79,7 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     /* The same for one column by fused multiply-adds: x of both rows, y of a thread's columns. */
     static __device__ __forceinline__ void fused(float (&sums)[NT][4], const float (&x)[2], const float (&y)[NT][2])
     {
-#pragma unroll
-        for (int i = 0; i < NT * 4; i++)
+        TL_UNROLL_FOR (int i = 0; i < NT * 4; i++)
             sums[i / 4][i % 4] = fmaf(x[i % 4 / 2], y[i / 4][i % 2], sums[i / 4][i % 4]);
     }
 
@@ -94,15 +90,13 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
                                                  uint32_t row0, uint32_t rows, bool add, const float *bias,
                                                  const Sums &sums)
     {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
+        TL_UNROLL_FOR (int nt = 0; nt < NT; nt++) {
             const int at = column(nt, 0);
             if (at >= left)
                 continue;
             const bool second = at + 1 < left;
             const uint32_t to0 = targets[at], to1 = targets[at + 1];
-#pragma unroll
-            for (int half = 0; half < 2 * MT; half++) {
+            TL_UNROLL_FOR (int half = 0; half < 2 * MT; half++) {
                 const uint32_t r = row0 + row(half / 2, half % 2 * 2);
                 if (r >= rows)
                     continue;
@@ -169,8 +163,7 @@ static __device__ __forceinline__ void run_slices(Loader &loader, float *stages,
             typename T::Sums chain;
             T::clear(chain);
             if (!plain) {
-#pragma unroll
-                for (int half = 0; half < 2; half++, slice++) {
+                TL_UNROLL_FOR (int half = 0; half < 2; half++, slice++) {
                     tl_copy_wait<STAGES - 2>();
                     __syncthreads();
                     Loader::template tensor<0>(stage_of(slice), chain, least);

@@ -96,20 +96,17 @@ template <class T_> struct WeightsLoader {
                 const uint4 four = here[piece];
                 const uint32_t to_four = to + 4 * word((int)row, (int)piece);
                 uint32_t from = four.y + (row0 + row) * size;
-#pragma unroll
-                for (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
+                TL_UNROLL_FOR (int i = 0; i < BM; i += THREADS / 4, from += THREADS / 4 * size)
                     if (BM % (THREADS / 4) == 0 || row < BM)
                         tl_copy_async<16, false>(to_four + 4 * i * SLICE, job.small + from,
                                                  four.w && row + i < rows_left);
             } else {
                 uint32_t from = at.y + (row0 + group) * size;
-#pragma unroll
-                for (int i = 0; i < BM; i += GROUPS, from += GROUPS * size)
+                TL_UNROLL_FOR (int i = 0; i < BM; i += GROUPS, from += GROUPS * size)
                     tl_copy_async<4, false>(to_k + 4 * i * SLICE, job.small + from, at.w && group + i < rows_left);
             }
             const uint4 *two = reinterpret_cast<const uint4 *>(columns + group * (BN / GROUPS));
-#pragma unroll
-            for (int i = 0; i < BN; i += 2 * GROUPS) {
+            TL_UNROLL_FOR (int i = 0; i < BN; i += 2 * GROUPS) {
                 const uint4 entries = two[i / GROUPS / 2];
                 tl_copy_async<4, false>(to_k + 4 * (A + i * SLICE), job.large + (at.x + entries.x),
                                         (at.z & entries.y) != 0);
@@ -128,22 +125,19 @@ template <class T_> struct WeightsLoader {
         const float *a = stage + T::warp_m() * T::MT * 16 * SLICE + at;
         const float *b = stage + A + T::warp_n() * T::NT * 8 * SLICE + at;
         uint32_t bh[T::NT][2], bl[T::NT][2];
-#pragma unroll
-        for (int nt = 0; nt < T::NT; nt++) {
+        TL_UNROLL_FOR (int nt = 0; nt < T::NT; nt++) {
             const float2 v = *reinterpret_cast<const float2 *>(b + nt * 8 * SLICE);
             tl_split_keep_least(least, v.x);
             tl_split_keep_least(least, v.y);
             tl_split_dekker(v.x, bh[nt][0], bl[nt][0]);
             tl_split_dekker(v.y, bh[nt][1], bl[nt][1]);
         }
-#pragma unroll
-        for (int mt = 0; mt < T::MT; mt++) {
+        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
             const float2 v[2] = {*reinterpret_cast<const float2 *>(a + mt * 16 * SLICE),
                                  *reinterpret_cast<const float2 *>(a + (mt * 16 + 8) * SLICE)};
             const float x[4] = {v[0].x, v[1].x, v[0].y, v[1].y};
             uint32_t ah[4], al[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            TL_UNROLL_FOR (int i = 0; i < 4; i++) {
                 tl_split_keep_least(least, x[i]);
                 tl_split_dekker(x[i], ah[i], al[i]);
             }
@@ -157,11 +151,9 @@ template <class T_> struct WeightsLoader {
         for (int k = 0; k < SLICE; k++) {
             const float *a = stage + word(T::row(0, 0), k), *b = stage + A + word(T::column(0, 0), k);
             float y[T::NT][2];
-#pragma unroll
-            for (int i = 0; i < 2 * T::NT; i++)
+            TL_UNROLL_FOR (int i = 0; i < 2 * T::NT; i++)
                 y[i / 2][i % 2] = b[(i / 2 * 8 + i % 2) * SLICE];
-#pragma unroll
-            for (int mt = 0; mt < T::MT; mt++) {
+            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
                 const float x[2] = {a[mt * 16 * SLICE], a[(mt * 16 + 8) * SLICE]};
                 T::fused(chain[mt], x, y);
             }
@@ -222,18 +214,14 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
     const int64_t segment = tl_ceil_div(tl_ceil_div(total, segments), CHAIN) * CHAIN;
     segments = tl_ceil_div(total, segment);
     job.segment = (uint32_t)(segment < UINT32_MAX ? segment : UINT32_MAX);
-    void *sums = nullptr;
+    tl_scratch<float> sums(ctx);
     if (segments > 1)
-        TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * job.elements), &sums));
+        TL_TRY(sums.allocate(segments * job.elements));
     job.sums = sums ? (float *)sums : gw;
-    const int bytes = (int)sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(weights_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    weights_kernel<T><<<dim3((unsigned)tiles, (unsigned)segments), T::THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_weights");
-    if (sums && !status)
-        status = tl_cuda_column_sums(ctx, (const float *)sums, 1, segments, job.elements, 0, gw);
-    tl_pool_free(ctx, sums);
-    return status;
+    constexpr size_t bytes = sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
+    const dim3 grid((unsigned)tiles, (unsigned)segments);
+    TL_TRY(tl_launch_shared(ctx, "conv_weights", weights_kernel<T>, grid, T::THREADS, bytes, job));
+    return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, job.elements, 0, gw) : TORCHLEAN_OK;
 }
 
 } // namespace

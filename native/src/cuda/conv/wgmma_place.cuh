@@ -83,8 +83,7 @@ struct Position {
         j[0] = phase.count1.divmod(phase.count2.divmod(at, &j[2]), &j[1]);
         source = image * job.channels * job.source_size;
         target = image * job.rows * job.target_size + phase.to_base;
-#pragma unroll
-        for (int d = 0; d < AXES; d++) {
+        TL_UNROLL_FOR (int d = 0; d < AXES; d++) {
             c[d] = (int32_t)j[d] * job.step[d] + phase.base[d];
             source += (uint32_t)c[d] * job.stride[d];
             target += j[d] * phase.to_step[d];

@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job j
         t0 = phase.taps1.divmod(phase.taps2.divmod(t, &t2), &t1);
         kernel += t0 * phase.kernel_step[0] + t1 * phase.kernel_step[1] + t2 * phase.kernel_step[2];
         float part[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
             const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
             const bool real = row < job.rows && channel < job.channels;
             part[e] = real ? job.w[row * job.w_row + channel * job.w_channel + kernel] : 0.0f;
@@ -89,16 +88,14 @@ template <class T> struct ProductLoader {
         first = place.first<0>(job);
         weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->steps) * (T::A_GROUP / 4);
         kept = targets[n % TARGETS];
-#pragma unroll
-        for (int u = 0; u < COPIES; u++)
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
             at[u].find(job, *phase, place.column0 + (uint32_t)(thread + u * GROUP));
     }
     /* The channels of one position; WHOLE: all STEP of them exist. */
     template <bool WHOLE>
     __device__ __forceinline__ void read(float (&held)[STEP], const float *from, bool inside, int left) const
     {
-#pragma unroll
-        for (int k = 0; k < STEP; k++) {
+        TL_UNROLL_FOR (int k = 0; k < STEP; k++) {
             const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.source_size * (4u * k);
             held[k] = inside && (WHOLE || k < left) ? __ldg(reinterpret_cast<const float *>(p)) : 0.0f;
         }
@@ -108,15 +105,13 @@ template <class T> struct ProductLoader {
     {
         if (thread == 0) {
             barrier_expect(full, T::WM * T::A_GROUP);
-#pragma unroll
-            for (int h = 0; h < T::WM; h++)
+            TL_UNROLL_FOR (int h = 0; h < T::WM; h++)
                 bulk_copy(tl_shared_address(to) + h * T::A_GROUP,
                           weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP,
                           full);
         }
         if (s == 0)
-#pragma unroll
-            for (int u = 0; u < COPIES; u++)
+            TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
                 kept[thread + u * GROUP] = at[u].target;
     }
     __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
@@ -126,8 +121,7 @@ template <class T> struct ProductLoader {
         const Tap tap(job, *phase, t);
         const int left = (int)(job.channels - block * STEP);
         const uint32_t offset = tap.source + block * STEP * job.source_size;
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             float held[STEP];
             const bool inside = tap.inside(job, at[u]);
             const float *from = job.source + (at[u].source + offset);
@@ -141,8 +135,7 @@ template <class T> struct ProductLoader {
             }
             char *row = to + T::B_HI + (thread + u * GROUP) * ROW;
             const int swizzle = 16 * (thread % 8);
-#pragma unroll
-            for (int c = 0; c < STEP / 4; c++) {
+            TL_UNROLL_FOR (int c = 0; c < STEP / 4; c++) {
                 const float4 x = make_float4(held[4 * c], held[4 * c + 1], held[4 * c + 2], held[4 * c + 3]);
                 char *hi = row + (swizzle ^ 16 * c);
                 store_split(hi, hi + (T::B_LO - T::B_HI), x);
@@ -152,22 +145,19 @@ template <class T> struct ProductLoader {
     }
 };
 
-/* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours.
- */
+/* Stores a warp group's 64 rows from row0 on, `left` columns; four lanes fill a sector where positions are neighbours. */
 template <int BN>
 __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, const uint32_t *targets, int left,
                                            uint32_t row0, const float (&sum)[BN / 2])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + (uint32_t)(16 * warp + 8 * h + lane / 4);
         if (row >= job.rows)
             continue;
         const uint32_t base = row * job.target_size;
         const float bias = sink.bias ? sink.bias[row] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             const int column = 8 * j + 2 * (lane % 4);
             if (column >= left)
                 continue;
@@ -204,8 +194,7 @@ template <int BN> struct Total {
     __device__ __forceinline__ void read(float (&sum)[BN / 2]) const
     {
         const float4 *from = own();
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             const float4 x = from[j * GROUP];
             sum[4 * j] = x.x, sum[4 * j + 1] = x.y, sum[4 * j + 2] = x.z, sum[4 * j + 3] = x.w;
         }
@@ -213,8 +202,7 @@ template <int BN> struct Total {
     __device__ __forceinline__ void write(const float (&sum)[BN / 2]) const
     {
         float4 *to = own();
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++)
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
             to[j * GROUP] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
     }
     /* sum = total + sum */
@@ -222,8 +210,7 @@ template <int BN> struct Total {
     {
         float old[BN / 2];
         read(old);
-#pragma unroll
-        for (int r = 0; r < BN / 2; r++)
+        TL_UNROLL_FOR (int r = 0; r < BN / 2; r++)
             sum[r] = old[r] + sum[r];
     }
     /* The place of row ty + 8r and a column: with lane 4·ty + column % 8 / 2 of warp r / 2 (wgmma). */
@@ -260,15 +247,13 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
 #pragma unroll 1
             for (uint32_t channel = block; channel < last; channel++) {
                 const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
-#pragma unroll
-                for (int r = 0; r < 8; r++) {
+                TL_UNROLL_FOR (int r = 0; r < 8; r++) {
                     const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
                     sum[r] = fmaf(job.w[row * job.w_row + channel * job.w_channel + kernel], v, sum[r]);
                 }
             }
         }
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
+        TL_UNROLL_FOR (int r = 0; r < 8; r++) {
             const uint32_t row = row0 + ty + 8 * r;
             if (row >= job.rows)
                 continue;
@@ -405,20 +390,16 @@ template <class T> struct Plan {
         job.pieces = (uint32_t)tiles * job.segments.divisor;
         job.run = apart ? 1 : job.segments.divisor;
         const unsigned grid = tl_grid(job.pieces / job.run, 1, tl_cuda_sms(ctx));
-        void *scratch = nullptr;
+        tl_scratch<float> scratch(ctx);
         if (job.segments.divisor > 1) {
-            const uint64_t floats = apart ? job.segments.divisor * job.target_elements
-                                          : (uint64_t)grid * (T::ROWS * T::COLUMNS);
-            TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)floats, &scratch));
-            (apart ? job.partial : job.total) = (float *)scratch;
+            TL_TRY(scratch.allocate(apart ? (int64_t)(job.segments.divisor * job.target_elements)
+                                          : (int64_t)grid * (T::ROWS * T::COLUMNS)));
+            (apart ? job.partial : job.total) = scratch;
         }
-        product_kernel<T><<<grid, THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-        int32_t status = tl_cuda_launched(ctx, "conv_wgmma_product");
-        if (apart && !status)
-            status = tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
-                                      job.target_size, job.rows, job.target);
-        tl_pool_free(ctx, scratch);
-        return status;
+        TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_product", product_kernel<T>, grid, THREADS, T::BYTES, job));
+        return apart ? tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
+                                        job.target_size, job.rows, job.target)
+                     : TORCHLEAN_OK;
     }
 };
 
@@ -504,25 +485,21 @@ int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spre
         set_phase(gathers[p], batch, job.channel_blocks, &job.phase[p]);
         steps += job.phase[p].steps;
     }
-    void *packed;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)Large::A_GROUP * (size_t)(steps * job.row_groups), &packed));
-    float *next = (float *)packed;
+    tl_scratch<float> packed(ctx);
+    TL_TRY(packed.allocate(Large::A_GROUP / 4 * steps * job.row_groups));
+    float *next = packed;
     for (uint32_t p = 0; p < job.phases; p++) {
         job.phase[p].packed = next;
         next += (size_t)(Large::A_GROUP / 4) * job.phase[p].steps * job.row_groups;
     }
-    pack_kernel<<<dim3(job.channel_blocks, job.row_groups, job.phases), 512, 0, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_pack");
-    if (!status) {
-        const int n = (int)job.phases;
-        const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
-        job.segments = tl_fastdiv((uint64_t)segments);
-        job.target_elements = (uint64_t)(batch * rows) * job.target_size;
-        const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
-        const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
-        const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
-        status = large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
-    }
-    tl_pool_free(ctx, packed);
-    return status;
+    const dim3 grid(job.channel_blocks, job.row_groups, job.phases);
+    TL_TRY(tl_launch(ctx, "conv_pack", pack_kernel, grid, 512, job));
+    const int n = (int)job.phases;
+    const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
+    job.segments = tl_fastdiv((uint64_t)segments);
+    job.target_elements = (uint64_t)(batch * rows) * job.target_size;
+    const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
+    const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
+    const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
+    return large.cost <= low.cost ? large.launch(ctx, job, gathers, batch) : low.launch(ctx, job, gathers, batch);
 }

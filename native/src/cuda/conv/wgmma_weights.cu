@@ -11,6 +11,8 @@
  *
  * Order of additions: the steps' parts in order within a segment, the segments' sums as by the column tree of
  * formula/sum_tree.h, of which they are at most one chunk. Segments follow from the shape alone. */
+#include <algorithm>
+
 #include "cuda/conv/wgmma.cuh"
 #include "cuda/device/vector.cuh"
 #include "formula/sum_tree.h"
@@ -67,8 +69,7 @@ struct Position {
         large = image * job.channels * job.large_size;
         small = image * job.rows * job.positions_size + at;
         j[0] = job.count1.divmod(job.count2.divmod(at, &j[2]), &j[1]);
-#pragma unroll
-        for (int d = 0; d < AXES; d++) {
+        TL_UNROLL_FOR (int d = 0; d < AXES; d++) {
             c[d] = (int32_t)j[d] * job.step[d] + job.base[d];
             large += (uint32_t)c[d] * job.stride[d];
         }
@@ -117,8 +118,7 @@ template <class T> struct WeightsLoader {
         begin = place.begin;
         end = place.begin + place.length;
         row0 = place.row_tile * T::ROWS;
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
+        TL_UNROLL_FOR (int u = 0; u < UNITS; u++)
             unit[u].find(job, place.column_tile * (T::COLUMNS / UNIT) + (uint32_t)(warp * UNITS + u));
     }
     /* Positions q .. q + 3 of the thread's rows; they belong to one image. */
@@ -128,8 +128,7 @@ template <class T> struct WeightsLoader {
         const uint32_t image = job.positions.divmod(q, &at);
         const float *from = job.small + (uint32_t)((image * job.rows + row0 + (uint32_t)row) * job.positions_size + at);
         const int left = q < end ? (int)min(job.rows - row0, (uint32_t)T::ROWS) - row : 0;
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.positions_size * (4u * APART * u);
             held[u] = left > APART * u ? __ldg(reinterpret_cast<const float4 *>(p))
                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -138,8 +137,7 @@ template <class T> struct WeightsLoader {
     __device__ __forceinline__ void write_rows(const float4 (&held)[COPIES], char *to, Guard &guard) const
     {
         to += row * ROW + 16 * (chunk ^ row % 8);
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             *reinterpret_cast<float4 *>(to + u * APART * ROW) = held[u];
             guard.see(held[u]);
         }
@@ -150,12 +148,10 @@ template <class T> struct WeightsLoader {
         const float *from = job.large + (at.large + unit.large);
         const bool has = used && unit.inside(job, at);
         if (unit.left() == UNIT) {
-#pragma unroll
-            for (int j = 0; j < UNIT; j++)
+            TL_UNROLL_FOR (int j = 0; j < UNIT; j++)
                 held[j] = has ? __ldg(below(from, j)) : 0.0f;
         } else {
-#pragma unroll
-            for (int j = 0; j < UNIT; j++)
+            TL_UNROLL_FOR (int j = 0; j < UNIT; j++)
                 held[j] = has && j < unit.left() ? __ldg(below(from, j)) : 0.0f;
         }
     }
@@ -167,8 +163,7 @@ template <class T> struct WeightsLoader {
     /* A warp's 32 stores of one column fill a row of 128 bytes. */
     __device__ __forceinline__ void write_unit(const float (&held)[UNIT], char *hi, Guard &guard) const
     {
-#pragma unroll
-        for (int j = 0; j < UNIT; j++) {
+        TL_UNROLL_FOR (int j = 0; j < UNIT; j++) {
             uint32_t high, low;
             tl_split(held[j], high, low);
             char *to = hi + j * ROW + (4 * lane ^ 16 * (j % 8));
@@ -191,8 +186,7 @@ template <class T> struct WeightsLoader {
         read_unit(held[0], unit[0], at, used);
         ring.wait_empty();
         write_rows(rows, to, guard);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
+        TL_UNROLL_FOR (int u = 0; u < UNITS; u++) {
             if (u + 1 < UNITS)
                 read_unit(held[(u + 1) % 2], unit[u + 1 < UNITS ? u + 1 : 0], at, used);
             write_unit(held[u % 2], columns + u * UNIT * ROW, guard);
@@ -206,14 +200,12 @@ __device__ __forceinline__ void store_rows(const Job &job, uint32_t segment, uin
                                            const float (&sum)[BN / 2])
 {
     const uint32_t width = job.units * UNIT, lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + 16 * warp + 8 * h + lane / 4;
         if (row >= job.rows)
             continue;
         float *to = job.sums + ((uint64_t)segment * job.rows + row) * width + column0 + 2 * (lane % 4);
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++)
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
             if (column0 + 8 * j < width)
                 *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
     }
@@ -236,14 +228,12 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Place &place, u
             at.find(job, q);
             const bool has = real && unit.inside(job, at);
             const float v = has ? job.large[at.large + unit.large + tx * job.large_size] : 0.0f;
-#pragma unroll
-            for (int r = 0; r < 8; r++) {
+            TL_UNROLL_FOR (int r = 0; r < 8; r++) {
                 const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
                 sum[r] = fmaf(job.small[at.small + row * job.positions_size], v, sum[r]);
             }
         }
-#pragma unroll
-        for (int r = 0; r < 8; r++)
+        TL_UNROLL_FOR (int r = 0; r < 8; r++)
             if (row0 + ty + 8 * r < job.rows)
                 job.sums[((uint64_t)place.segment * job.rows + row0 + ty + 8 * r) * width + column] = sum[r];
     }
@@ -293,11 +283,9 @@ __global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job
         float chain[TL_COLUMN_CHAINS] = {};
         uint32_t segment = 0;
         for (; segment + TL_COLUMN_CHAINS <= job.segments; segment += TL_COLUMN_CHAINS)
-#pragma unroll
-            for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+            TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
                 chain[c] += from[(segment + c) * apart + i];
-#pragma unroll
-        for (int c = 0; c < TL_COLUMN_CHAINS; c++)
+        TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
             if (segment + c < job.segments)
                 chain[c] += from[(segment + c) * apart + i];
         static_assert(TL_COLUMN_CHAINS == 4, "the fold of a chunk");
@@ -340,11 +328,7 @@ int form_of(int64_t rows, int64_t units)
 
 int64_t segments_of(int64_t tiles, int64_t total)
 {
-    int64_t most = total / SEGMENT_LEAST;
-    if (most > WAVES * WAVE / tiles)
-        most = WAVES * WAVE / tiles;
-    if (most > SEGMENTS_MOST)
-        most = SEGMENTS_MOST;
+    const int64_t most = std::min({total / SEGMENT_LEAST, WAVES * WAVE / tiles, SEGMENTS_MOST});
     return tl_conv_segments(tiles, most, WAVE);
 }
 
@@ -358,19 +342,14 @@ template <class T> int32_t launch(tl_context *ctx, Job &job)
     job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
     job.column_tiles = (uint32_t)tl_ceil_div((int64_t)job.units * UNIT, T::COLUMNS);
     job.tiles = (uint32_t)(tiles * segments);
-    void *sums;
-    TL_TRY(tl_pool_alloc(ctx, sizeof(float) * (size_t)(segments * job.rows) * (size_t)(job.units * UNIT), &sums));
-    job.sums = (float *)sums;
-    weights_kernel<T><<<tl_grid(job.tiles, 1, tl_cuda_sms(ctx)), THREADS, T::BYTES, tl_cuda_stream(ctx)>>>(job);
-    int32_t status = tl_cuda_launched(ctx, "conv_wgmma_weights");
-    if (!status) {
-        const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
-        const size_t bytes = sizeof(float) * UNIT * job.taps.divisor;
-        gather_kernel<<<grid, 128, bytes, tl_cuda_stream(ctx)>>>(job);
-        status = tl_cuda_launched(ctx, "conv_gather");
-    }
-    tl_pool_free(ctx, sums);
-    return status;
+    tl_scratch<float> sums(ctx);
+    TL_TRY(sums.allocate(segments * job.rows * (int64_t)(job.units * UNIT)));
+    job.sums = sums;
+    TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_weights", weights_kernel<T>, tl_grid(job.tiles, 1, tl_cuda_sms(ctx)),
+                             THREADS, T::BYTES, job));
+    const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
+    return tl_launch_dynamic(ctx, "conv_gather", gather_kernel, grid, 128, sizeof(float) * UNIT * job.taps.divisor,
+                             job);
 }
 
 } // namespace

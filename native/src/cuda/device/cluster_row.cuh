@@ -148,11 +148,9 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
 #pragma unroll 1
         for (int leaf = (int)threadIdx.x / 32; leaf < count; leaf += WARPS) {
             float v[LANES / 32];
-#pragma unroll
-            for (int j = 0; j < LANES / 32; j++) {
+            TL_UNROLL_FOR (int j = 0; j < LANES / 32; j++) {
                 float a[C];
-#pragma unroll
-                for (int b = 0; b < C; b++)
+                TL_UNROLL_FOR (int b = 0; b < C; b++)
                     a[b] = tl_cluster_read(own + leaf * LANES + 32 * j + t, b);
                 v[j] = tl_fold_array<tl_sum_op, C>(a);
             }
@@ -171,20 +169,14 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
     {
         float *const own = maxima();
         const int t = (int)threadIdx.x % 32;
-#pragma unroll
-        for (int s = 16; s > 0; s /= 2)
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        m = tl_fold_group<tl_number_max_op, 32>(m);
         if (t == 0)
             own[threadIdx.x / 32] = m;
         tl_cluster_arrive();
         tl_cluster_wait();
-#pragma unroll
-        for (int i = t; i < C * WARPS; i += 32)
+        TL_UNROLL_FOR (int i = t; i < C * WARPS; i += 32)
             m = fmaxf(m, tl_cluster_read(own + i % WARPS, i / WARPS));
-#pragma unroll
-        for (int s = 16; s > 0; s /= 2)
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
-        return m;
+        return tl_fold_group<tl_number_max_op, 32>(m);
     }
 };
 
@@ -224,8 +216,7 @@ struct tl_cluster_quads {
     /* Requests this thread's part of the row at `p`, zeros past its end. */
     __device__ __forceinline__ void request(const float *p) const
     {
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             tl_copy_async<16>(reinterpret_cast<float *>(stage() + 32 * k),
                               k < steps ? p + column + k * TL_SUM_LANES : p, k < steps);
         tl_copy_commit();
@@ -239,10 +230,9 @@ struct tl_cluster_quads {
         tl_cluster_arrive();
         tl_cluster_wait();
         float4 a[C];
-#pragma unroll
-        for (int b = 0; b < C; b++)
+        TL_UNROLL_FOR (int b = 0; b < C; b++)
             a[b] = tl_cluster_read4(lanes(which), b);
-        const float leaf = tl_fold_group4<tl_sum_op, 32>(tl_fold_array4<tl_sum_op, C>(a));
+        const float leaf = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, C>(a));
         float *const sums = leaf_sums(which);
         if (u == 0)
             sums[warp] = 0.0f + leaf;
@@ -266,34 +256,52 @@ template <class Kernel> static bool tl_cluster_runs(Kernel kernel, size_t dynami
     return known && attributes.ptxVersion >= 90 && attributes.sharedSizeBytes + dynamic <= (size_t)most;
 }
 
+/* A launch of clusters of `blocks` blocks in x. */
+struct tl_cluster_launch {
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+
+    tl_cluster_launch(tl_context *ctx, int blocks, unsigned threads, size_t dynamic)
+    {
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)blocks;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        config.gridDim = dim3((unsigned)blocks);
+        config.blockDim = dim3(threads);
+        config.dynamicSmemBytes = dynamic;
+        config.stream = tl_cuda_stream(ctx);
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+    }
+    template <class... Parameters, class... Arguments>
+    int32_t run(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t clusters,
+                Arguments... arguments)
+    {
+        config.gridDim.x = (unsigned)(clusters * cluster.val.clusterDim.x);
+        const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+        return error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
+    }
+};
+
 /* Calls launch(tl_row_type<Row>()) for the cluster that holds a row of `cols` <= TL_CLUSTER_FITS elements. */
-template <int SUMS, class Launch> static void tl_pick_cluster(int64_t cols, Launch launch)
+template <int SUMS, class Launch> static bool tl_pick_cluster(int64_t cols, Launch launch)
 {
-    if (cols <= TL_CLUSTER_SMALL)
-        launch(tl_row_type<tl_cluster_row<4, 1, 1, SUMS>>());
-    else
-        launch(tl_row_type<tl_cluster_row<8, 4, 1, SUMS>>());
+    return cols <= TL_CLUSTER_SMALL ? launch(tl_row_type<tl_cluster_row<4, 1, 1, SUMS>>())
+                                    : launch(tl_row_type<tl_cluster_row<8, 4, 1, SUMS>>());
 }
 
-/* Launches kernel<Row>(arguments...) with a cluster per row. */
+/* Launches kernel<Row>(arguments...) with a cluster per row of `cols` elements. False if it does not run here. */
 template <class Row, class... Parameters, class... Arguments>
-static int32_t tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
-                                 size_t dynamic, Arguments... arguments)
+static bool tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
+                              int64_t cols, int32_t *status, Arguments... arguments)
 {
-    TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = Row::C;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(rows * Row::C));
-    config.blockDim = dim3(Row::THREADS);
-    config.dynamicSmemBytes = dynamic;
-    config.stream = tl_cuda_stream(ctx);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    TL_CUDA_TRY(ctx, cudaLaunchKernelEx(&config, kernel, arguments...));
-    return tl_cuda_launched(ctx, name);
+    const size_t dynamic = Row::bytes(cols);
+    if (!tl_cluster_runs(kernel, dynamic))
+        return false;
+    *status = tl_allow_shared(ctx, kernel, dynamic);
+    if (!*status)
+        *status = tl_cluster_launch(ctx, Row::C, Row::THREADS, dynamic).run(ctx, name, kernel, rows, arguments...);
+    return true;
 }
 
 /* Launches kernel(arguments...), made of tl_cluster_quads, with as many clusters as run at once, at most one per row;
@@ -307,26 +315,13 @@ static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Pa
         return false;
     if ((*status = tl_allow_shared(ctx, kernel, dynamic)))
         return true;
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = tl_cluster_quads::C;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(tl_cluster_quads::C);
-    config.blockDim = dim3((unsigned)tl_cluster_quads::threads(cols));
-    config.dynamicSmemBytes = dynamic;
-    config.stream = tl_cuda_stream(ctx);
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    tl_cluster_launch launch(ctx, tl_cluster_quads::C, (unsigned)tl_cluster_quads::threads(cols), dynamic);
     int most = 0;
-    if (cudaOccupancyMaxActiveClusters(&most, kernel, &config) != cudaSuccess || most < 1) {
+    if (cudaOccupancyMaxActiveClusters(&most, kernel, &launch.config) != cudaSuccess || most < 1) {
         cudaGetLastError(); /* other kernels take the row: no error of a launch */
         return false;
     }
-    const int64_t clusters = rows < most ? rows : most;
-    config.gridDim = dim3((unsigned)(clusters * tl_cluster_quads::C));
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-    *status = error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
+    *status = launch.run(ctx, name, kernel, rows < most ? rows : most, arguments...);
     return true;
 }
 

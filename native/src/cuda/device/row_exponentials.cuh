@@ -13,8 +13,7 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
 #pragma unroll(Held::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             m = fmaxf(m, r.inside(k * Row::W + j) ? w[j] : -TL_INF);
     }
     m = Row::max(m);
@@ -23,8 +22,7 @@ static __device__ __forceinline__ float tl_row_exponentials(const Row &r, Held &
     for (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++) {
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             w[j] -= m;
             e[j] = r.inside(k * Row::W + j) ? tl_exp(w[j]) : 0.0f;
         }

@@ -14,6 +14,8 @@
 #ifndef TL_CUDA_DEVICE_ROW_TILE_CUH
 #define TL_CUDA_DEVICE_ROW_TILE_CUH
 
+#include <type_traits>
+
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -43,14 +45,12 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     __device__ __forceinline__ void load(const float *__restrict__ p, float (&v)[N]) const
     {
         if constexpr (VECTOR) {
-#pragma unroll
-            for (int k = 0; k < N / 4; k++) {
+            TL_UNROLL_FOR (int k = 0; k < N / 4; k++) {
                 const float4 q = inside(4 * k) ? tl_load4(p + column(4 * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 v[4 * k] = q.x, v[4 * k + 1] = q.y, v[4 * k + 2] = q.z, v[4 * k + 3] = q.w;
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < N; i++)
+            TL_UNROLL_FOR (int i = 0; i < N; i++)
                 v[i] = inside(i) ? p[column(i)] : 0.0f;
         }
     }
@@ -62,8 +62,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
             const float4 q = inside(W * k) ? tl_load4(p + column(W * k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 w[j] = inside(W * k + j) ? p[column(W * k + j)] : 0.0f;
         }
     }
@@ -74,8 +73,7 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
             if (inside(W * k))
                 tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 if (inside(W * k + j))
                     p[column(W * k + j)] = w[j];
         }
@@ -98,21 +96,18 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     static __device__ __forceinline__ void keep(float *shared, int k, const float (&w)[W])
     {
         if constexpr (VECTOR) {
-            *reinterpret_cast<float4 *>(slot(shared, W * k)) = make_float4(w[0], w[1], w[2], w[3]);
+            tl_store4(slot(shared, W * k), w);
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 *slot(shared, W * k + j) = w[j];
         }
     }
     static __device__ __forceinline__ void fetch(float *shared, int k, float (&w)[W])
     {
         if constexpr (VECTOR) {
-            const float4 q = *reinterpret_cast<const float4 *>(slot(shared, W * k));
-            w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+            tl_load4(slot(shared, W * k), w);
         } else {
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 w[j] = *slot(shared, W * k + j);
         }
     }
@@ -139,13 +134,7 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
     __device__ __forceinline__ tl_short_row(tl_given, int64_t row_, int n_) { this->row = row_, this->n = n_; }
 
     /* The row's maximum from the threads' own, NaNs passed over. */
-    static __device__ __forceinline__ float max(float m)
-    {
-#pragma unroll
-        for (int s = G / 2; s > 0; s /= 2)
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
-        return m;
-    }
+    static __device__ __forceinline__ float max(float m) { return tl_fold_group<tl_number_max_op, G>(m); }
 
     /* Pieces in the order that the fold of a thread's lanes in halves joins them: i with its bits reversed, so that the
      * i-th and the following steps of a binary counter meet their partners, and log2(K) + 1 pieces are alive instead of
@@ -165,20 +154,16 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
         __device__ __forceinline__ void add(int i, const float (&w)[W])
         {
             float a[W];
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            TL_UNROLL_FOR (int j = 0; j < W; j++)
                 a[j] = 0.0f + w[j];
-#pragma unroll
-            for (int l = 0; l <= LEVELS; l++) {
+            TL_UNROLL_FOR (int l = 0; l <= LEVELS; l++) {
                 if ((i & ((1 << l) - 1)) != (1 << l) - 1) /* it has found its place further down */
                     continue;
                 if ((i >> l) & 1) {
-#pragma unroll
-                    for (int j = 0; j < W; j++)
+                    TL_UNROLL_FOR (int j = 0; j < W; j++)
                         a[j] = level[l][j] + a[j];
                 } else {
-#pragma unroll
-                    for (int j = 0; j < W; j++)
+                    TL_UNROLL_FOR (int j = 0; j < W; j++)
                         level[l][j] = a[j];
                 }
             }
@@ -186,7 +171,7 @@ struct tl_short_row : tl_row_layout<VECTOR_, G, VECTOR_ ? 4 : 1, VECTOR_ ? N_ / 
         __device__ __forceinline__ float sum() const
         {
             if constexpr (VECTOR_)
-                return tl_fold_group4<tl_sum_op, G>(
+                return tl_fold_group<tl_sum_op, G>(
                     make_float4(level[LEVELS][0], level[LEVELS][1], level[LEVELS][2], level[LEVELS][3]));
             else
                 return tl_fold_group<tl_sum_op, G>(level[LEVELS][0]);
@@ -220,14 +205,11 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     static __device__ __forceinline__ float max(float m)
     {
         __shared__ float warps[THREADS / 32];
-#pragma unroll
-        for (int s = 16; s > 0; s /= 2)
-            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, s));
+        m = tl_fold_group<tl_number_max_op, 32>(m);
         if (threadIdx.x % 32 == 0)
             warps[threadIdx.x / 32] = m;
         __syncthreads();
-#pragma unroll
-        for (int w = 0; w < THREADS / 32; w++)
+        TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
             m = fmaxf(m, warps[w]);
         return m;
     }
@@ -235,20 +217,12 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     /* A warp folds the 1024 lanes of a leaf. */
     static __device__ __forceinline__ float fold(const float4 *shared)
     {
+        using T = std::conditional_t<VECTOR_, float4, float>; /* a thread's four lanes, or their fold */
         const int t = (int)threadIdx.x % 32;
-        if constexpr (VECTOR_) {
-            float4 w[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                w[j] = shared[t + 32 * j];
-            return tl_fold_group4<tl_sum_op, 32>(tl_fold_array4<tl_sum_op, 8>(w));
-        } else { /* a thread's four lanes are 256 apart, so they are folded already */
-            float w[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                w[j] = reinterpret_cast<const float *>(shared)[t + 32 * j];
-            return tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, 8>(w));
-        }
+        T w[8];
+        TL_UNROLL_FOR (int j = 0; j < 8; j++)
+            w[j] = reinterpret_cast<const T *>(shared)[t + 32 * j];
+        return tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, 8>(w));
     }
     static __device__ __forceinline__ void put(float4 *shared, float4 a)
     {
@@ -276,7 +250,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         float4 lanes = {0.0f, 0.0f, 0.0f, 0.0f};
         __device__ __forceinline__ void add(int, const float (&w)[4])
         {
-            lanes = tl_join4<tl_sum_op>(lanes, make_float4(w[0], w[1], w[2], w[3]));
+            lanes = tl_join<tl_sum_op>(lanes, make_float4(w[0], w[1], w[2], w[3]));
         }
         __device__ __forceinline__ float sum() const
         {
@@ -345,8 +319,7 @@ template <class Row, bool SHARED> struct tl_held {
         if constexpr (SHARED) {
             Row::fetch(shared(), k, w);
         } else {
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 w[j] = v[k * Row::W + j];
         }
     }
@@ -355,8 +328,7 @@ template <class Row, bool SHARED> struct tl_held {
         if constexpr (SHARED) {
             Row::keep(shared(), k, w);
         } else {
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 v[k * Row::W + j] = w[j];
         }
     }
@@ -372,12 +344,12 @@ template <class Row> struct tl_row_type {
     typedef Row type;
 };
 
-/* Calls launch(tl_row_type<Row>()) for the row of `cols` <= TL_ROW_FITS elements; `vector`: every row starts on 16
- * bytes. */
-template <class Launch> static void tl_pick_row(bool vector, int64_t cols, Launch launch)
+/* The status of launch(tl_row_type<Row>()) for the row of `cols` <= TL_ROW_FITS elements, which start on 16 bytes where
+ * `cols` is a multiple of 4. */
+template <class Launch> static int32_t tl_pick_row(int64_t cols, Launch launch)
 {
 #define TL_PICK(most, ...)     if (cols <= (most))        return launch(tl_row_type<__VA_ARGS__>())
-    if (vector) {
+    if (cols % 4 == 0) {
         TL_PICK(16, tl_short_row<true, 4, 4>);
         TL_PICK(64, tl_short_row<true, 16, 4>);
         TL_PICK(128, tl_short_row<true, 32, 4>);
@@ -400,7 +372,7 @@ template <class Launch> static void tl_pick_row(bool vector, int64_t cols, Launc
     TL_PICK(8192, tl_block_row<false, 8, 1>);
     TL_PICK(TL_SUM_LEAF, tl_block_row<false, 16, 1>);
     TL_PICK(2 * TL_SUM_LEAF, tl_block_row<false, 16, 2>);
-    TL_PICK(3 * TL_SUM_LEAF, tl_block_row<false, 16, 3>);
+    return launch(tl_row_type<tl_block_row<false, 16, 3>>());
 #undef TL_PICK
 }
 
@@ -411,8 +383,7 @@ static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(
 {
     if (dynamic > 48 * 1024)
         TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
-    kernel<<<tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(arguments...);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, arguments...);
 }
 
 /* ---- rows that do not fit ---------------------------------------------------------------------------------------- */
@@ -432,12 +403,11 @@ __global__ void __launch_bounds__(TL_TREE_THREADS)
     f.row(row);
 #pragma unroll 4
     for (int k = 0; k < TL_SUM_LEAF; k += TL_SUM_LANES)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
+        TL_UNROLL_FOR (int j = 0; j < 4; j++) {
             const int c = k + j * TL_TREE_THREADS + (int)threadIdx.x;
             lanes[j] += c < n ? f.at(row * cols + start + c, start + c) : 0.0f;
         }
-    const float s = tl_fold_block<tl_sum_op>(lanes, shared);
+    const float s = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(lanes), shared);
     if (threadIdx.x == 0)
         out[blockIdx.x] = s;
 }
@@ -460,24 +430,19 @@ static int32_t tl_long_row_sums(tl_context *ctx, const char *name, F f, int64_t 
                                 float *out)
 {
     const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
-    void *parts;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * per_row) * sizeof(float), &parts));
-    tl_leaf_sums<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,
-                                                                                          (float *)parts);
-    int32_t status = tl_cuda_launched(ctx, name);
-    if (!status)
-        status = tl_cuda_row_sums(ctx, (const float *)parts, rows, per_row, count, out);
-    tl_pool_free(ctx, parts);
-    return status;
+    tl_scratch<float> parts(ctx);
+    TL_TRY(parts.allocate(rows * per_row));
+    TL_TRY(tl_launch(ctx, name, tl_leaf_sums<F>, (unsigned)(rows * per_row), TL_TREE_THREADS, f, (uint32_t)per_row,
+                     cols, parts));
+    return tl_cuda_row_sums(ctx, parts, rows, per_row, count, out);
 }
 
 template <class F>
 static int32_t tl_long_row_map(tl_context *ctx, const char *name, F f, int64_t rows, int64_t cols, float *out)
 {
     const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
-    tl_leaf_map<<<(unsigned)(rows * per_row), TL_TREE_THREADS, 0, tl_cuda_stream(ctx)>>>(f, (uint32_t)per_row, cols,
-                                                                                         out);
-    return tl_cuda_launched(ctx, name);
+    return tl_launch(ctx, name, tl_leaf_map<F>, (unsigned)(rows * per_row), TL_TREE_THREADS, f, (uint32_t)per_row, cols,
+                     out);
 }
 
 #endif

@@ -9,6 +9,8 @@
  *                       much smaller pass over the leaves' results
  *   columns             a thread owns one column, or four, of one chain of a chunk (columns); chunks take a second
  *                       pass, or are finished by the same block while everything is small (whole_columns) */
+#include <type_traits>
+
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 
@@ -20,6 +22,30 @@ namespace {
 __device__ __noinline__ float divide_by_count(float s, int64_t n) { return tl_per_count(s, n); }
 
 __device__ __forceinline__ float finish(float s, int64_t count) { return count > 0 ? divide_by_count(s, count) : s; }
+
+/* What a thread reads and joins at once: a float, or a float4 of neighbouring elements. */
+template <class Op> struct one_element {
+    typedef float type;
+    static constexpr int WIDTH = 1;
+    static __device__ __forceinline__ float identity() { return Op::identity(); }
+    static __device__ __forceinline__ float load(const float *p) { return *p; }
+    static __device__ __forceinline__ float join(float a, float b) { return Op::join(a, b); }
+    static __device__ __forceinline__ void store(float *p, float v, int64_t count) { *p = finish(v, count); }
+};
+
+template <class Op> struct four_elements {
+    typedef float4 type;
+    static constexpr int WIDTH = 4;
+    static __device__ __forceinline__ float4 identity() { return tl_identity4<Op>(); }
+    static __device__ __forceinline__ float4 load(const float *p) { return tl_load4(p); }
+    static __device__ __forceinline__ float4 join(float4 a, float4 b) { return tl_join<Op>(a, b); }
+    static __device__ __forceinline__ void store(float *p, float4 v, int64_t count)
+    {
+        tl_store4(p, make_float4(finish(v.x, count), finish(v.y, count), finish(v.z, count), finish(v.w, count)));
+    }
+};
+
+template <class Op, bool VECTOR> using unit = std::conditional_t<VECTOR, four_elements<Op>, one_element<Op>>;
 
 /* ---- rows of up to 1024 elements --------------------------------------------------------------------------------- */
 
@@ -38,46 +64,21 @@ __global__ void __launch_bounds__(SHORT_THREADS)
     constexpr int R = ROWS_AT_ONCE<VECTOR, V>, GROUPS = SHORT_THREADS / G;
     const int g = (int)threadIdx.x % G;
     const int64_t first = (int64_t)blockIdx.x * (GROUPS * R) + threadIdx.x / G;
-    if (VECTOR) {
-        float4 v[R][V];
-#pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-            for (int j = 0; j < V; j++) {
-                const int64_t row = first + r * GROUPS;
-                const int c = 4 * (g + G * j);
-                v[r][j] = row < rows && c < cols ? tl_load4(x + row * cols + c) : tl_identity4<Op>();
-            }
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                v[r][j] = tl_join4<Op>(tl_identity4<Op>(), v[r][j]);
-            const float s = tl_fold_group4<Op, G>(tl_fold_array4<Op, V>(v[r]));
+    using C = unit<Op, VECTOR>;
+    typename C::type v[R][V];
+    TL_UNROLL_FOR (int r = 0; r < R; r++)
+        TL_UNROLL_FOR (int j = 0; j < V; j++) {
             const int64_t row = first + r * GROUPS;
-            if (g == 0 && row < rows)
-                out[row] = finish(s, count);
+            const int c = C::WIDTH * (g + G * j);
+            v[r][j] = row < rows && c < cols ? C::load(x + row * cols + c) : C::identity();
         }
-    } else {
-        float v[R][V];
-#pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-            for (int j = 0; j < V; j++) {
-                const int64_t row = first + r * GROUPS;
-                const int c = g + G * j;
-                v[r][j] = row < rows && c < cols ? x[row * cols + c] : Op::identity();
-            }
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                v[r][j] = Op::join(Op::identity(), v[r][j]);
-            const float s = tl_fold_group<Op, G>(tl_fold_array<Op, V>(v[r]));
-            const int64_t row = first + r * GROUPS;
-            if (g == 0 && row < rows)
-                out[row] = finish(s, count);
-        }
+    TL_UNROLL_FOR (int r = 0; r < R; r++) {
+        TL_UNROLL_FOR (int j = 0; j < V; j++)
+            v[r][j] = C::join(C::identity(), v[r][j]);
+        const float s = tl_fold_group<Op, G>(tl_fold_array<Op, V>(v[r]));
+        const int64_t row = first + r * GROUPS;
+        if (g == 0 && row < rows)
+            out[row] = finish(s, count);
     }
 }
 
@@ -100,18 +101,15 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
     if (VECTOR) {
         float4 v[STEPS], lanes = tl_identity4<Op>();
         if (STEPS * TL_SUM_LANES == TL_SUM_LEAF && n == TL_SUM_LEAF) {
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
                 v[k] = tl_load4(leaf + k * TL_SUM_LANES + 4 * t);
         } else {
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
                 v[k] = k * TL_SUM_LANES + 4 * t + 4 <= n ? tl_load4(leaf + k * TL_SUM_LANES + 4 * t)
                                                          : tl_identity4<Op>();
         }
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-            lanes = tl_join4<Op>(lanes, v[k]);
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+            lanes = tl_join<Op>(lanes, v[k]);
         if ((n & 3) && t == (n & (TL_SUM_LANES - 1)) / 4) { /* an incomplete quadruple is its thread's last */
             const float *rest = leaf + (n & ~3);
             lanes.x = Op::join(lanes.x, rest[0]);
@@ -120,22 +118,18 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
             if ((n & 3) > 2)
                 lanes.z = Op::join(lanes.z, rest[2]);
         }
-        result = tl_fold_block4<Op>(lanes, shared);
+        result = tl_fold_block<Op>(lanes, shared);
     } else {
         float v[STEPS][4], lanes[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++) {
                 const int i = k * TL_SUM_LANES + j * TL_TREE_THREADS + t;
                 v[k][j] = i < n ? leaf[i] : Op::identity();
             }
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 lanes[j] = Op::join(lanes[j], v[k][j]);
-        result = tl_fold_block<Op>(lanes, reinterpret_cast<float *>(shared));
+        result = tl_fold_block<Op>(tl_fold_array<Op, 4>(lanes), reinterpret_cast<float *>(shared));
     }
     if (t == 0)
         out[blockIdx.x] = finish(result, count);
@@ -143,16 +137,18 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
 
 /* ---- rows: the launches ------------------------------------------------------------------------------------------ */
 
+constexpr const char *ROWS = "row reduction", *COLUMNS = "column reduction";
+
 template <class Op, bool VECTOR, int G, int V>
-void launch_short(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+int32_t launch_short(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
     constexpr int per_block = SHORT_THREADS / G * ROWS_AT_ONCE<VECTOR, V>;
-    short_rows<Op, VECTOR, G, V>
-        <<<tl_grid(rows, per_block), SHORT_THREADS, 0, tl_cuda_stream(ctx)>>>(x, rows, (int)cols, count, out);
+    return tl_launch(ctx, ROWS, short_rows<Op, VECTOR, G, V>, tl_grid(rows, per_block), SHORT_THREADS, x, rows,
+                     (int)cols, count, out);
 }
 
 template <class Op>
-void pick_short(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+int32_t pick_short(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
 #define SHORT(lanes, vector, g, v)                                      \
     if (cols <= (lanes))                                                \
@@ -178,78 +174,38 @@ void pick_short(tl_context *ctx, bool vector, const float *x, int64_t rows, int6
     SHORT(128, false, 32, 4);
     SHORT(256, false, 32, 8);
     SHORT(512, false, 32, 16);
-    SHORT(1024, false, 32, 32);
+    return launch_short<Op, false, 32, 32>(ctx, x, rows, cols, count, out);
 #undef SHORT
 }
 
 template <class Op>
-void pick_leaves(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
+int32_t pick_leaves(tl_context *ctx, bool vector, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
     const uint32_t per_row = (uint32_t)tl_ceil_div(cols, TL_SUM_LEAF);
     const unsigned blocks = (unsigned)(rows * per_row); /* fewer than 2^32 / 1024 */
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    if (vector && cols <= 4 * TL_SUM_LANES)
-        leaves<Op, true, 4><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
-    else if (vector)
-        leaves<Op, true, 16><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
-    else if (cols <= 4 * TL_SUM_LANES)
-        leaves<Op, false, 4><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
-    else
-        leaves<Op, false, 16><<<blocks, TL_TREE_THREADS, 0, stream>>>(x, per_row, cols, count, out);
+    const bool few = cols <= 4 * TL_SUM_LANES;
+    const auto kernel = vector ? few ? leaves<Op, true, 4> : leaves<Op, true, 16>
+                        : few  ? leaves<Op, false, 4>
+                               : leaves<Op, false, 16>;
+    return tl_launch(ctx, ROWS, kernel, blocks, TL_TREE_THREADS, x, per_row, cols, count, out);
 }
 
 template <class Op>
 int32_t reduce_rows(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out)
 {
-    void *scratch = nullptr;
-    for (;;) {
-        /* One row may end anywhere; the leaf kernel adds an incomplete quadruple by itself. */
-        const bool vector = tl_aligned4(x) && (cols % 4 == 0 || (rows == 1 && cols > TL_SUM_LANES));
-        const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
-        if (per_row <= 1) {
-            if (cols <= TL_SUM_LANES)
-                pick_short<Op>(ctx, vector, x, rows, cols, count, out);
-            else
-                pick_leaves<Op>(ctx, vector, x, rows, cols, count, out);
-            tl_pool_free(ctx, scratch);
-            return tl_cuda_launched(ctx, "row reduction");
-        }
-        void *partial;
-        const int32_t status = tl_pool_alloc(ctx, (size_t)(rows * per_row) * sizeof(float), &partial);
-        if (!status)
-            pick_leaves<Op>(ctx, vector, x, rows, cols, 0, static_cast<float *>(partial));
-        tl_pool_free(ctx, scratch);
-        if (status)
-            return status;
-        scratch = partial;
-        x = static_cast<const float *>(partial);
-        cols = per_row;
-    }
+    /* One row may end anywhere; the leaf kernel adds an incomplete quadruple by itself. */
+    const bool vector = tl_aligned4(x) && (cols % 4 == 0 || (rows == 1 && cols > TL_SUM_LANES));
+    const int64_t per_row = tl_ceil_div(cols, TL_SUM_LEAF);
+    if (per_row <= 1)
+        return cols <= TL_SUM_LANES ? pick_short<Op>(ctx, vector, x, rows, cols, count, out)
+                                    : pick_leaves<Op>(ctx, vector, x, rows, cols, count, out);
+    tl_scratch<float> partial(ctx);
+    TL_TRY(partial.allocate(rows * per_row));
+    TL_TRY(pick_leaves<Op>(ctx, vector, x, rows, cols, 0, partial));
+    return reduce_rows<Op>(ctx, partial, rows, per_row, count, out);
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
-
-/* A float or a float4 of neighbouring columns. */
-template <class Op> struct one_column {
-    typedef float type;
-    static constexpr int WIDTH = 1;
-    static __device__ __forceinline__ float identity() { return Op::identity(); }
-    static __device__ __forceinline__ float load(const float *p) { return *p; }
-    static __device__ __forceinline__ float join(float a, float b) { return Op::join(a, b); }
-    static __device__ __forceinline__ void store(float *p, float v, int64_t count) { *p = finish(v, count); }
-};
-
-template <class Op> struct four_columns {
-    typedef float4 type;
-    static constexpr int WIDTH = 4;
-    static __device__ __forceinline__ float4 identity() { return tl_identity4<Op>(); }
-    static __device__ __forceinline__ float4 load(const float *p) { return tl_load4(p); }
-    static __device__ __forceinline__ float4 join(float4 a, float4 b) { return tl_join4<Op>(a, b); }
-    static __device__ __forceinline__ void store(float *p, float4 v, int64_t count)
-    {
-        tl_store4(p, make_float4(finish(v.x, count), finish(v.y, count), finish(v.z, count), finish(v.w, count)));
-    }
-};
 
 /* One chain: the rows 0, CHAINS, 2·CHAINS, ... of the `rows` that begin at p, in this order; eight are in flight. */
 template <class C> __device__ __forceinline__ typename C::type sum_chain(const float *p, int64_t rows, int64_t cols)
@@ -261,22 +217,18 @@ template <class C> __device__ __forceinline__ typename C::type sum_chain(const f
     if (n == STEPS) {
 #pragma unroll 1
         for (int k = 0; k < STEPS; k += FLIGHT, p += FLIGHT * step) {
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++)
+            TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
                 v[i] = C::load(p + i * step);
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++)
+            TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
                 s = C::join(s, v[i]);
         }
         return s;
     }
 #pragma unroll 1
     for (int k = 0; k < n; k += FLIGHT, p += FLIGHT * step) {
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++)
+        TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
             v[i] = k + i < n ? C::load(p + i * step) : C::identity();
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++)
+        TL_UNROLL_FOR (int i = 0; i < FLIGHT; i++)
             s = C::join(s, v[i]);
     }
     return s;
@@ -369,27 +321,25 @@ unsigned power_of_two(int64_t n, unsigned most)
     return p;
 }
 
-/* One pass. Without `partial` all of it; with, the chunks' sums (outer, chunks, cols) go there. */
+/* One pass: `whole`, a block sums all chunks of its columns; else `out` gets the chunks' sums (outer, chunks, cols). */
 template <class C>
-void launch_columns(tl_context *ctx, const float *x, int64_t outer, column_shape shape, float *partial, float *out)
+int32_t launch_columns(tl_context *ctx, const float *x, int64_t outer, column_shape shape, float *out, bool whole)
 {
-    const cudaStream_t stream = tl_cuda_stream(ctx);
     const int64_t vectors = tl_ceil_div(shape.cols, C::WIDTH), busy = 4 * (int64_t)tl_cuda_sms(ctx);
-    if (partial == nullptr && shape.chunks.divisor > 1) {
+    if (whole) {
         const unsigned tx = power_of_two(vectors, WHOLE_TX), tz = power_of_two(shape.chunks.divisor, 64 / tx);
         shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
-        whole_columns<C><<<(unsigned)(outer * shape.tiles.divisor), dim3(tx, 4, tz), 0, stream>>>(x, shape, out);
-        return;
+        return tl_launch(ctx, COLUMNS, whole_columns<C>, (unsigned)(outer * shape.tiles.divisor), dim3(tx, 4, tz), x,
+                         shape, out);
     }
-    /* Up to 64 threads side by side (1 KiB of a row), fewer where the blocks would not keep every multiprocessor busy.
-     *  */
+    /* Up to 64 threads side by side (1 KiB of a row), fewer where the blocks would not keep every multiprocessor busy. */
     unsigned tx = power_of_two(vectors, 64);
     while (tx > 8 && shape.units * tl_ceil_div(vectors, tx) < busy)
         tx /= 2;
     const unsigned tz = shape.units * tl_ceil_div(vectors, tx) < busy ? 1 : power_of_two(shape.units, 64 / tx);
     shape.tiles = tl_fastdiv((uint64_t)tl_ceil_div(vectors, tx));
     const unsigned blocks = (unsigned)(shape.tiles.divisor * tl_ceil_div(shape.units, tz));
-    columns<C><<<blocks, dim3(tx, 4, tz), 0, stream>>>(x, shape, partial != nullptr ? partial : out);
+    return tl_launch(ctx, COLUMNS, columns<C>, blocks, dim3(tx, 4, tz), x, shape, out);
 }
 
 template <class Op>
@@ -397,35 +347,17 @@ int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t r
                        float *out)
 {
     constexpr int64_t SMALL = 1 << 19; /* elements below which a second launch costs more than it saves */
-    void *scratch = nullptr;
-    for (;;) {
-        const int64_t chunks = rows > TL_COLUMN_CHUNK ? tl_ceil_div(rows, TL_COLUMN_CHUNK) : 1;
-        const bool last = chunks == 1 || (chunks <= WHOLE_CHUNKS && outer * rows * cols <= SMALL);
-        void *partial = nullptr;
-        if (!last) {
-            const int32_t status = tl_pool_alloc(ctx, (size_t)(outer * chunks * cols) * sizeof(float), &partial);
-            if (status) {
-                tl_pool_free(ctx, scratch);
-                return status;
-            }
-        }
-        column_shape shape = {};
-        shape.rows = rows;
-        shape.cols = cols;
-        shape.units = (uint32_t)(outer * chunks);
-        shape.chunks = tl_fastdiv((uint64_t)chunks);
-        shape.count = last ? count : 0;
-        if (cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out))
-            launch_columns<four_columns<Op>>(ctx, x, outer, shape, static_cast<float *>(partial), out);
-        else
-            launch_columns<one_column<Op>>(ctx, x, outer, shape, static_cast<float *>(partial), out);
-        tl_pool_free(ctx, scratch);
-        if (last)
-            return tl_cuda_launched(ctx, "column reduction");
-        scratch = partial;
-        x = static_cast<const float *>(partial);
-        rows = chunks;
-    }
+    const int64_t chunks = rows > TL_COLUMN_CHUNK ? tl_ceil_div(rows, TL_COLUMN_CHUNK) : 1;
+    const bool last = chunks == 1 || (chunks <= WHOLE_CHUNKS && outer * rows * cols <= SMALL);
+    tl_scratch<float> partial(ctx);
+    if (!last)
+        TL_TRY(partial.allocate(outer * chunks * cols));
+    const column_shape shape = {
+        rows, cols, (uint32_t)(outer * chunks), tl_fastdiv((uint64_t)chunks), tl_fastdiv(1), last ? count : 0};
+    const bool by_four = cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
+    const auto launch = by_four ? launch_columns<unit<Op, true>> : launch_columns<unit<Op, false>>;
+    TL_TRY(launch(ctx, x, outer, shape, last ? out : (float *)partial, last && chunks > 1));
+    return last ? TORCHLEAN_OK : reduce_columns<Op>(ctx, partial, outer, chunks, cols, count, out);
 }
 
 } // namespace

@@ -21,7 +21,13 @@ struct tl_max_op {
     static __device__ __forceinline__ float join(float a, float b) { return tl_max(a, b); }
 };
 
-template <class Op> static __device__ __forceinline__ float4 tl_join4(float4 a, float4 b)
+/* Maximum that passes NaN over. */
+struct tl_number_max_op {
+    static __device__ __forceinline__ float join(float a, float b) { return fmaxf(a, b); }
+};
+
+template <class Op> static __device__ __forceinline__ float tl_join(float a, float b) { return Op::join(a, b); }
+template <class Op> static __device__ __forceinline__ float4 tl_join(float4 a, float4 b)
 {
     return make_float4(Op::join(a.x, b.x), Op::join(a.y, b.y), Op::join(a.z, b.z), Op::join(a.w, b.w));
 }
@@ -38,8 +44,7 @@ template <class Op> static __device__ __forceinline__ float4 tl_identity4()
 /* G consecutive threads (a power of two up to 32), thread g of the group holding lane g. */
 template <class Op, int G> static __device__ __forceinline__ float tl_fold_group(float a)
 {
-#pragma unroll
-    for (int s = G / 2; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 2; s > 0; s /= 2)
         a = Op::join(a, __shfl_xor_sync(0xffffffffu, a, s));
     return a;
 }
@@ -47,7 +52,7 @@ template <class Op, int G> static __device__ __forceinline__ float tl_fold_group
 /* G consecutive threads, thread g holding lanes 4g..4g+3. In the first two exchanges a thread keeps half of what it has
  * and sends the other half, so 8 shuffles do for a warp instead of 20: afterwards it holds one of the four residues,
  * selected by the top two bits of g, and the two residue levels of the fold come last as the tree wants them. */
-template <class Op, int G> static __device__ __forceinline__ float tl_fold_group4(float4 v)
+template <class Op, int G> static __device__ __forceinline__ float tl_fold_group(float4 v)
 {
     constexpr unsigned ALL = 0xffffffffu;
     if (G == 1)
@@ -64,75 +69,45 @@ template <class Op, int G> static __device__ __forceinline__ float tl_fold_group
     }
     const bool odd = (g & (G / 4)) != 0;
     a = Op::join(odd ? b : a, __shfl_xor_sync(ALL, odd ? a : b, G / 4));
-#pragma unroll
-    for (int s = G / 8; s > 0; s /= 2)
+    TL_UNROLL_FOR (int s = G / 8; s > 0; s /= 2)
         a = Op::join(a, __shfl_xor_sync(ALL, a, s));
     a = Op::join(a, __shfl_xor_sync(ALL, a, G / 2));
     return Op::join(a, __shfl_xor_sync(ALL, a, G / 4));
 }
 
 /* V lanes or quadruples of lanes in registers, V a power of two: element j is G·j lanes after element 0. */
-template <class Op, int V, int N> static __device__ __forceinline__ float tl_fold_array(float (&v)[N])
+template <class Op, int V, class T, int N> static __device__ __forceinline__ T tl_fold_array(T (&v)[N])
 {
     if constexpr (V > 1) {
-#pragma unroll
-        for (int j = 0; j < V / 2; j++)
-            v[j] = Op::join(v[j], v[j + V / 2]);
+        TL_UNROLL_FOR (int j = 0; j < V / 2; j++)
+            v[j] = tl_join<Op>(v[j], v[j + V / 2]);
         return tl_fold_array<Op, V / 2>(v);
     } else {
         return v[0];
     }
 }
 
-template <class Op, int V, int N> static __device__ __forceinline__ float4 tl_fold_array4(float4 (&v)[N])
-{
-    if constexpr (V > 1) {
-#pragma unroll
-        for (int j = 0; j < V / 2; j++)
-            v[j] = tl_join4<Op>(v[j], v[j + V / 2]);
-        return tl_fold_array4<Op, V / 2>(v);
-    } else {
-        return v[0];
-    }
-}
-
-/* A block of TL_TREE_THREADS = 256 threads (x only) holds the 1024 lanes of a leaf, thread t lanes 4t..4t+3. The first
- * three levels join warps, through shared memory: warp 0 reads quadruples t, t+32, ..., t+224, which are 128 lanes
- * apart. The result is valid in warp 0. `shared` may be used again after the next __syncthreads(). */
+/* A block of TL_TREE_THREADS = 256 threads (x only) holds the 1024 lanes of a leaf: thread t lanes 4t..4t+3, which are v, or
+ * t, t+256, t+512, t+768, which is how scalar loads coalesce, and v is their fold. The first three levels that are left join
+ * warps, through shared memory: warp 0 reads v of t, t+32, ..., t+224. The result is valid in warp 0. `shared` may be used
+ * again after the next __syncthreads(). */
 enum { TL_TREE_THREADS = 256 };
 
-template <class Op> static __device__ __forceinline__ float tl_fold_block4(float4 v, float4 *shared)
+template <class Op, class T> static __device__ __forceinline__ float tl_fold_block(T v, T *shared)
 {
     shared[threadIdx.x] = v;
     __syncthreads();
     float result = Op::identity();
     if (threadIdx.x < 32) {
-        float4 w[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            w[j] = shared[threadIdx.x + 32 * j];
-        result = tl_fold_group4<Op, 32>(tl_fold_array4<Op, 8>(w));
-    }
-    return result;
-}
-
-/* The same with thread t holding lanes t, t+256, t+512, t+768, which is how scalar loads coalesce. */
-template <class Op> static __device__ __forceinline__ float tl_fold_block(float (&v)[4], float *shared)
-{
-    shared[threadIdx.x] = tl_fold_array<Op, 4>(v);
-    __syncthreads();
-    float result = Op::identity();
-    if (threadIdx.x < 32) {
-        float w[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
+        T w[8];
+        TL_UNROLL_FOR (int j = 0; j < 8; j++)
             w[j] = shared[threadIdx.x + 32 * j];
         result = tl_fold_group<Op, 32>(tl_fold_array<Op, 8>(w));
     }
     return result;
 }
 
-/* ---- whole arrays (device/sum_tree.cu) ---------------------------------------------------------------------------------- */
+/* ---- whole arrays (device/sum_tree.cu) -------------------------------------------------------------------------- */
 
 /* out[r] = sum over c of x[r,c] by the row tree; with count > 0 divided by it. cols = 0 gives 0. rows >= 1. */
 int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out);

@@ -14,6 +14,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "cuda/device/unroll.cuh"
+
 /* Longest chain in columns of K between two drains. */
 constexpr int TL_DRAIN = 32;
 
@@ -96,8 +98,7 @@ __device__ __forceinline__ void tl_mma_tf32(float (&d)[4], const uint32_t (&a)[4
 template <int N>
 __device__ __forceinline__ void tl_mma_tf32(float (&d)[N][4], const uint32_t (&a)[4], const uint32_t (&b)[N][2])
 {
-#pragma unroll
-    for (int n = 0; n < N; n++)
+    TL_UNROLL_FOR (int n = 0; n < N; n++)
         tl_mma_tf32(d[n], a, b[n]);
 }
 
@@ -108,14 +109,11 @@ __device__ __forceinline__ void tl_mma_split(float (&d)[M][N][4], const uint32_t
                                              const uint32_t (&alo)[M][4], const uint32_t (&bhi)[N][2],
                                              const uint32_t (&blo)[N][2])
 {
-#pragma unroll
-    for (int m = 0; m < M; m++)
+    TL_UNROLL_FOR (int m = 0; m < M; m++)
         tl_mma_tf32(d[m], SWAPPED ? ahi[m] : alo[m], SWAPPED ? blo : bhi);
-#pragma unroll
-    for (int m = 0; m < M; m++)
+    TL_UNROLL_FOR (int m = 0; m < M; m++)
         tl_mma_tf32(d[m], SWAPPED ? alo[m] : ahi[m], SWAPPED ? bhi : blo);
-#pragma unroll
-    for (int m = 0; m < M; m++)
+    TL_UNROLL_FOR (int m = 0; m < M; m++)
         tl_mma_tf32(d[m], ahi[m], bhi);
 }
 

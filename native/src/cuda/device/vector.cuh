@@ -11,4 +11,15 @@ static __host__ __device__ __forceinline__ bool tl_aligned4(const void *p) { ret
 static __device__ __forceinline__ float4 tl_load4(const float *p) { return *reinterpret_cast<const float4 *>(p); }
 static __device__ __forceinline__ void tl_store4(float *p, float4 v) { *reinterpret_cast<float4 *>(p) = v; }
 
+/* The same with four neighbouring registers. */
+static __device__ __forceinline__ void tl_unpack4(float4 q, float *v)
+{
+    v[0] = q.x, v[1] = q.y, v[2] = q.z, v[3] = q.w;
+}
+static __device__ __forceinline__ void tl_load4(const float *p, float *v) { tl_unpack4(tl_load4(p), v); }
+static __device__ __forceinline__ void tl_store4(float *p, const float *v)
+{
+    tl_store4(p, make_float4(v[0], v[1], v[2], v[3]));
+}
+
 #endif

@@ -115,8 +115,7 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
@@ -131,61 +130,47 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address)
 /* The first address from p on where the swizzle's pattern may start. */
 __device__ __forceinline__ char *align_to_swizzle(char *p) { return p + (1024 - tl_shared_address(p) % 1024) % 1024; }
 
+/* In wgmma's text the results' places by number, and in its operands 16 sums from d[i] on. */
+#define TL_PLACES_0_31                                                                                                 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                            \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TL_PLACES_32_47 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TL_PLACES_48_63 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TL_SUMS(d, i)                                                                                                  \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),          \
+        "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),               \
+        "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+
 /* d = a·b, or d += a·b with ADD, over 8 columns of K for 64 rows. Warp w of the group holds rows 16w ..: d[4j + e] of
  * its lane 4g + t is row g + 8·(e / 2), column 8j + 2t + e % 2 (PTX ISA, "Register Fragments for wgmma.mma_async"). */
 template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, add, 1, 1; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31])
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0; wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+                 "{" TL_PLACES_0_31 "}, {%32, %33, %34, %35}, %36, add, 1, 1; }"
+                 : TL_SUMS(d, 0), TL_SUMS(d, 16)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
 
 template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[48], const uint32_t (&a)[4], uint64_t b)
 {
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, %53, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "{%48, %49, %50, %51}, %52, add, 1, 1; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %53, 0; wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
+                 "{" TL_PLACES_0_31 ", " TL_PLACES_32_47 "}, {%48, %49, %50, %51}, %52, add, 1, 1; }"
+                 : TL_SUMS(d, 0), TL_SUMS(d, 16), TL_SUMS(d, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
 
 template <bool ADD> __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
 {
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, %69, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, add, 1, 1; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
-                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
-                   "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
-                   "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %69, 0; wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
+                 "{" TL_PLACES_0_31 ", " TL_PLACES_32_47 ", " TL_PLACES_48_63
+                 "}, {%64, %65, %66, %67}, %68, add, 1, 1; }"
+                 : TL_SUMS(d, 0), TL_SUMS(d, 16), TL_SUMS(d, 32), TL_SUMS(d, 48)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
+#undef TL_PLACES_0_31
+#undef TL_PLACES_32_47
+#undef TL_PLACES_48_63
+#undef TL_SUMS
 
 /* Starts part = a·b over STEP columns, the small products first: a chain of twelve, the four of lo·hi, the four of
  * hi·lo, the four of hi·hi, so that eight are cut off at the size of the small products. `b` describes B.hi, and B.lo
@@ -198,14 +183,11 @@ __device__ __forceinline__ void start_chain(float (&part)[N], const uint32_t (&h
     constexpr int LO = B_LO / 16, K8 = 8 * 4 / 16;
     wgmma_fence();
     wgmma<false>(part, SWAPPED ? hi[0] : lo[0], b + (SWAPPED ? LO : 0));
-#pragma unroll
-    for (int q = 1; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 1; q < STEP / 8; q++)
         wgmma<true>(part, SWAPPED ? hi[q] : lo[q], b + (SWAPPED ? LO : 0) + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++)
         wgmma<true>(part, SWAPPED ? lo[q] : hi[q], b + (SWAPPED ? 0 : LO) + q * K8);
-#pragma unroll
-    for (int q = 0; q < STEP / 8; q++)
+    TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++)
         wgmma<true>(part, hi[q], b + q * K8);
     wgmma_commit();
 }

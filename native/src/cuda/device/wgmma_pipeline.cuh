@@ -139,10 +139,8 @@ struct Fragments {
      * of one element lie in different banks. */
     __device__ __forceinline__ void read(const char *a, int swizzle)
     {
-#pragma unroll
-        for (int q = 0; q < STEP / 8; q++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+        TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const int at = e % 2 * 8 * ROW + (swizzle ^ 16 * (2 * q + e / 2));
                 tl_split(*reinterpret_cast<const float *>(a + at), hi[q][e], lo[q][e]);
             }
@@ -150,8 +148,7 @@ struct Fragments {
     /* From [q][thread of the group][e]; `a` is this thread's of q = 0. */
     __device__ __forceinline__ void read_packed(const char *a)
     {
-#pragma unroll
-        for (int q = 0; q < STEP / 8; q++) {
+        TL_UNROLL_FOR (int q = 0; q < STEP / 8; q++) {
             const float4 x = *reinterpret_cast<const float4 *>(a + q * GROUP * 16);
             tl_split(x.x, hi[q][0], lo[q][0]);
             tl_split(x.y, hi[q][1], lo[q][1]);
@@ -180,8 +177,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
     for (uint32_t tile; (tile = schedule.tile_of(n)) < schedule.tiles; n++) {
         const int steps = steps_of(tile);
         bool redo = false;
-#pragma unroll
-        for (int r = 0; r < N; r++)
+        TL_UNROLL_FOR (int r = 0; r < N; r++)
             sum[r] = 0.0f;
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
@@ -200,13 +196,11 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
             starting = false;
             redo |= *reinterpret_cast<const volatile uint32_t *>(stages.unsafe[ring.stage]) != 0;
             ring.arrive_empty(lane);
-#pragma unroll
-            for (int r = 0; r < N; r++)
+            TL_UNROLL_FOR (int r = 0; r < N; r++)
                 sum[r] += part[r];
             ring.advance();
         }
-#pragma unroll
-        for (int r = 0; r < N; r++)
+        TL_UNROLL_FOR (int r = 0; r < N; r++)
             redo |= !(fabsf(sum[r]) <= FLT_MAX);
         finish(tile, n, group_any(group, redo), sum);
     }

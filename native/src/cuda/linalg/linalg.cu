@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(THREADS)
     repeat_row_kernel(const Vector *__restrict__ row, Vector *__restrict__ out, tl_fastdiv cols, int64_t total)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t col;
@@ -47,22 +46,18 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     float v[4][V];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t group;
             const float *at = from + groups.divmod((uint32_t)t, &group) * stride + (int64_t)group * V;
-            if constexpr (V == 4) {
-                const float4 x = tl_load4(at);
-                v[u][0] = x.x, v[u][1] = x.y, v[u][2] = x.z, v[u][3] = x.w;
-            } else {
+            if constexpr (V == 4)
+                tl_load4(at, v[u]);
+            else
                 v[u][0] = *at;
-            }
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if constexpr (V == 4) {
@@ -84,8 +79,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     double v[4][V];
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             if constexpr (V == 4) {
@@ -97,15 +91,13 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         if (t < total) {
             uint32_t group;
             float *at = to + groups.divmod((uint32_t)t, &group) * stride + (int64_t)group * V;
             if (bias)
-#pragma unroll
-                for (int e = 0; e < V; e++)
+                TL_UNROLL_FOR (int e = 0; e < V; e++)
                     v[u][e] += bias[group * V + e];
             if constexpr (V == 4)
                 tl_store4(at, make_float4((float)v[u][0], (float)v[u][1], (float)v[u][2], (float)v[u][3]));
@@ -117,42 +109,30 @@ __global__ void __launch_bounds__(THREADS)
 
 int32_t repeat_row(tl_context *ctx, const float *row, int64_t rows, int64_t cols, float *out)
 {
-    if (cols % 4 == 0 && tl_aligned4(row) && tl_aligned4(out)) {
-        const int64_t total = rows * cols / 4;
-        repeat_row_kernel<<<tl_grid(total, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            (const float4 *)row, (float4 *)out, tl_fastdiv(cols / 4), total);
-    } else {
-        repeat_row_kernel<<<tl_grid(rows * cols, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            row, out, tl_fastdiv(cols), rows * cols);
-    }
-    return tl_cuda_launched(ctx, "repeat_row");
+    const bool by_four = cols % 4 == 0 && tl_aligned4(row) && tl_aligned4(out);
+    const int64_t vectors = by_four ? cols / 4 : cols, total = rows * vectors;
+    const unsigned grid = tl_grid(total, 4 * THREADS);
+    return by_four ? tl_launch(ctx, "repeat_row", repeat_row_kernel<float4>, grid, THREADS, (const float4 *)row,
+                               (float4 *)out, tl_fastdiv(vectors), total)
+                   : tl_launch(ctx, "repeat_row", repeat_row_kernel<float>, grid, THREADS, row, out,
+                               tl_fastdiv(vectors), total);
 }
 
 int32_t widen(tl_context *ctx, const float *from, int64_t stride, int64_t rows, int64_t cols, double *to)
 {
-    if (cols % 4 == 0 && stride % 4 == 0 && tl_aligned4(from)) {
-        const int64_t total = rows * cols / 4;
-        widen_kernel<4><<<tl_grid(total, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(from, stride, to,
-                                                                                          tl_fastdiv(cols / 4), total);
-    } else {
-        widen_kernel<1><<<tl_grid(rows * cols, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            from, stride, to, tl_fastdiv(cols), rows * cols);
-    }
-    return tl_cuda_launched(ctx, "widen");
+    const bool by_four = cols % 4 == 0 && stride % 4 == 0 && tl_aligned4(from);
+    const int64_t groups = by_four ? cols / 4 : cols, total = rows * groups;
+    return tl_launch(ctx, "widen", by_four ? widen_kernel<4> : widen_kernel<1>, tl_grid(total, 4 * THREADS), THREADS,
+                     from, stride, to, tl_fastdiv(groups), total);
 }
 
 int32_t narrow(tl_context *ctx, const double *from, const float *bias, int64_t rows, int64_t cols, float *to,
                int64_t stride)
 {
-    if (cols % 4 == 0 && stride % 4 == 0 && tl_aligned4(to)) {
-        const int64_t total = rows * cols / 4;
-        narrow_kernel<4><<<tl_grid(total, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(from, bias, to, stride,
-                                                                                           tl_fastdiv(cols / 4), total);
-    } else {
-        narrow_kernel<1><<<tl_grid(rows * cols, 4 * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            from, bias, to, stride, tl_fastdiv(cols), rows * cols);
-    }
-    return tl_cuda_launched(ctx, "narrow");
+    const bool by_four = cols % 4 == 0 && stride % 4 == 0 && tl_aligned4(to);
+    const int64_t groups = by_four ? cols / 4 : cols, total = rows * groups;
+    return tl_launch(ctx, "narrow", by_four ? narrow_kernel<4> : narrow_kernel<1>, tl_grid(total, 4 * THREADS), THREADS,
+                     from, bias, to, stride, tl_fastdiv(groups), total);
 }
 
 /* ---- the float64 path -------------------------------------------------------------------------------------------- */
@@ -247,8 +227,7 @@ __global__ void __launch_bounds__(SMALL_THREADS)
     for (int k0 = 0; k0 < n; k0 += TILE) {
         if (k0 > 0)
             __syncthreads();
-#pragma unroll
-        for (int v = 0; v < TILE * TILE / 4 / SMALL_THREADS; v++) {
+        TL_UNROLL_FOR (int v = 0; v < TILE * TILE / 4 / SMALL_THREADS; v++) {
             const int row = v * (SMALL_THREADS / 16) + threadIdx.x / 16, col = threadIdx.x % 16 * 4;
             const bool in_a = i0 + row < m && k0 + col < n, in_b = k0 + row < n && j0 + col < p;
             tl_copy_async<16>(&a[row][col], in_a ? A + (int64_t)(i0 + row) * n + k0 + col : A, in_a);
@@ -260,30 +239,23 @@ __global__ void __launch_bounds__(SMALL_THREADS)
         const int inner = min(n - k0, TILE);
         for (int k = 0; k < inner; k += 4) {
             float x[8][4];
-#pragma unroll
-            for (int r = 0; r < 8; r++) {
-                const float4 t = tl_load4(&a[ty + 8 * r][k]);
-                x[r][0] = t.x, x[r][1] = t.y, x[r][2] = t.z, x[r][3] = t.w;
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            TL_UNROLL_FOR (int r = 0; r < 8; r++)
+                tl_load4(&a[ty + 8 * r][k], x[r]);
+            TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                 const float4 lo = tl_load4(&b[k + e][4 * tx]), hi = tl_load4(&b[k + e][32 + 4 * tx]);
                 const float y[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
-#pragma unroll
-                for (int r = 0; r < 8; r++)
-#pragma unroll
-                    for (int c = 0; c < 8; c++)
+                TL_UNROLL_FOR (int r = 0; r < 8; r++)
+                    TL_UNROLL_FOR (int c = 0; c < 8; c++)
                         sum[r][c] = fmaf(x[r][e], y[c], sum[r][c]);
             }
         }
     }
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int i = i0 + ty + 8 * r, j = j0 + 4 * tx;
         if (i < m && j < p)
-            tl_store4(C + (int64_t)i * p + j, make_float4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+            tl_store4(C + (int64_t)i * p + j, sum[r]);
         if (i < m && j + 32 < p)
-            tl_store4(C + (int64_t)i * p + j + 32, make_float4(sum[r][4], sum[r][5], sum[r][6], sum[r][7]));
+            tl_store4(C + (int64_t)i * p + j + 32, sum[r] + 4);
     }
 }
 
@@ -300,9 +272,9 @@ bool small_products(const tl_matrix_product &x)
 int32_t multiply_small(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t row_tiles = tl_ceil_div(x.m, TILE), column_tiles = tl_ceil_div(x.p, TILE);
-    small_products_kernel<<<(unsigned)(x.batch * row_tiles * column_tiles), SMALL_THREADS, 0, tl_cuda_stream(ctx)>>>(
-        x.A, x.B, x.C, (int)x.m, (int)x.n, (int)x.p, tl_fastdiv(row_tiles), tl_fastdiv(column_tiles));
-    return tl_cuda_launched(ctx, "small_products");
+    return tl_launch(ctx, "small_products", small_products_kernel, (unsigned)(x.batch * row_tiles * column_tiles),
+                     SMALL_THREADS, x.A, x.B, x.C, (int)x.m, (int)x.n, (int)x.p, tl_fastdiv(row_tiles),
+                     tl_fastdiv(column_tiles));
 }
 
 /* ---- any product ------------------------------------------------------------------------------------------------- */
@@ -349,14 +321,13 @@ int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
 
     const int64_t mb = block_length(x.m, OUTER), nb = block_length(x.n, INNER), pb = block_length(x.p, OUTER);
     const int64_t a = tl_ceil_div(mb * nb, 32) * 32, b = tl_ceil_div(nb * pb, 32) * 32; /* keep 256-byte alignment */
-    void *scratch;
-    status = tl_pool_alloc(ctx, (size_t)(a + b + mb * pb) * sizeof(double), &scratch);
+    tl_scratch<double> scratch(ctx);
+    status = scratch.allocate(a + b + mb * pb);
     if (status == TORCHLEAN_NO_MEMORY)
         return multiply_float32(ctx, blas, x);
     for (int64_t q = 0; q < x.batch && !status; q++)
         status = multiply_float64(ctx, blas, x, x.A + q * x.m * x.n, x.B + q * x.n * x.p, x.C + q * x.m * x.p, mb, nb,
-                                  pb, (double *)scratch, (double *)scratch + a, (double *)scratch + a + b);
-    tl_pool_free(ctx, scratch);
+                                  pb, scratch, scratch + a, scratch + a + b);
     return status;
 }
 
@@ -413,8 +384,7 @@ extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const flo
 extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p,
                                  double *out)
 {
-    /* 256-byte alignment for each */
-    const size_t a = (size_t)tl_ceil_div(m * n, 32) * 32, b = (size_t)tl_ceil_div(n * p, 32) * 32;
+    const int64_t a = tl_ceil_div(m * n, 32) * 32, b = tl_ceil_div(n * p, 32) * 32; /* 256-byte alignment for each */
     if (m == 0 || p == 0)
         return TORCHLEAN_OK;
     if (n == 0) {
@@ -427,20 +397,11 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
     if (!blas)
         return status;
     struct tl_cuda_state *state = tl_context_cuda(ctx);
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (a + b + (size_t)(m * p)) * sizeof(double), &scratch));
-    double *on_device = (double *)scratch;
-    status = tl_cuda_upload(state, on_device, A, (size_t)(m * n) * sizeof *A);
-    if (!status)
-        status = tl_cuda_upload(state, on_device + a, B, (size_t)(n * p) * sizeof *B);
-    if (!status) {
-        const cublasStatus_t error =
-            dgemm(blas, false, false, m, n, p, on_device, n, on_device + a, p, 0.0, on_device + a + b, p);
-        if (error != CUBLAS_STATUS_SUCCESS)
-            status = tl_cublas_failed(ctx, error, "dgemm");
-    }
-    if (!status)
-        status = tl_cuda_download(state, out, on_device + a + b, (size_t)(m * p) * sizeof *out);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<double> factors(ctx);
+    TL_TRY(factors.allocate(a + b + m * p));
+    double *const product = factors + a + b;
+    TL_TRY(tl_cuda_upload(state, factors, A, (size_t)(m * n) * sizeof *A));
+    TL_TRY(tl_cuda_upload(state, factors + a, B, (size_t)(n * p) * sizeof *B));
+    TL_CUBLAS_TRY(ctx, dgemm(blas, false, false, m, n, p, factors, n, factors + a, p, 0.0, product, p));
+    return tl_cuda_download(state, out, product, (size_t)(m * p) * sizeof *out);
 }

@@ -2,6 +2,7 @@
 #ifndef TL_CUDA_LINALG_LINALG_CUH
 #define TL_CUDA_LINALG_LINALG_CUH
 
+#include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 
 /* C[batch, m, p] = op(A)·op(B) + bias, row-major and contiguous. With ta, A is stored (n, m) and read transposed; with
@@ -15,6 +16,14 @@ struct tl_matrix_product {
     const float *bias;
     float *C;
 };
+
+/* What both forms on tensor cores ask of a product: rows that are whole and aligned 16 bytes, at most one factor transposed,
+ * and n from where 7.5·√n·u, the bound of a sum of n terms, covers the error of split sums (linalg/mma.cu). */
+static inline bool tl_fits_tensor_cores(const tl_matrix_product &x)
+{
+    return x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (!x.tb || x.n % 4 == 0) && tl_aligned4(x.A) &&
+           tl_aligned4(x.B) && tl_aligned4(x.C) && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb);
+}
 
 /* Whether linalg/mma.cu serves a product, and better than cuBLAS. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x);

@@ -76,8 +76,7 @@ template <class T, int WIDTH, bool TURNED> struct Operand {
     /* Starts copying the next tile; what does not exist is 0. */
     __device__ __forceinline__ void copy(float *to)
     {
-#pragma unroll
-        for (int c = 0; c < COPIES; c++) {
+        TL_UNROLL_FOR (int c = 0; c < COPIES; c++) {
             const bool present = TURNED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
             tl_copy_async<16>(to + place(c), present ? from + c * BELOW * length : array, present);
         }
@@ -88,8 +87,7 @@ template <class T, int WIDTH, bool TURNED> struct Operand {
     /* Shows the guard what the thread copied. */
     __device__ __forceinline__ void look(const float *tile, Guard &guard) const
     {
-#pragma unroll
-        for (int c = 0; c < COPIES; c++)
+        TL_UNROLL_FOR (int c = 0; c < COPIES; c++)
             guard.see(tl_load4(tile + place(c)));
     }
 };
@@ -103,8 +101,7 @@ __device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], cons
         uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
         const int k = 4 * q;
         if constexpr (TA) {
-#pragma unroll
-            for (int u = 0; u < T::M / 2; u++) {
+            TL_UNROLL_FOR (int u = 0; u < T::M / 2; u++) {
                 const float4 x = tl_load4(a + k * T::BM + 32 * u), y = tl_load4(a + (k + 1) * T::BM + 32 * u);
                 tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
                 tl_split(x.y, ahi[2 * u][1], alo[2 * u][1]);
@@ -116,25 +113,21 @@ __device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], cons
                 tl_split(y.w, ahi[2 * u + 1][3], alo[2 * u + 1][3]);
             }
         } else {
-#pragma unroll
-            for (int m = 0; m < T::M; m++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+            TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     const float2 x = *reinterpret_cast<const float2 *>(a + (16 * m + 8 * e) * ALONG + k);
                     tl_split(x.x, ahi[m][e], alo[m][e]);
                     tl_split(x.y, ahi[m][e + 2], alo[m][e + 2]);
                 }
         }
         if constexpr (TB) {
-#pragma unroll
-            for (int n = 0; n < T::N; n++) {
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
                 const float2 y = *reinterpret_cast<const float2 *>(b + 8 * n * ALONG + k);
                 tl_split(y.x, bhi[n][0], blo[n][0]);
                 tl_split(y.y, bhi[n][1], blo[n][1]);
             }
         } else {
-#pragma unroll
-            for (int u = 0; u < T::N / 4; u++) {
+            TL_UNROLL_FOR (int u = 0; u < T::N / 4; u++) {
                 const float4 x = tl_load4(b + k * T::BN + 32 * u), y = tl_load4(b + (k + 1) * T::BN + 32 * u);
                 tl_split(x.x, bhi[4 * u][0], blo[4 * u][0]);
                 tl_split(x.y, bhi[4 * u + 1][0], blo[4 * u + 1][0]);
@@ -169,23 +162,17 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
 #pragma unroll 1
         for (int k = 0; k < STEP; k++) {
             float a[T::RM], b[T::RN];
-#pragma unroll
-            for (int i = 0; i < T::RM; i++)
+            TL_UNROLL_FOR (int i = 0; i < T::RM; i++)
                 a[i] = as[OpA::at(ty + T::TY * i, k)];
-#pragma unroll
-            for (int j = 0; j < T::RN; j++)
+            TL_UNROLL_FOR (int j = 0; j < T::RN; j++)
                 b[j] = bs[OpB::at(tx + T::TX * j, k)];
-#pragma unroll
-            for (int i = 0; i < T::RM; i++)
-#pragma unroll
-                for (int j = 0; j < T::RN; j++)
+            TL_UNROLL_FOR (int i = 0; i < T::RM; i++)
+                TL_UNROLL_FOR (int j = 0; j < T::RN; j++)
                     sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < T::RM; i++)
-#pragma unroll
-        for (int j = 0; j < T::RN; j++) {
+    TL_UNROLL_FOR (int i = 0; i < T::RM; i++)
+        TL_UNROLL_FOR (int j = 0; j < T::RN; j++) {
             const int64_t row = i0 + ty + T::TY * i, col = j0 + tx + T::TX * j;
             if (row < x.m && col < x.p)
                 C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
@@ -215,8 +202,7 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
     float sum[T::M][T::N][4] = {};
     Guard guard;
     const int steps = (int)tl_ceil_div(x.n, STEP);
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
+    TL_UNROLL_FOR (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) {
             a_tiles.copy(as + s * OpA::SIZE);
             b_tiles.copy(bs + s * OpB::SIZE);
@@ -237,40 +223,31 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
         tl_copy_commit();
         float part[T::M][T::N][4] = {};
         multiply_step<T, TA, TB>(part, as + now * OpA::SIZE + a_at, bs + now * OpB::SIZE + b_at);
-#pragma unroll
-        for (int m = 0; m < T::M; m++)
-#pragma unroll
-            for (int n = 0; n < T::N; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
+        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+                TL_UNROLL_FOR (int e = 0; e < 4; e++)
                     sum[m][n][e] += part[m][n][e];
         now = now + 1 == STAGES ? 0 : now + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
     tl_copy_wait<0>();
     bool unsafe = guard.unsafe();
-#pragma unroll
-    for (int m = 0; m < T::M; m++)
-#pragma unroll
-        for (int n = 0; n < T::N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int e = 0; e < 4; e++)
                 unsafe |= !(fabsf(sum[m][n][e]) <= FLT_MAX);
     if (__syncthreads_or(unsafe)) {
         plain_tile<T, OpA, OpB>(x, A, B, C, i0, j0, as, bs);
         return;
     }
-#pragma unroll
-    for (int m = 0; m < T::M; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
             if (row >= x.m)
                 continue;
             float *to = C + row * x.p;
             if constexpr (TB) {
-#pragma unroll
-                for (int n = 0; n < T::N; n++) {
+                TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
                     const int64_t col = j0 + col0 + 8 * n + 2 * t;
                     if (col >= x.p)
                         continue;
@@ -280,21 +257,18 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
                     *reinterpret_cast<float2 *>(to + col) = y;
                 }
             } else {
-#pragma unroll
-                for (int q = 0; q < T::N / 4; q++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
+                TL_UNROLL_FOR (int q = 0; q < T::N / 4; q++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                         const int64_t col = j0 + col0 + 32 * q + 4 * (2 * t + e);
                         if (col >= x.p)
                             continue;
                         float y[4];
-#pragma unroll
-                        for (int n = 0; n < 4; n++) {
+                        TL_UNROLL_FOR (int n = 0; n < 4; n++) {
                             y[n] = sum[m][4 * q + n][2 * h + e];
                             if (x.bias)
                                 y[n] += x.bias[col + n];
                         }
-                        tl_store4(to + col, make_float4(y[0], y[1], y[2], y[3]));
+                        tl_store4(to + col, y);
                     }
             }
         }
@@ -304,12 +278,9 @@ template <class T, bool TA, bool TB> int32_t launch_split(tl_context *ctx, const
 {
     const int64_t row_tiles = tl_ceil_div(x.m, T::BM), column_tiles = tl_ceil_div(x.p, T::BN);
     constexpr size_t shared = sizeof(float) * STAGES * (Operand<T, T::BM, TA>::SIZE + Operand<T, T::BN, !TB>::SIZE);
-    TL_CUDA_TRY(
-        ctx, cudaFuncSetAttribute(split_kernel<T, TA, TB>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    split_kernel<T, TA, TB>
-        <<<(unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, tl_cuda_stream(ctx)>>>(
-            SplitArgs{x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)});
-    return tl_cuda_launched(ctx, "split_product");
+    const SplitArgs args = {x, tl_fastdiv((uint64_t)row_tiles), tl_fastdiv((uint64_t)column_tiles)};
+    return tl_launch_shared(ctx, "split_product", split_kernel<T, TA, TB>,
+                            (unsigned)(x.batch * row_tiles * column_tiles), T::THREADS, shared, args);
 }
 
 template <class T> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
@@ -337,10 +308,9 @@ int64_t tiles(const tl_matrix_product &x, int64_t size)
  * half full and fill half of the device. */
 bool tl_split_serves(tl_context *ctx, const tl_matrix_product &x)
 {
-    const bool aligned = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (x.tb ? x.n % 4 == 0 : true) &&
-                         tl_aligned4(x.A) && tl_aligned4(x.B) && tl_aligned4(x.C);
-    return aligned && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb) && 2 * tiles(x, 64) >= tl_cuda_sms(ctx) &&
-           tiles(x, 64) < INT32_MAX && 2 * x.batch * x.m * x.p >= tiles(x, 64) * 64 * 64;
+    const int64_t small = tiles(x, 64);
+    return tl_fits_tensor_cores(x) && 2 * small >= tl_cuda_sms(ctx) && small < INT32_MAX &&
+           2 * x.batch * x.m * x.p >= small * 64 * 64;
 }
 
 int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x)

@@ -1,5 +1,4 @@
 /* Matrix products by wgmma (linalg/wgmma.cuh): which products, which tiles, the launch. */
-#include "cuda/device/vector.cuh"
 #include "cuda/linalg/linalg.cuh"
 #include "cuda/linalg/wgmma.cuh"
 #include "generated/linalg.h"
@@ -23,7 +22,7 @@ int64_t cost(tl_context *ctx, const tl_matrix_product &x, int columns)
 
 template <int BN, bool TA, bool TB> bool prepare()
 {
-    return tl_wgmma_prepare(tl_wgmma_kernel<BN, TA, TB>, tl_linalg_wgmma::ProductTile<BN>::BYTES);
+    return tl_wgmma_prepare(tl_wgmma_matmul_kernel<BN, TA, TB>, tl_linalg_wgmma::ProductTile<BN>::BYTES);
 }
 
 bool runs(tl_context *ctx)
@@ -37,19 +36,12 @@ bool runs(tl_context *ctx)
 template <int BN, bool TA, bool TB> int32_t launch(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t count = tiles(x, BN);
-    const tl_wgmma_args args = {x.A,
-                                x.B,
-                                x.bias,
-                                x.C,
-                                x.m,
-                                x.n,
-                                x.p,
-                                (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS),
-                                (uint32_t)tl_ceil_div(x.p, BN),
-                                (uint32_t)count};
-    tl_wgmma_kernel<BN, TA, TB><<<tl_grid(count, 1, tl_cuda_sms(ctx)), tl_wgmma::THREADS,
-                                  tl_linalg_wgmma::ProductTile<BN>::BYTES, tl_cuda_stream(ctx)>>>(args);
-    return tl_cuda_launched(ctx, "wgmma_product");
+    const uint32_t rows = (uint32_t)tl_ceil_div(x.m, TL_WGMMA_ROWS), columns = (uint32_t)tl_ceil_div(x.p, BN);
+    const tl_wgmma_matmul_args args = {x.A, x.B, x.bias, x.C, x.m, x.n, x.p, rows, columns, (uint32_t)count};
+    constexpr int bytes = tl_linalg_wgmma::ProductTile<BN>::BYTES;
+    const unsigned grid = tl_grid(count, 1, tl_cuda_sms(ctx));
+    return tl_launch_dynamic(ctx, "wgmma_product", tl_wgmma_matmul_kernel<BN, TA, TB>, grid, tl_wgmma::THREADS, bytes,
+                             args);
 }
 
 template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &x)
@@ -61,15 +53,12 @@ template <int BN> int32_t launch_form(tl_context *ctx, const tl_matrix_product &
 
 } /* namespace */
 
-/* As for the split products (linalg/mma.cu) 7.5·√n·u covers the error from n = 64 on. The tiles must be at least
- * three quarters full and fill half of the device. */
+/* The tiles must be at least three quarters full and fill half of the device. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x)
 {
     const int64_t narrow = tiles(x, NARROW);
-    const bool aligned = x.p % 4 == 0 && (x.ta ? x.m : x.n) % 4 == 0 && (x.tb ? x.n % 4 == 0 : true) &&
-                         tl_aligned4(x.A) && tl_aligned4(x.B) && tl_aligned4(x.C);
-    return aligned && x.n >= 64 && x.n < (int64_t)1 << 30 && !(x.ta && x.tb) && 2 * narrow >= tl_cuda_sms(ctx) &&
-           narrow < INT32_MAX && 4 * x.batch * x.m * x.p >= 3 * narrow * TL_WGMMA_ROWS * NARROW && runs(ctx);
+    return tl_fits_tensor_cores(x) && 2 * narrow >= tl_cuda_sms(ctx) && narrow < INT32_MAX &&
+           4 * x.batch * x.m * x.p >= 3 * narrow * TL_WGMMA_ROWS * NARROW && runs(ctx);
 }
 
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x)

@@ -17,7 +17,7 @@ constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
 
 /* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A, B and C that are whole and aligned 16 bytes;
  * batch·rows·columns tiles, fewer than 2^31. */
-struct tl_wgmma_args {
+struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
     int64_t m, n, p;
@@ -84,8 +84,7 @@ template <int WIDTH, bool TURNED> struct Source {
     __device__ __forceinline__ void read()
     {
         const int present = TURNED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const int at = TURNED ? 16 * (u / 4) + u % 4 : APART * u;
             held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
@@ -113,16 +112,14 @@ template <int WIDTH, bool TURNED> struct Source {
     }
     __device__ __forceinline__ void write(char *to, Guard &guard) const
     {
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             *reinterpret_cast<float4 *>(to + at(u)) = chunk(u);
             guard.see(held[u]);
         }
     }
     __device__ __forceinline__ void write_split(char *hi, char *lo, Guard &guard) const
     {
-#pragma unroll
-        for (int u = 0; u < COPIES; u++) {
+        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             const float4 x = chunk(u);
             store_split(hi + at(u), lo + at(u), x);
             guard.see(x);
@@ -134,7 +131,7 @@ template <int WIDTH, bool TURNED> struct Source {
 template <int BN> struct Place {
     int64_t product, i0, j0;
 
-    __device__ __forceinline__ Place(const tl_wgmma_args &x, uint32_t tile)
+    __device__ __forceinline__ Place(const tl_wgmma_matmul_args &x, uint32_t tile)
     {
         const uint32_t row = tile / x.columns;
         j0 = (int64_t)(tile - row * x.columns) * BN;
@@ -146,11 +143,11 @@ template <int BN> struct Place {
 /* Both operands. The reads of the next step follow the fence of the pipeline, which might wait for them. */
 template <int BN, bool TA, bool TB> struct ProductLoader {
     using T = ProductTile<BN>;
-    const tl_wgmma_args &x;
+    const tl_wgmma_matmul_args &x;
     Source<BM, TA> a;
     Source<BN, !TB> b;
 
-    __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_args &args)
+    __device__ __forceinline__ explicit ProductLoader(const tl_wgmma_matmul_args &args)
         : x(args), a(threadIdx.x % GROUP), b(threadIdx.x % GROUP)
     {}
     __device__ __forceinline__ int steps(uint32_t) const { return (int)((x.n + STEP - 1) / STEP); }
@@ -177,44 +174,37 @@ template <int BN, bool TA, bool TB> struct ProductLoader {
 /* Rows i0 .. of the group's 64 x BN results without tensor cores: thread (ty, tx) owns rows ty + 8r and columns
  * tx + 16c. Places past the arrays read the last element and are not stored. */
 template <int BN, bool TA, bool TB>
-__device__ __forceinline__ void plain_rows(const tl_wgmma_args &x, const float *A, const float *B, float *C, int64_t i0,
-                                           int64_t j0)
+__device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const float *A, const float *B, float *C,
+                                           int64_t i0, int64_t j0)
 {
     const int tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16;
     const int64_t down = TA ? x.m : 1, across = TB ? 1 : x.p;
     float sum[8][BN / 16] = {};
     const float *a[8];
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int64_t i = min(i0 + ty + 8 * r, x.m - 1);
         a[r] = A + (TA ? i : i * x.n);
     }
     uint32_t b[BN / 16]; /* a product's B has fewer than 2^32 elements */
-#pragma unroll
-    for (int c = 0; c < BN / 16; c++) {
+    TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
         const int64_t j = min(j0 + tx + 16 * c, x.p - 1);
         b[c] = (uint32_t)(TB ? j * x.n : j);
     }
 #pragma unroll 1
     for (int64_t k = 0; k < x.n; k++) {
         float y[BN / 16];
-#pragma unroll
-        for (int c = 0; c < BN / 16; c++)
+        TL_UNROLL_FOR (int c = 0; c < BN / 16; c++)
             y[c] = B[b[c]];
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
+        TL_UNROLL_FOR (int r = 0; r < 8; r++) {
             const float v = *a[r];
-#pragma unroll
-            for (int c = 0; c < BN / 16; c++)
+            TL_UNROLL_FOR (int c = 0; c < BN / 16; c++)
                 sum[r][c] = fmaf(v, y[c], sum[r][c]);
             a[r] += down;
         }
         B += across;
     }
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-#pragma unroll
-        for (int c = 0; c < BN / 16; c++) {
+    TL_UNROLL_FOR (int r = 0; r < 8; r++)
+        TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
             const int64_t i = i0 + ty + 8 * r, j = j0 + tx + 16 * c;
             if (i < x.m && j < x.p)
                 C[i * x.p + j] = x.bias ? sum[r][c] + x.bias[j] : sum[r][c];
@@ -223,20 +213,18 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_args &x, const float *
 
 /* Stores the group's results; four lanes fill a sector of 32 bytes. p is even. */
 template <int BN>
-__device__ __forceinline__ void store_rows(const tl_wgmma_args &x, float *C, const float (&sum)[BN / 2], int64_t i0,
-                                           int64_t j0)
+__device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float *C, const float (&sum)[BN / 2],
+                                           int64_t i0, int64_t j0)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
         const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
         if (row >= x.m)
             continue;
         float *to = C + row * x.p + j0 + 2 * (lane % 4);
         const float *bias = x.bias + j0 + 2 * (lane % 4);
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
+        TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             if (8 * j >= columns)
                 continue;
             float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
@@ -254,7 +242,8 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_args &x, float *C, con
 /* ProductTile<BN>::BYTES of dynamic shared memory, THREADS threads, at most one block per tile. Has static shared memory
  * exactly where it is more than empty. */
 template <int BN, bool TA, bool TB>
-__global__ void __launch_bounds__(tl_wgmma::THREADS, 1) tl_wgmma_kernel(const __grid_constant__ tl_wgmma_args x)
+__global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
+    tl_wgmma_matmul_kernel(const __grid_constant__ tl_wgmma_matmul_args x)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace tl_linalg_wgmma;

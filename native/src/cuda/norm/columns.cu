@@ -29,8 +29,7 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
                                              float (&sum_gamma)[Row::N], float (&sum_beta)[Row::N])
 {
     constexpr int PER_ARRAY = Row::N * Row::BLOCK_THREADS;
-#pragma unroll
-    for (int i = 0; i < Row::N; i++)
+    TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
         sum_gamma[i] = sum_beta[i] = 0.0f;
     const auto request = [&](int64_t row, int buffer) {
         const Row next(tl_given(), row, row < end ? (int)p.cols : 0);
@@ -51,21 +50,18 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
         float *const x = stage + 2 * buffer * PER_ARRAY, *const g = x + PER_ARRAY;
         tl_held<Row, false> v;
         float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W], mean, istd;
-#pragma unroll
-        for (int k = 0; k < Row::K; k++) {
+        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
             Row::fetch(x, k, xhat);
             v.put(k, xhat);
         }
         tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
         typename Row::terms terms_a, terms_ax;
-#pragma unroll
-        for (int i = 0; i < Row::K; i++) {
+        TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
             const int k = Row::order(i);
             v.get(k, xhat);
             Row::fetch(g, k, a);
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++) {
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
                 xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
                 sum_gamma[k * Row::W + j] += a[j] * xhat[j];
                 sum_beta[k * Row::W + j] += a[j];
@@ -81,13 +77,11 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
         float sum_a, sum_ax;
         Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
         const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
-#pragma unroll
-        for (int k = 0; k < Row::K; k++) {
+        TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
             v.get(k, xhat);
             Row::fetch(g, k, a);
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 a[j] = tl_norm_grad(a[j] * gamma[j], xhat[j], mean_a, mean_ax, istd);
             r.store(p.gx + row * p.cols, k, a);
         }
@@ -104,12 +98,10 @@ template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(colum
     float sums[2][Row::N];
     finish_chain<Row>(p, from + chain, end, shared, sums[0], sums[1]);
     const Row r(tl_given(), 0, (int)p.cols);
-#pragma unroll
-    for (int which = 0; which < 2; which++) {
+    TL_UNROLL_FOR (int which = 0; which < 2; which++) {
         float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + chunk * p.cols;
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < Row::N; i++)
+        TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
             if (r.inside(i))
                 shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
         __syncthreads();
@@ -144,22 +136,19 @@ __device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[THREADS
     constexpr int WARPS = THREADS / 32;
     static_assert(V <= WARPS, "a warp for each value");
     const int warp = (int)threadIdx.x / 32, t = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < V; i++)
+    TL_UNROLL_FOR (int i = 0; i < V; i++)
         lanes[i][threadIdx.x] = v[i];
     __syncthreads();
     if (warp < V) {
         float w[WARPS];
-#pragma unroll
-        for (int j = 0; j < WARPS; j++)
+        TL_UNROLL_FOR (int j = 0; j < WARPS; j++)
             w[j] = lanes[warp][32 * j + t];
         const float sum = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, WARPS>(w));
         if (t == 0)
             folded[warp] = sum;
     }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < V; i++)
+    TL_UNROLL_FOR (int i = 0; i < V; i++)
         v[i] = folded[i];
 }
 
@@ -178,8 +167,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     const int n = cols - t; /* element i of this thread is in the row if i * THREADS < n */
     const float *const gamma = scales + t;
     float sum_gamma[N], sum_beta[N];
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         sum_gamma[i] = sum_beta[i] = 0.0f;
     /* Nothing is read past `most`: zeros arrive past the end of a row and of the chain. */
     const auto request_array = [&](float *to, const float *from, int most) {
@@ -189,8 +177,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
             tl_copy_async<4 * STEP>(to + c, from + c, c < most);
     };
     const auto request = [&](float *to, const float *from, int first) {
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             const int row = first + q * TL_COLUMN_CHAINS;
             request_array(to + q * ARRAY, from + (top + (row < end ? row : 0)) * cols, row < end ? cols : 0);
         }
@@ -198,8 +185,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     };
     int first = (int)(blockIdx.x % TL_COLUMN_CHAINS), g_slot = 0, x_slot = 0;
     request_array(scales, p.gamma, cols);
-#pragma unroll
-    for (int s = 0; s + 1 < STAGES; s++) {
+    TL_UNROLL_FOR (int s = 0; s + 1 < STAGES; s++) {
         request(g_stages + s * ROWS * ARRAY, p.g, first + s * AHEAD);
         request(x_stages + s * ROWS * ARRAY, p.x, first + s * AHEAD);
     }
@@ -213,11 +199,9 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         g_slot = g_slot + 1 == STAGES ? 0 : g_slot + 1;
         x_slot = x_slot + 2 == STAGES ? 0 : x_slot + 1;
         float x[ROWS][N], mean[ROWS], istd[ROWS], both[2 * ROWS];
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
-#pragma unroll
-            for (int i = 0; i < N; i++) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
                 x[q][i] = x_stage[t + q * ARRAY + i * THREADS];
                 sum[i % LANES] += x[q][i];
             }
@@ -225,12 +209,10 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         fold_lanes<THREADS>(mean, lanes, folded);
         request(x_stage, p.x, first + (STAGES - 1) * AHEAD); /* the fold's barrier follows everybody's reads */
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
             mean[q] = tl_per_count(mean[q], cols);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
+            TL_UNROLL_FOR (int i = 0; i < N; i++) {
                 x[q][i] = i * THREADS < n ? x[q][i] - mean[q] : 0.0f;
                 sum[i % LANES] += x[q][i] * x[q][i];
             }
@@ -238,14 +220,11 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         fold_lanes<THREADS>(istd, lanes, folded);
         float sum_a[ROWS][LANES] = {}, sum_ax[ROWS][LANES] = {};
-#pragma unroll
-        for (int q = 0; q < ROWS; q++)
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++)
             istd[q] = tl_inverse_deviation(istd[q], cols, p.eps);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        TL_UNROLL_FOR (int i = 0; i < N; i++) {
             const float scale = gamma[i * THREADS];
-#pragma unroll
-            for (int q = 0; q < ROWS; q++) {
+            TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
                 const bool live = q == 0 || first + q * TL_COLUMN_CHAINS < end;
                 const float gi = g[q * ARRAY + i * THREADS], a = gi * scale;
                 const float xhat = live && i * THREADS < n ? x[q][i] * istd[q] : 0.0f;
@@ -258,20 +237,17 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         }
         if (!p.gx)
             continue;
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             both[2 * q] = tl_fold_array<tl_sum_op, LANES>(sum_a[q]);
             both[2 * q + 1] = tl_fold_array<tl_sum_op, LANES>(sum_ax[q]);
         }
         fold_lanes<THREADS>(both, lanes, folded);
-#pragma unroll
-        for (int q = 0; q < ROWS; q++) {
+        TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             const int row = first + q * TL_COLUMN_CHAINS;
             const float mean_a = tl_per_count(both[2 * q], cols), mean_ax = tl_per_count(both[2 * q + 1], cols);
             float *const to = p.gx + (top + row) * cols + t;
             if (q == 0 || row < end)
-#pragma unroll
-                for (int i = 0; i < N; i++)
+                TL_UNROLL_FOR (int i = 0; i < N; i++)
                     if (i * THREADS < n)
                         to[i * THREADS] = tl_norm_grad(g[q * ARRAY + i * THREADS] * gamma[i * THREADS], x[q][i], mean_a,
                                                        mean_ax, istd[q]);
@@ -279,8 +255,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     }
     tl_copy_wait<0>();
     const int64_t at = (int64_t)blockIdx.x * p.cols + t;
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i * THREADS < n) {
             p.gamma_parts[at + i * THREADS] = sum_gamma[i];
             p.beta_parts[at + i * THREADS] = sum_beta[i];
@@ -373,47 +348,35 @@ int64_t chain_fits()
                                 : 0;
 }
 
-int32_t launch(tl_context *ctx, void (*kernel)(columns_grad), int64_t blocks, int threads, size_t dynamic,
-               const columns_grad &p)
-{
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic));
-    kernel<<<(unsigned)blocks, threads, dynamic, tl_cuda_stream(ctx)>>>(p);
-    return tl_cuda_launched(ctx, "layer_norm_bwd");
-}
+constexpr const char *NAME = "layer_norm_bwd";
 
 /* Shared memory for x and g of two rows per warp: at least what the chains' meeting takes. */
 template <class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
     constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS;
-    return launch(ctx, chunk_warps<Row>, chunks, Row::BLOCK_THREADS, dynamic, p);
+    return tl_launch_shared(ctx, NAME, chunk_warps<Row>, (unsigned)chunks, Row::BLOCK_THREADS, dynamic, p);
 }
 
 template <class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return launch(ctx, p.cols % 4 == 0 ? chain_blocks<Chain, true> : chain_blocks<Chain, false>,
-                  chunks * TL_COLUMN_CHAINS, Chain::THREADS, Chain::DYNAMIC, p);
+    return tl_launch_shared(ctx, NAME, p.cols % 4 == 0 ? chain_blocks<Chain, true> : chain_blocks<Chain, false>,
+                            (unsigned)(chunks * TL_COLUMN_CHAINS), Chain::THREADS, Chain::DYNAMIC, p);
 }
 
 template <bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    if (p.cols <= 128)
-        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p);
-    if (p.cols <= 256)
-        return launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p);
-    return launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
+    return p.cols <= 128   ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p)
+           : p.cols <= 256 ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p)
+                           : launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
 }
 
 int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    if (p.cols <= 1024)
-        return launch_chains<chain_1024>(ctx, chunks, p);
-    if (p.cols <= 2048)
-        return launch_chains<chain_2048>(ctx, chunks, p);
-    if (p.cols <= 4096)
-        return launch_chains<chain_4096>(ctx, chunks, p);
-    if (p.cols <= 8192)
-        return launch_chains<chain_8192>(ctx, chunks, p);
-    return launch_chains<chain_12288>(ctx, chunks, p);
+    return p.cols <= 1024   ? launch_chains<chain_1024>(ctx, chunks, p)
+           : p.cols <= 2048 ? launch_chains<chain_2048>(ctx, chunks, p)
+           : p.cols <= 4096 ? launch_chains<chain_4096>(ctx, chunks, p)
+           : p.cols <= 8192 ? launch_chains<chain_8192>(ctx, chunks, p)
+                            : launch_chains<chain_12288>(ctx, chunks, p);
 }
 
 /* The columns of `chunks` parts that are not yet chunks' sums but their chains': (gamma or beta, chunk, chain, cols).
@@ -423,10 +386,9 @@ int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t ch
 {
     const int64_t tiles = tl_ceil_div(cols, 64), groups = tl_ceil_div(chunks, TL_COLUMN_CHUNK);
     const bool last = groups == 1;
-    join_chains<<<dim3((unsigned)(tiles * groups), 2), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(
-        parts, cols, chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
-        last || !gbeta ? gbeta : tops + groups * cols);
-    TL_TRY(tl_cuda_launched(ctx, "layer_norm_bwd"));
+    TL_TRY(tl_launch(ctx, NAME, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols, chunks,
+                     tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
+                     last || !gbeta ? gbeta : tops + groups * cols));
     if (!last && ggamma)
         TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
@@ -439,37 +401,27 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
     const bool by_warp = p.cols <= 512, by_chain = !by_warp && p.cols <= chain_fits();
     const int64_t parts = chunks * p.cols * (by_chain ? TL_COLUMN_CHAINS : 1);
     const int64_t others = by_chain ? 2 * tl_ceil_div(chunks, TL_COLUMN_CHUNK) * p.cols : by_warp ? 0 : 2 * p.rows;
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * parts + others) * sizeof(float), &scratch));
-    p.gamma_parts = (float *)scratch;
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(scratch.allocate(2 * parts + others));
+    p.gamma_parts = scratch;
     p.beta_parts = p.gamma_parts + parts;
     float *const rest = p.beta_parts + parts;
-    int32_t status;
     if (by_chain) {
-        status = chains(ctx, chunks, p);
-        if (!status)
-            status = sum_chains(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
-        tl_pool_free(ctx, scratch);
-        return status;
+        TL_TRY(chains(ctx, chunks, p));
+        return sum_chains(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
     }
     if (by_warp) {
-        status = p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p);
+        TL_TRY(p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p));
     } else {
         float *const means = rest, *const istds = rest + p.rows;
-        status = tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds);
-        if (!status) {
-            const int64_t tiles = tl_ceil_div(p.cols, 64);
-            columns_again<<<(unsigned)(tiles * chunks), dim3(64, 4), 0, tl_cuda_stream(ctx)>>>(
-                p, means, istds, tl_fastdiv((uint64_t)tiles));
-            status = tl_cuda_launched(ctx, "layer_norm_bwd");
-        }
+        const int64_t tiles = tl_ceil_div(p.cols, 64);
+        TL_TRY(tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
+        TL_TRY(tl_launch(ctx, NAME, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
+                         tl_fastdiv((uint64_t)tiles)));
     }
-    if (!status && ggamma)
-        status = tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma);
-    if (!status && gbeta)
-        status = tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta);
-    tl_pool_free(ctx, scratch);
-    return status;
+    if (ggamma)
+        TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
+    return gbeta ? tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
 } // namespace

@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
             r.piece(gamma, k, a);
             r.piece(beta, k, b);
         }
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             w[j] = fmaf(w[j] * istd, CHANNEL ? gamma_row : a[j], CHANNEL ? beta_row : b[j]);
         r.store(out + r.row * cols, k, w);
     }
@@ -46,13 +45,11 @@ struct staged_row {
     float *at;
     template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
     {
-        const float4 q = *reinterpret_cast<const float4 *>(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x));
-        w[0] = q.x, w[1] = q.y, w[2] = q.z, w[3] = q.w;
+        tl_load4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
     }
     template <int W> __device__ __forceinline__ void put(int k, const float (&w)[W])
     {
-        float *const to = at + 4 * (k * (int)blockDim.x + (int)threadIdx.x);
-        *reinterpret_cast<float4 *>(to) = make_float4(w[0], w[1], w[2], w[3]);
+        tl_store4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
     }
 };
 
@@ -91,8 +88,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
             v.get(k, w);
             scale.get(k, a);
             shift.get(k, b);
-#pragma unroll
-            for (int j = 0; j < Row::W; j++)
+            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
                 w[j] = fmaf(w[j] * istd, a[j], b[j]);
             r.store(out + row * cols, k, w);
         }
@@ -112,14 +108,8 @@ bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gam
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
         dynamic + fixed > (size_t)most)
         return false;
-    const auto kernel = norm_rows_in_turn<Row>;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
-    if (error != cudaSuccess) {
-        *status = tl_cuda_failed(ctx, error, name);
-        return true;
-    }
-    kernel<<<blocks, Row::THREADS, dynamic, tl_cuda_stream(ctx)>>>(x, gamma, beta, rows, cols, eps, out);
-    *status = tl_cuda_launched(ctx, name);
+    *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row>, blocks, Row::THREADS, dynamic, x, gamma, beta, rows,
+                               cols, eps, out);
     return true;
 }
 
@@ -160,20 +150,18 @@ __global__ void __launch_bounds__(512, 1)
     for (; row < rows; row += clusters) {
         float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         tl_copy_wait<0>();
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
             v[k] = r.stage()[32 * k];
-            lanes = tl_join4<tl_sum_op>(lanes, v[k]);
+            lanes = tl_join<tl_sum_op>(lanes, v[k]);
         }
         if (row + clusters < rows)
             r.request(x + (row + clusters) * cols);
         const float mean = tl_per_count(r.sum(0, lanes), cols);
         lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
-                lanes = tl_join4<tl_sum_op>(
+                lanes = tl_join<tl_sum_op>(
                     lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z, v[k].w * v[k].w));
             }
         const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
@@ -181,8 +169,7 @@ __global__ void __launch_bounds__(512, 1)
         float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
         float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
         float *const to = out + row * cols;
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 const int c = r.column + k * TL_SUM_LANES;
                 if (!CHANNEL)
@@ -227,37 +214,27 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
         if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
             return status;
     }
-    if (cols <= TL_ROW_FITS) {
-        tl_pick_row(cols % 4 == 0, cols, [&](auto row) {
+    if (cols <= TL_ROW_FITS)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            status = tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows,
-                                         tl_shared_bytes<Row, Row::ONE_SHARED>, x, gamma, beta, rows, cols, eps, out);
+            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
+                                       x, gamma, beta, rows, cols, eps, out);
         });
+    const auto launch_cluster = [&](auto row) {
+        using Row = typename decltype(row)::type;
+        return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, cols, &status, x, gamma, beta, cols,
+                                      eps, out);
+    };
+    if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols,
+                                                                      &status, x, gamma, beta, rows, cols, eps, out)) ||
+                                    tl_pick_cluster<2>(cols, launch_cluster)))
         return status;
-    }
-    bool runs =
-        cols <= TL_CLUSTER_FITS && cols % 4 == 0 &&
-        tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols, &status, x, gamma, beta, rows, cols, eps, out);
-    if (!runs && cols <= TL_CLUSTER_FITS)
-        tl_pick_cluster<2>(cols, [&](auto row) {
-            using Row = typename decltype(row)::type;
-            runs = tl_cluster_runs(norm_cluster<Row, CHANNEL>, Row::bytes(cols));
-            if (runs)
-                status = tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, Row::bytes(cols), x, gamma,
-                                                beta, cols, eps, out);
-        });
-    if (runs)
-        return status;
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(2 * rows) * sizeof(float), &scratch));
-    float *means = (float *)scratch, *squares = means + rows;
-    status = tl_long_row_squares(ctx, name, x, rows, cols, means, squares);
-    if (!status)
-        status = tl_long_row_map(ctx, name,
-                                 norm_element<CHANNEL>{x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0}, rows,
-                                 cols, out);
-    tl_pool_free(ctx, scratch);
-    return status;
+    tl_scratch<float> means(ctx);
+    TL_TRY(means.allocate(2 * rows));
+    float *const squares = means + rows;
+    TL_TRY(tl_long_row_squares(ctx, name, x, rows, cols, means, squares));
+    const norm_element<CHANNEL> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
+    return tl_long_row_map(ctx, name, element, rows, cols, out);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -284,16 +261,14 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     second.wait();
     typename Row::terms terms_a, terms_ax;
     float xhat[Row::W], a[Row::W], gamma[Row::W];
-#pragma unroll
-    for (int i = 0; i < Row::K; i++) {
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         float ax[Row::W];
         v.get(k, xhat);
         second.get(k, a);
         if constexpr (!CHANNEL)
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++) {
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
             xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
             ax[j] = a[j] * xhat[j];
@@ -318,14 +293,12 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
         return;
     const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
     const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
-#pragma unroll
-    for (int k = 0; k < Row::K; k++) {
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         v.get(k, xhat);
         second.get(k, a);
         if constexpr (!CHANNEL)
             r.piece(p.gamma, k, gamma);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++)
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
         r.store(p.gx + r.row * p.cols, k, a);
     }
@@ -375,42 +348,31 @@ __global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, 
 
 template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
-    void *scratch;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(4 * p.rows) * sizeof(float), &scratch));
-    float *const own = (float *)scratch;
-    float *means = p.means ? p.means : own, *istds = p.istds ? p.istds : own + p.rows;
+    tl_scratch<float> own(ctx);
+    TL_TRY(own.allocate(4 * p.rows));
+    float *means = p.means ? p.means : (float *)own, *istds = p.istds ? p.istds : own + p.rows;
     float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
-    int32_t status = tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds);
-    if (!status) {
-        invert<<<tl_grid(p.rows, 256), 256, 0, tl_cuda_stream(ctx)>>>(istds, p.rows, p.cols, p.eps);
-        status = tl_cuda_launched(ctx, name);
-    }
-    if (!status && (p.gx || p.sums_a))
-        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols, 0, sums_a);
-    if (!status && (p.gx || p.sums_ax))
-        status = tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                  p.rows, p.cols, 0, sums_ax);
-    if (!status && p.gx)
-        status = tl_long_row_map(ctx, name,
-                                 norm_grad_element<CHANNEL>{p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols,
-                                                            0.0f, 0.0f, 0.0f, 0.0f, 0.0f},
-                                 p.rows, p.cols, p.gx);
-    tl_pool_free(ctx, scratch);
-    return status;
+    TL_TRY(tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds));
+    TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, istds, p.rows, p.cols, p.eps));
+    if (p.gx || p.sums_a)
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                p.rows, p.cols, 0, sums_a));
+    if (p.gx || p.sums_ax)
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
+                                p.rows, p.cols, 0, sums_ax));
+    const norm_grad_element<CHANNEL> element = {p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols};
+    return p.gx ? tl_long_row_map(ctx, name, element, p.rows, p.cols, p.gx) : TORCHLEAN_OK;
 }
 
 template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     if (p.cols > TL_ROW_FITS)
         return long_rows_bwd<CHANNEL>(ctx, name, p);
-    int32_t status = TORCHLEAN_OK;
-    tl_pick_row(p.cols % 4 == 0, p.cols, [&](auto row) {
+    return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
-        status = tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
-                                     tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
+        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
+                                   tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
     });
-    return status;
 }
 
 } // namespace

@@ -23,8 +23,7 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
     for (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
         v.get(k, w);
-#pragma unroll
-        for (int j = 0; j < Row::W; j++) {
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             w[j] = r.inside(k * Row::W + j) ? w[j] - *mean : 0.0f;
             d[j] = w[j] * w[j];
         }

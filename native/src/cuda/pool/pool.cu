@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
         result = tl_per_count(a, v.kernel);
     } else {
         float p;
-        const float total = tl_pool_weigh<R>(v, at, plane, &p);
+        const float total = tl_pool_weigh(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, &p);
         result = tl_pool_smooth(total, p, v.beta);
     }
     out[i] = result;
@@ -47,15 +47,8 @@ __global__ void __launch_bounds__(THREADS)
 template <int KIND> int32_t launch_each(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
     const int64_t n = v.channels * v.windows;
-    const unsigned blocks = tl_grid(n, THREADS);
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    if (v.rank == 2)
-        each<KIND, 2><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    else if (v.rank == 3)
-        each<KIND, 3><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    else
-        each<KIND, 0><<<blocks, THREADS, 0, stream>>>(x, v, n, out);
-    return tl_cuda_launched(ctx, "pool");
+    const auto kernel = v.rank == 2 ? each<KIND, 2> : v.rank == 3 ? each<KIND, 3> : each<KIND, 0>;
+    return tl_launch(ctx, "pool", kernel, tl_grid(n, THREADS), THREADS, x, v, n, out);
 }
 
 /* ---- small square windows of two axes ---------------------------------------------------------------------------- */
@@ -65,7 +58,6 @@ struct strip_shape {
     int h, w, out_h, out_w;
     tl_fastdiv across, down; /* threads per row of outputs, pairs of rows per channel */
     int64_t threads;
-    int64_t kernel;
     float beta;
     int aligned; /* rows of outputs begin on 16 bytes */
 };
@@ -80,12 +72,10 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
     const bool up = beta > 0.0f;
     float p = none, sum = 0.0f;
     int high = 0, wide = 0;
-#pragma unroll
-    for (int r = 0; r < K; r++) {
+    TL_UNROLL_FOR (int r = 0; r < K; r++) {
         high += rows[y * S + r];
         wide += columns[o * S + r];
-#pragma unroll
-        for (int j = 0; j < K; j++) {
+        TL_UNROLL_FOR (int j = 0; j < K; j++) {
             const float value = c[y * S + r][o * S + j];
             p = up ? tl_max(p, value) : tl_min(p, value);
         }
@@ -93,10 +83,8 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
     const float padded = padded_at_all ? (float)(K * K - high * wide) : 0.0f;
     if (padded_at_all && padded > 0.0f)
         p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-#pragma unroll
-    for (int r = 0; r < K; r++)
-#pragma unroll
-        for (int j = 0; j < K; j++) {
+    TL_UNROLL_FOR (int r = 0; r < K; r++)
+        TL_UNROLL_FOR (int j = 0; j < K; j++) {
             const float weight = tl_pool_weight(c[y * S + r][o * S + j], p, beta);
             sum += !padded_at_all || (rows[y * S + r] && columns[o * S + j]) ? weight : 0.0f;
         }
@@ -121,20 +109,16 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     const float none = KIND == TL_POOL_MEAN ? 0.0f : KIND == TL_POOL_MAX || v.beta > 0.0f ? -TL_INF : TL_INF;
     float c[ROWS][WIDTH];
     bool rows[ROWS], columns[WIDTH];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
         rows[r] = top + r >= 0 && top + r < v.h;
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++)
+    TL_UNROLL_FOR (int j = 0; j < WIDTH; j++)
         columns[j] = left + j >= P && left + j < v.w + P;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
         const bool inside = rows[r];
         const float *row = plane + (int64_t)(inside ? top + r : 0) * v.w;
         if (P)
             c[r][0] = inside && left > 0 ? row[left - 1] : none;
-#pragma unroll
-        for (int j = 0; j < S; j++) {
+        TL_UNROLL_FOR (int j = 0; j < S; j++) {
             float4 f = make_float4(none, none, none, none);
             if (inside && left + 4 * j < v.w)
                 f = tl_load4(row + left + 4 * j);
@@ -143,24 +127,19 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
             c[r][P + 4 * j + 2] = f.z;
             c[r][P + 4 * j + 3] = f.w;
         }
-#pragma unroll
-        for (int j = 0; j < AFTER; j++)
+        TL_UNROLL_FOR (int j = 0; j < AFTER; j++)
             c[r][P + 4 * S + j] = inside && left + 4 * S + j < v.w ? row[left + 4 * S + j] : none;
     }
-#pragma unroll
-    for (int y = 0; y < 2; y++) {
+    TL_UNROLL_FOR (int y = 0; y < 2; y++) {
         const int row = 2 * (int)pair + y;
         float result[4];
-#pragma unroll
-        for (int o = 0; o < 4; o++) {
+        TL_UNROLL_FOR (int o = 0; o < 4; o++) {
             float a = none;
             if constexpr (KIND == TL_POOL_SMOOTH) {
                 a = smooth_window<K, S>(c, rows, columns, y, o, P > 0, none, v.beta);
             } else {
-#pragma unroll
-                for (int r = 0; r < K; r++)
-#pragma unroll
-                    for (int j = 0; j < K; j++) {
+                TL_UNROLL_FOR (int r = 0; r < K; r++)
+                    TL_UNROLL_FOR (int j = 0; j < K; j++) {
                         const float value = c[y * S + r][o * S + j];
                         a = KIND == TL_POOL_MAX ? tl_max(a, value) : a + value;
                     }
@@ -171,59 +150,44 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
             return;
         float *to = out + channel * v.windows + (int64_t)row * v.out_w + 4 * q;
         if (v.aligned) {
-            tl_store4(to, make_float4(result[0], result[1], result[2], result[3]));
+            tl_store4(to, result);
         } else {
-#pragma unroll
-            for (int o = 0; o < 4; o++)
+            TL_UNROLL_FOR (int o = 0; o < 4; o++)
                 if (4 * (int)q + o < v.out_w)
                     to[o] = result[o];
         }
     }
 }
 
-template <int KIND, int K, int S, int P>
-int32_t launch_strips(tl_context *ctx, const float *x, const strip_shape &v, float *out)
+/* The kernel of strips for windows of K cells, S apart; null if there is none. */
+template <int KIND> auto pick_strips(int64_t K, int64_t S, bool padded)
 {
-    strips<KIND, K, S, P><<<tl_grid(v.threads, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(x, v, out);
-    return tl_cuda_launched(ctx, "pool");
+    return K == 2 && S == 2   ? padded ? strips<KIND, 2, 2, 1> : strips<KIND, 2, 2, 0>
+           : K == 3 && S == 2 ? padded ? strips<KIND, 3, 2, 1> : strips<KIND, 3, 2, 0>
+           : K == 3 && S == 1 ? padded ? strips<KIND, 3, 1, 1> : strips<KIND, 3, 1, 0>
+                              : nullptr;
 }
 
 template <int KIND> int32_t pool(tl_context *ctx, const float *x, const tl_pool_shape &v, float *out)
 {
-    {
-        const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
-        const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
-        if (square && v.n[1] % 4 == 0 && v.n[0] < 1 << 29 && v.n[1] < 1 << 29 && tl_aligned4(x)) {
-            strip_shape s = {};
-            s.plane = v.plane;
-            s.windows = v.windows;
-            s.h = (int)v.n[0];
-            s.w = (int)v.n[1];
-            s.out_h = (int)v.o[0];
-            s.out_w = (int)v.o[1];
-            s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.o[1], 4));
-            s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.o[0], 2));
-            s.threads = v.channels * s.across.divisor * (int64_t)s.down.divisor;
-            s.beta = v.beta;
-            s.aligned = v.o[1] % 4 == 0 && tl_aligned4(out);
-            if (K == 2 && S == 2)
-                return P ? launch_strips<KIND, 2, 2, 1>(ctx, x, s, out) : launch_strips<KIND, 2, 2, 0>(ctx, x, s, out);
-            if (K == 3 && S == 2)
-                return P ? launch_strips<KIND, 3, 2, 1>(ctx, x, s, out) : launch_strips<KIND, 3, 2, 0>(ctx, x, s, out);
-            if (K == 3 && S == 1)
-                return P ? launch_strips<KIND, 3, 1, 1>(ctx, x, s, out) : launch_strips<KIND, 3, 1, 0>(ctx, x, s, out);
-        }
-    }
-    return launch_each<KIND>(ctx, x, v, out);
+    const int64_t K = v.k[1], S = v.s[1], P = v.p[1];
+    const bool square = v.rank == 2 && v.k[0] == K && v.s[0] == S && v.p[0] == P && P <= 1;
+    const auto kernel = pick_strips<KIND>(K, S, P != 0);
+    if (!kernel || !square || v.n[1] % 4 != 0 || v.n[0] >= 1 << 29 || v.n[1] >= 1 << 29 || !tl_aligned4(x))
+        return launch_each<KIND>(ctx, x, v, out);
+    strip_shape s = {};
+    s.plane = v.plane, s.windows = v.windows, s.beta = v.beta;
+    s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];
+    s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.o[1], 4));
+    s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.o[0], 2));
+    s.threads = v.channels * s.across.divisor * (int64_t)s.down.divisor;
+    s.aligned = v.o[1] % 4 == 0 && tl_aligned4(out);
+    return tl_launch(ctx, "pool", kernel, tl_grid(s.threads, THREADS), THREADS, x, s, out);
 }
 
 } // namespace
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
-
-#define ND \
-    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
-#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
 
 int32_t tl_cuda_max_pool(tl_context *ctx, const float *x, ND, float *out)
 {
@@ -239,13 +203,6 @@ int32_t tl_cuda_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta,
 {
     return pool<TL_POOL_SMOOTH>(ctx, x, VIEW(beta), out);
 }
-
-#define FLAT                                                                                                  \
-    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
-        int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                                 \
-    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
-                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
 
 int32_t tl_cuda_max_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
 {

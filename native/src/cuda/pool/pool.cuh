@@ -46,6 +46,17 @@ static inline tl_pool_shape tl_pool_view(int64_t channels, const tl_dims *spatia
     return v;
 }
 
+/* Parameters of the operations, and their geometry. */
+#define ND \
+    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
+#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
+#define FLAT                                                                                                  \
+    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
+        int64_t stride_w, int64_t padding_h, int64_t padding_w
+#define LISTS                                                                                                 \
+    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
+                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
+
 /* ---- one window, read from wherever its cells lie --------------------------------------------------------------- */
 
 /* The cells of window `at` (coordinates) in row-major order: visit(value, cell), where cell is the offset in the plane.
@@ -56,8 +67,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
 {
     const int rank = R ? R : v.rank, last = rank - 1;
     int64_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], cells = 1, base = 0;
-#pragma unroll
-    for (int i = 0; i < (R ? R : 8); i++)
+    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
         if (i < rank) {
             const int64_t start = (int64_t)at[i] * v.s[i] - v.p[i];
             low[i] = max(start, (int64_t)0);
@@ -70,8 +80,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
         for (int64_t j = low[last]; j < high[last]; j++)
             visit(x[base + j], (uint32_t)(base + j));
         bool more = false;
-#pragma unroll
-        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
             if (!more && i < last) {
                 base += v.step[i];
                 more = ++c[i] < high[i];
@@ -103,19 +112,17 @@ static __device__ __forceinline__ float tl_pool_winner(const tl_pool_shape &v, c
     return best;
 }
 
-/* The extreme p and the total of a window's weights. */
-template <int R>
-static __device__ __forceinline__ float tl_pool_weigh(const tl_pool_shape &v, const uint32_t *at, const float *x,
-                                                      float *extreme)
+/* The extreme p of a window and the total of its weights; visit_cells(visit) is tl_pool_cells, or another, of its cells. */
+template <class Shape, class Cells>
+static __device__ __forceinline__ float tl_pool_weigh(const Shape &v, Cells visit_cells, float *extreme)
 {
     const bool up = v.beta > 0.0f;
     float p = up ? -TL_INF : TL_INF, sum = 0.0f;
-    const int64_t cells =
-        tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
+    const auto cells = visit_cells([&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
     const float padded = (float)(v.kernel - cells);
     if (padded > 0.0f)
         p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-    tl_pool_cells<R>(v, at, x, [&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
+    visit_cells([&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
     *extreme = p;
     return tl_pool_total(sum, padded, p, v.beta);
 }
@@ -125,8 +132,7 @@ template <int R>
 static __device__ __forceinline__ uint32_t tl_pool_window(const tl_pool_shape &v, uint32_t index, uint32_t *at)
 {
     const int rank = R ? R : v.rank;
-#pragma unroll
-    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+    TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
         if (i < rank)
             index = v.by_o[i].divmod(index, &at[i]);
     return index;

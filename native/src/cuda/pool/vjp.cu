@@ -16,6 +16,7 @@
 namespace {
 
 constexpr int THREADS = 256;
+constexpr const char *NAME = "pool gradient";
 
 template <int KIND, int R>
 __device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t *at, const float *plane, float g)
@@ -26,7 +27,7 @@ __device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t
         return make_float2(__uint_as_float(cell), tl_pool_prize(best, g));
     } else {
         float p;
-        const float total = tl_pool_weigh<R>(v, at, plane, &p);
+        const float total = tl_pool_weigh(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, &p);
         return make_float2(p, g / total);
     }
 }
@@ -77,8 +78,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
     const int rank = R ? R : v.rank, last = rank - 1;
     uint32_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], channel = flat;
     int64_t base = 0;
-#pragma unroll
-    for (int i = (R ? R : 8) - 1; i >= 0; i--)
+    TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
         if (i < rank) {
             uint32_t at;
             channel = v.by_n[i].divmod(channel, &at);
@@ -90,8 +90,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
     if (base < 0)
         return 0.0f;
     base = channel * v.windows;
-#pragma unroll
-    for (int i = 0; i < (R ? R : 8); i++)
+    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
         if (i < last)
             base += low[i] * v.out_step[i];
     const uint32_t cell = (uint32_t)(flat - channel * v.plane);
@@ -105,8 +104,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
                 sum = take_share<KIND>(sum, note[base + j], cell, value, v.beta);
         }
         bool more = false;
-#pragma unroll
-        for (int i = (R ? R : 8) - 2; i >= 0; i--)
+        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
             if (!more && i < last) {
                 base += v.out_step[i];
                 more = ++c[i] < high[i];
@@ -131,11 +129,10 @@ __global__ void __launch_bounds__(THREADS)
     if (i >= n)
         return;
     float sum[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++)
+    TL_UNROLL_FOR (int e = 0; e < 4; e++)
         sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
     if (i + 4 <= n)
-        tl_store4(gx + i, make_float4(sum[0], sum[1], sum[2], sum[3]));
+        tl_store4(gx + i, sum);
     else
         for (int e = 0; i + e < n; e++)
             gx[i + e] = sum[e];
@@ -145,16 +142,12 @@ template <int KIND, int R>
 int32_t two_kernels(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
     const int64_t n = v.channels * v.plane, windows = v.channels * v.windows;
-    const cudaStream_t stream = tl_cuda_stream(ctx);
-    void *note = nullptr;
+    tl_scratch<float2> note(ctx);
     if constexpr (KIND != TL_POOL_MEAN) {
-        TL_TRY(tl_pool_alloc(ctx, (size_t)windows * sizeof(float2), &note));
-        notes<KIND, R>
-            <<<tl_grid(windows, THREADS), THREADS, 0, stream>>>(x, g, v, windows, static_cast<float2 *>(note));
+        TL_TRY(note.allocate(windows));
+        TL_TRY(tl_launch(ctx, NAME, notes<KIND, R>, tl_grid(windows, THREADS), THREADS, x, g, v, windows, note));
     }
-    gather<KIND, R><<<tl_grid(n, 4 * THREADS), THREADS, 0, stream>>>(x, static_cast<const float2 *>(note), g, v, n, gx);
-    tl_pool_free(ctx, note);
-    return tl_cuda_launched(ctx, "pool gradient");
+    return tl_launch(ctx, NAME, gather<KIND, R>, tl_grid(n, 4 * THREADS), THREADS, x, note, g, v, n, gx);
 }
 
 /* ---- notes in shared memory -------------------------------------------------------------------------------------- */
@@ -199,17 +192,13 @@ __device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, co
     const int y0 = max(y, 0), x0 = max(x, 0), y1 = min(y + v.k_h, v.h), x1 = min(x + v.k_w, v.w);
     if constexpr (K != 0) {
         float value[K][K];
-#pragma unroll
-        for (int a = 0; a < K; a++)
-#pragma unroll
-            for (int b = 0; b < K; b++)
+        TL_UNROLL_FOR (int a = 0; a < K; a++)
+            TL_UNROLL_FOR (int b = 0; b < K; b++)
                 value[a][b] = y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1
                                   ? plane[(int64_t)(y + a) * v.w + (x + b)]
                                   : 0.0f;
-#pragma unroll
-        for (int a = 0; a < K; a++)
-#pragma unroll
-            for (int b = 0; b < K; b++)
+        TL_UNROLL_FOR (int a = 0; a < K; a++)
+            TL_UNROLL_FOR (int b = 0; b < K; b++)
                 if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1)
                     visit(value[a][b], (y + a) * v.w + (x + b));
     } else {
@@ -233,15 +222,9 @@ __device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, c
         });
         return make_float2(__int_as_float(winner), tl_pool_prize(best, g));
     } else {
-        const bool up = v.beta > 0.0f;
-        float p = up ? -TL_INF : TL_INF, sum = 0.0f;
-        const int cells =
-            visit_cells<K>(v, y, x, plane, [&](float value, int) { p = up ? tl_max(p, value) : tl_min(p, value); });
-        const float padded = (float)(v.kernel - cells);
-        if (padded > 0.0f)
-            p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
-        visit_cells<K>(v, y, x, plane, [&](float value, int) { sum += tl_pool_weight(value, p, v.beta); });
-        return make_float2(p, g / tl_pool_total(sum, padded, p, v.beta));
+        float p;
+        const float total = tl_pool_weigh(v, [&](auto visit) { return visit_cells<K>(v, y, x, plane, visit); }, &p);
+        return make_float2(p, g / total);
     }
 }
 
@@ -274,8 +257,7 @@ __global__ void __launch_bounds__(THREADS)
     const int from = first_meeting<S>(row, v.k_h, v.p_h, v.by_h), to = last_meeting<S>(row, v.p_h, v.out_h, v.by_h);
     const int64_t flat = (int64_t)row * v.w + column;
     float sum[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+    TL_UNROLL_FOR (int e = 0; e < 4; e++) {
         sum[e] = 0.0f;
         if (column + e >= v.w)
             continue;
@@ -295,7 +277,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     float *out = gx + channel * v.plane + flat;
     if (v.w % 4 == 0)
-        tl_store4(out, make_float4(sum[0], sum[1], sum[2], sum[3]));
+        tl_store4(out, sum);
     else
         for (int e = 0; e < 4; e++)
             if (column + e < v.w)
@@ -306,30 +288,17 @@ template <int KIND, int K, int S>
 int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
     tile_shape s = {};
-    s.h = (int)v.n[0];
-    s.w = (int)v.n[1];
-    s.out_h = (int)v.o[0];
-    s.out_w = (int)v.o[1];
-    s.k_h = (int)v.k[0];
-    s.k_w = (int)v.k[1];
-    s.s_h = (int)v.s[0];
-    s.s_w = (int)v.s[1];
-    s.p_h = (int)v.p[0];
-    s.p_w = (int)v.p[1];
-    s.by_h = v.by_s[0];
-    s.by_w = v.by_s[1];
-    s.plane = v.plane;
-    s.windows = v.windows;
-    s.kernel = v.kernel;
+    s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];
+    s.k_h = (int)v.k[0], s.k_w = (int)v.k[1], s.s_h = (int)v.s[0], s.s_w = (int)v.s[1];
+    s.p_h = (int)v.p[0], s.p_w = (int)v.p[1], s.by_h = v.by_s[0], s.by_w = v.by_s[1];
+    s.plane = v.plane, s.windows = v.windows, s.kernel = v.kernel, s.beta = v.beta;
     s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.n[1], TILE_W));
     s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.n[0], TILE_H));
     s.rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
     s.pitch = tl_fastdiv((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
-    s.beta = v.beta;
     const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
     const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
-    tiles<KIND, K, S><<<(unsigned)blocks, THREADS, shared, tl_cuda_stream(ctx)>>>(x, g, s, gx);
-    return tl_cuda_launched(ctx, "pool gradient");
+    return tl_launch_dynamic(ctx, NAME, tiles<KIND, K, S>, (unsigned)blocks, THREADS, shared, x, g, s, gx);
 }
 
 /* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double
@@ -347,13 +316,11 @@ template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const floa
 {
     if (tiles_pay(v)) {
         const bool square = v.k[0] == v.k[1] && v.s[0] == v.s[1];
-        if (square && v.k[0] == 2 && v.s[0] == 2)
-            return launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx);
-        if (square && v.k[0] == 3 && v.s[0] == 2)
-            return launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx);
-        if (square && v.k[0] == 3 && v.s[0] == 1)
-            return launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx);
-        return launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
+        const int64_t k = square ? v.k[0] : 0, s = v.s[0];
+        return k == 2 && s == 2   ? launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx)
+               : k == 3 && s == 2 ? launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx)
+               : k == 3 && s == 1 ? launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx)
+                                  : launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
     }
     return v.rank == 2   ? two_kernels<KIND, 2>(ctx, x, g, v, gx)
            : v.rank == 3 ? two_kernels<KIND, 3>(ctx, x, g, v, gx)
@@ -363,10 +330,6 @@ template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const floa
 } // namespace
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
-
-#define ND \
-    int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
-#define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
 
 int32_t tl_cuda_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
 {
@@ -382,13 +345,6 @@ int32_t tl_cuda_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float
 {
     return gradient<TL_POOL_SMOOTH>(ctx, x, g, VIEW(beta), gx);
 }
-
-#define FLAT                                                                                                  \
-    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
-        int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                                 \
-    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
-                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
 
 int32_t tl_cuda_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float *gx)
 {

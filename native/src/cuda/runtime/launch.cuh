@@ -12,6 +12,7 @@
 #include "core/backend.h"
 #include "core/kernel.h"
 #include "cuda/device/division.cuh"
+#include "cuda/device/unroll.cuh"
 
 extern "C" {
 cudaStream_t tl_cuda_stream(tl_context *ctx);
@@ -93,7 +94,7 @@ template <class Kernel> static int32_t tl_allow_shared(tl_context *ctx, Kernel k
     return TORCHLEAN_OK;
 }
 
-/* ---- launch arithmetic ----------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------------------------------- */
 
 /* Blocks for `items` at `per_block` each: at least 1, at most `most` (the kernel then strides over the grid). A
  * grid's x reaches 2^31 - 1, so up to 2^32 elements at two or more per block need no stride. */
@@ -102,5 +103,50 @@ static inline unsigned tl_grid(int64_t items, int64_t per_block, int64_t most = 
     int64_t blocks = tl_ceil_div(items, per_block);
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
+
+/* Launches kernel(arguments...) on the context's stream with `bytes` of dynamic shared memory, which the kernel may have
+ * already; `name` is for the message of a failure. */
+template <class... Parameters, class... Arguments>
+static int32_t tl_launch_dynamic(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid,
+                                 dim3 block, size_t bytes, const Arguments &...arguments)
+{
+    kernel<<<grid, block, bytes, tl_cuda_stream(ctx)>>>(arguments...);
+    return tl_cuda_launched(ctx, name);
+}
+
+/* Without dynamic shared memory. */
+template <class... Parameters, class... Arguments>
+static int32_t tl_launch(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                         const Arguments &...arguments)
+{
+    return tl_launch_dynamic(ctx, name, kernel, grid, block, 0, arguments...);
+}
+
+/* With `bytes` in every launch of this kernel, whose limit they become. */
+template <class... Parameters, class... Arguments>
+static int32_t tl_launch_shared(tl_context *ctx, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                size_t bytes, const Arguments &...arguments)
+{
+    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return tl_launch_dynamic(ctx, name, kernel, grid, block, bytes, arguments...);
+}
+
+/* ---- scratch --------------------------------------------------------------------------------------------------------- */
+
+/* Elements of the context's pool until the end of the scope: work that is already queued may still use them then. */
+template <class T> class tl_scratch {
+  public:
+    explicit tl_scratch(tl_context *ctx) : ctx(ctx) {}
+    tl_scratch(const tl_scratch &) = delete;
+    ~tl_scratch() { tl_pool_free(ctx, memory); }
+    int32_t allocate(int64_t count) { return tl_pool_alloc(ctx, (size_t)count * sizeof(T), &memory); }
+    /* A copy of host memory, as by tl_cuda_stage. */
+    int32_t stage(const T *host, int64_t count) { return tl_cuda_stage(ctx, host, (size_t)count * sizeof(T), &memory); }
+    operator T *() const { return static_cast<T *>(memory); }
+
+  private:
+    tl_context *ctx;
+    void *memory = nullptr;
+};
 
 #endif

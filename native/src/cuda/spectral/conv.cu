@@ -82,11 +82,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         const bool idle = i + quarter >= tiles_per_block || t0 >= n;
         const int64_t end = idle ? 0 : n;
         __syncthreads(); /* the last tiles are used up */
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             float4 a[4], b[4];
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
+            TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                 const int j = h * 16 + u * 4 + t / 16;
                 const int64_t channel = first_channel + t % 16 * 4;
                 a[u] = load_row(x, t0 + HALF + j, end, channel, width, vectors);
@@ -94,8 +92,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
             if (h == 0 && t < BLOCK_MODES)
                 s.root[quarter][t] = half_root((uint64_t)(first_mode + t) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
-#pragma unroll
-            for (int u = 0; u < 4; u++) {
+            TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                 const int j = h * 16 + u * 4 + t / 16;
                 tl_store4(&s.plus[quarter][j][t % 16 * 4],
                           make_float4(a[u].x + b[u].x, a[u].y + b[u].y, a[u].z + b[u].z, a[u].w + b[u].w));
@@ -112,25 +109,20 @@ __global__ void __launch_bounds__(THREADS, 2)
             const float2 p = *reinterpret_cast<const float2 *>(&s.plus[quarter][j][2 * pair]);
             const float2 m = *reinterpret_cast<const float2 *>(&s.minus[quarter][j][2 * pair]);
             float c[MODES], d[MODES];
-#pragma unroll
-            for (int k = 0; k < MODES; k += 4) {
-                const float4 v = tl_load4(&s.cosine[j][group * MODES + k]), w = tl_load4(&s.sine[j][group * MODES + k]);
-                c[k] = v.x, c[k + 1] = v.y, c[k + 2] = v.z, c[k + 3] = v.w;
-                d[k] = w.x, d[k + 1] = w.y, d[k + 2] = w.z, d[k + 3] = w.w;
+            TL_UNROLL_FOR (int k = 0; k < MODES; k += 4) {
+                tl_load4(&s.cosine[j][group * MODES + k], c + k);
+                tl_load4(&s.sine[j][group * MODES + k], d + k);
             }
-#pragma unroll
-            for (int k = 0; k < MODES; k++) {
+            TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
                 even[k][0] = fmaf(c[k], p.x, even[k][0]);
                 even[k][1] = fmaf(c[k], p.y, even[k][1]);
                 odd[k][0] = fmaf(d[k], m.x, odd[k][0]);
                 odd[k][1] = fmaf(d[k], m.y, odd[k][1]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < MODES; k++) {
+        TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
             const float2 r = s.root[quarter][group * MODES + k];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
+            TL_UNROLL_FOR (int c = 0; c < 2; c++) {
                 re[k][c] += even[k][c] * r.x - odd[k][c] * r.y;
                 im[k][c] -= even[k][c] * r.y + odd[k][c] * r.x;
             }
@@ -138,8 +130,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     __syncthreads();
     float *sums = &s.plus[0][0][0]; /* [quarter][mode][re, im][channel]: 32 KB of plus and minus' 64 */
-#pragma unroll
-    for (int k = 0; k < MODES; k++) {
+    TL_UNROLL_FOR (int k = 0; k < MODES; k++) {
         float *at = sums + ((quarter * BLOCK_MODES + group * MODES + k) * 2) * CHANNELS + 2 * pair;
         *reinterpret_cast<float2 *>(at) = make_float2(re[k][0], re[k][1]);
         *reinterpret_cast<float2 *>(at + CHANNELS) = make_float2(im[k][0], im[k][1]);
@@ -160,11 +151,9 @@ __device__ __forceinline__ float sum_shares(const float *__restrict__ shares, in
     float a[4] = {};
     int64_t p = 0;
     for (; p + 4 <= parts; p += 4)
-#pragma unroll
-        for (int u = 0; u < 4; u++)
+        TL_UNROLL_FOR (int u = 0; u < 4; u++)
             a[u] += shares[(p + u) * size + at];
-#pragma unroll
-    for (int u = 0; u < 3; u++)
+    TL_UNROLL_FOR (int u = 0; u < 3; u++)
         if (p + u < parts)
             a[u] += shares[(p + u) * size + at];
     return (a[0] + a[1]) + (a[2] + a[3]);
@@ -229,9 +218,9 @@ __global__ void __launch_bounds__(THREADS)
 /* dX[k, c] = sum over o of dZ[k, o]·conj(w[k, c, o]). A warp owns one (k, c): a lane every 32nd o, the lanes folded in
  * halves. */
 __global__ void __launch_bounds__(THREADS)
-    unmix_kernel(const float *__restrict__ zr, const float *__restrict__ zi, const float *__restrict__ wRe,
-                 const float *__restrict__ wIm, int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
-                 float *__restrict__ di)
+    mix_bwd_kernel(const float *__restrict__ zr, const float *__restrict__ zi, const float *__restrict__ wRe,
+                   const float *__restrict__ wIm, int64_t n, int64_t width, int64_t rows, float *__restrict__ dr,
+                   float *__restrict__ di)
 {
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     if (row >= rows)
@@ -263,8 +252,7 @@ __global__ void __launch_bounds__(THREADS)
                    float *__restrict__ gr, float *__restrict__ gi)
 {
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * THREADS;
         if (e >= total)
             return;
@@ -312,12 +300,10 @@ __global__ void __launch_bounds__(THREADS, 2)
             float2 root = make_float2(1.0f, 0.0f);
             if (pair < 4)
                 root = half_root((uint64_t)(k0 + group * 4 + pair) * (uint64_t)(2 * t0 + TILE - 1), (uint64_t)n);
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
+            TL_UNROLL_FOR (int q = 0; q < 4; q++) {
                 const int k = group * 4 + q;
                 const float c = __shfl_sync(0xffffffffu, root.x, q), d = __shfl_sync(0xffffffffu, root.y, q);
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
+                TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     const int64_t at = (k0 + k) * width + channel + h;
                     const bool there = k < count && channel + h < width;
                     const float a = there ? re[at] : 0.0f, b = there ? im[at] : 0.0f;
@@ -330,13 +316,11 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int k = 0; k < count; k++) {
                 const float2 a = *reinterpret_cast<const float2 *>(&s.re[half][k][2 * pair]);
                 const float2 b = *reinterpret_cast<const float2 *>(&s.im[half][k][2 * pair]);
-#pragma unroll
-                for (int j = 0; j < PAIRS; j += 4) {
-                    const float4 v = tl_load4(&s.cosine[k][group * PAIRS + j]);
-                    const float4 w = tl_load4(&s.sine[k][group * PAIRS + j]);
-                    const float c[4] = {v.x, v.y, v.z, v.w}, d[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                    for (int u = 0; u < 4; u++) {
+                TL_UNROLL_FOR (int j = 0; j < PAIRS; j += 4) {
+                    float c[4], d[4];
+                    tl_load4(&s.cosine[k][group * PAIRS + j], c);
+                    tl_load4(&s.sine[k][group * PAIRS + j], d);
+                    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
                         even[j + u][0] = fmaf(c[u], a.x, even[j + u][0]);
                         even[j + u][1] = fmaf(c[u], a.y, even[j + u][1]);
                         odd[j + u][0] = fmaf(d[u], b.x, odd[j + u][0]);
@@ -347,10 +331,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
         if (idle || channel >= width)
             continue;
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
+        TL_UNROLL_FOR (int j = 0; j < PAIRS; j++)
+            TL_UNROLL_FOR (int side = 0; side < 2; side++) {
                 const int64_t row = side ? t0 + HALF + group * PAIRS + j : t0 + HALF - 1 - group * PAIRS - j;
                 const float v0 = side ? even[j][0] - odd[j][0] : even[j][0] + odd[j][0];
                 const float v1 = side ? even[j][1] - odd[j][1] : even[j][1] + odd[j][1];
@@ -414,60 +396,41 @@ int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
 int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
                  float *re, float *im)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
+    const unsigned blocks = tl_grid(modes * width, THREADS);
     if (!truncated(n, modes)) {
-        float2 *S;
-        TL_TRY(tl_pool_alloc(ctx, (size_t)(width * (n / 2 + 1)) * sizeof(float2), (void **)&S));
-        int32_t status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S);
-        if (!status) {
-            take_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(S, n, width, modes, (float)inner,
-                                                                                 (float)edge, re, im);
-            status = tl_cuda_launched(ctx, "take");
-        }
-        tl_pool_free(ctx, S);
-        return status;
+        tl_scratch<float2> S(ctx);
+        TL_TRY(S.allocate(width * (n / 2 + 1)));
+        TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S));
+        return tl_launch(ctx, "take", take_kernel, blocks, THREADS, S, n, width, modes, (float)inner, (float)edge, re,
+                         im);
     }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t groups = tl_ceil_div(modes, BLOCK_MODES);
     const int64_t per_block = tiles_of_block(tiles, chunks * groups, QUARTERS), parts = tl_ceil_div(tiles, per_block);
-    float *shares;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(parts * modes * 2 * width) * sizeof(float), (void **)&shares));
+    tl_scratch<float> shares(ctx);
+    TL_TRY(shares.allocate(parts * modes * 2 * width));
     static_assert(sizeof(AnalysisShared) <= 100 * 1024, "two blocks on a multiprocessor");
-    TL_CUDA_TRY(ctx, cudaFuncSetAttribute(analysis_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)sizeof(AnalysisShared)));
     /* a grid's z reaches 65535, which is more than 2^22 channels: weights of that width do not fit any memory */
     const dim3 grid((unsigned)parts, (unsigned)groups, (unsigned)chunks);
-    analysis_kernel<<<grid, THREADS, sizeof(AnalysisShared), stream>>>(x, n, width, modes, per_block,
-                                                                       width % 4 == 0 && tl_aligned4(x), shares);
-    int32_t status = tl_cuda_launched(ctx, "analysis");
-    if (!status) {
-        gather_kernel<<<tl_grid(modes * width, THREADS), THREADS, 0, stream>>>(shares, parts, n, width, modes,
-                                                                               (float)inner, (float)edge, re, im);
-        status = tl_cuda_launched(ctx, "gather");
-    }
-    tl_pool_free(ctx, shares);
-    return status;
+    TL_TRY(tl_launch_shared(ctx, "analysis", analysis_kernel, grid, THREADS, sizeof(AnalysisShared), x, n, width, modes,
+                            per_block, width % 4 == 0 && tl_aligned4(x), shares));
+    return tl_launch(ctx, "gather", gather_kernel, blocks, THREADS, shares, parts, n, width, modes, (float)inner,
+                     (float)edge, re, im);
 }
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
     if (!truncated(n, modes)) {
         const int64_t total = width * (n / 2 + 1);
-        float2 *S;
-        TL_TRY(tl_pool_alloc(ctx, (size_t)total * sizeof(float2), (void **)&S));
-        put_kernel<<<tl_grid(total, THREADS), THREADS, 0, stream>>>(re, im, n, width, modes, total, S);
-        int32_t status = tl_cuda_launched(ctx, "put");
-        if (!status)
-            status = tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
-        tl_pool_free(ctx, S);
-        return status;
+        tl_scratch<float2> S(ctx);
+        TL_TRY(S.allocate(total));
+        TL_TRY(tl_launch(ctx, "put", put_kernel, tl_grid(total, THREADS), THREADS, re, im, n, width, modes, total, S));
+        return tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
     }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t per_block = tiles_of_block(tiles, chunks, HALVES);
     const dim3 grid((unsigned)tl_ceil_div(tiles, per_block), (unsigned)chunks);
-    synthesis_kernel<<<grid, THREADS, 0, stream>>>(re, im, n, width, modes, per_block, y);
-    return tl_cuda_launched(ctx, "synthesis");
+    return tl_launch(ctx, "synthesis", synthesis_kernel, grid, THREADS, re, im, n, width, modes, per_block, y);
 }
 
 } /* namespace */
@@ -478,21 +441,14 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x,
     if (modes == 0)
         return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
     const int64_t plane = modes * width;
-    float *spectra;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra));
-    float *zr = spectra + 2 * plane, *zi = zr + plane;
-    int32_t status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, spectra, spectra + plane);
-    if (!status) {
-        const dim3 blocks((unsigned)modes, (unsigned)tl_ceil_div(width, CHANNELS));
-        mix_kernel<<<blocks, THREADS, 0, tl_cuda_stream(ctx)>>>(spectra, spectra + plane, wRe, wIm, grid, width,
-                                                                (float)(2.0 / (double)grid),
-                                                                (float)(1.0 / (double)grid), zr, zi);
-        status = tl_cuda_launched(ctx, "mix");
-    }
-    if (!status)
-        status = synthesis(ctx, zr, zi, grid, width, modes, y);
-    tl_pool_free(ctx, spectra);
-    return status;
+    tl_scratch<float> spectra(ctx);
+    TL_TRY(spectra.allocate(4 * plane));
+    float *const xr = spectra, *const xi = xr + plane, *const zr = xi + plane, *const zi = zr + plane;
+    TL_TRY(analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi));
+    const dim3 blocks((unsigned)modes, (unsigned)tl_ceil_div(width, CHANNELS));
+    TL_TRY(tl_launch(ctx, "mix", mix_kernel, blocks, THREADS, xr, xi, wRe, wIm, grid, width,
+                     (float)(2.0 / (double)grid), (float)(1.0 / (double)grid), zr, zi));
+    return synthesis(ctx, zr, zi, grid, width, modes, y);
 }
 
 extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
@@ -502,26 +458,18 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
     if (modes == 0)
         return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
     const int64_t plane = modes * width;
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    float *spectra;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra));
+    tl_scratch<float> spectra(ctx);
+    TL_TRY(spectra.allocate(6 * plane));
     float *xr = spectra, *xi = xr + plane, *zr = xi + plane, *zi = zr + plane, *dr = zi + plane, *di = dr + plane;
-    int32_t status = analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi);
-    if (!status && gx) {
-        unmix_kernel<<<tl_grid(plane, THREADS / 32), THREADS, 0, stream>>>(zr, zi, wRe, wIm, grid, width, plane, dr,
-                                                                           di);
-        status = tl_cuda_launched(ctx, "unmix");
-        if (!status)
-            status = synthesis(ctx, dr, di, grid, width, modes, gx);
+    TL_TRY(analysis(ctx, g, grid, width, modes, 1.0 / (double)grid, 2.0 / (double)grid, zr, zi));
+    if (gx) {
+        TL_TRY(tl_launch(ctx, "mix_bwd", mix_bwd_kernel, tl_grid(plane, THREADS / 32), THREADS, zr, zi, wRe, wIm, grid,
+                         width, plane, dr, di));
+        TL_TRY(synthesis(ctx, dr, di, grid, width, modes, gx));
     }
-    if (!status && (gwRe || gwIm)) {
-        status = analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi);
-        if (!status) {
-            weights_kernel<<<tl_grid(plane * width, 4 * THREADS), THREADS, 0, stream>>>(
-                xr, xi, zr, zi, width, plane * width, tl_fastdiv(width), gwRe, gwIm);
-            status = tl_cuda_launched(ctx, "weights");
-        }
-    }
-    tl_pool_free(ctx, spectra);
-    return status;
+    if (!gwRe && !gwIm)
+        return TORCHLEAN_OK;
+    TL_TRY(analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi));
+    return tl_launch(ctx, "weights", weights_kernel, tl_grid(plane * width, 4 * THREADS), THREADS, xr, xi, zr, zi,
+                     width, plane * width, tl_fastdiv(width), gwRe, gwIm);
 }

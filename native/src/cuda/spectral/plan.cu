@@ -214,35 +214,30 @@ int32_t transform(tl_context *ctx, const tl_fft_shape &shape, float *real, float
 {
     Plans::Entry *plan;
     TL_TRY(find_plan(ctx, shape, &plan));
-    void *work;
-    TL_TRY(tl_pool_alloc(ctx, plan->work, &work));
-    cufftResult result = cufftSetWorkArea(plan->handle, work);
-    if (result == CUFFT_SUCCESS)
-        result = execute(*plan, real, spectrum, rows);
-    tl_pool_free(ctx, work);
-    TL_CUFFT_TRY(ctx, result);
+    tl_scratch<char> work(ctx);
+    TL_TRY(work.allocate((int64_t)plan->work));
+    TL_CUFFT_TRY(ctx, cufftSetWorkArea(plan->handle, work));
+    TL_CUFFT_TRY(ctx, execute(*plan, real, spectrum, rows));
     return TORCHLEAN_OK;
 }
 
 int32_t transform_odd(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum, float2 *rows)
 {
-    const int64_t n = shape.n, bins = n / 2 + 1, total = shape.batch * n;
+    const char *const name = "odd transform";
+    const int64_t n = shape.n, bins = n / 2 + 1, total = shape.batch * n, halves = shape.batch * bins;
     const unsigned blocks = tl_grid(total, THREADS);
-    cudaStream_t stream = tl_cuda_stream(ctx);
+    const tl_fastdiv by_n(n);
     if (shape.inverse)
-        mirror_kernel<<<blocks, THREADS, 0, stream>>>(spectrum, rows, tl_fastdiv(n), total);
+        TL_TRY(tl_launch(ctx, name, mirror_kernel, blocks, THREADS, spectrum, rows, by_n, total));
     else
-        widen_kernel<<<blocks, THREADS, 0, stream>>>(real, rows, tl_fastdiv(n), total, shape.real_stride,
-                                                     shape.real_dist);
-    TL_TRY(tl_cuda_launched(ctx, "odd transform, expansion"));
+        TL_TRY(tl_launch(ctx, name, widen_kernel, blocks, THREADS, real, rows, by_n, total, shape.real_stride,
+                         shape.real_dist));
     TL_TRY(transform(ctx, shape, real, spectrum, rows));
     if (shape.inverse)
-        narrow_kernel<<<blocks, THREADS, 0, stream>>>(rows, real, tl_fastdiv(n), total, shape.real_stride,
-                                                      shape.real_dist);
-    else
-        halve_kernel<<<tl_grid(shape.batch * bins, THREADS), THREADS, 0, stream>>>(rows, spectrum, tl_fastdiv(bins), n,
-                                                                                   shape.batch * bins);
-    return tl_cuda_launched(ctx, "odd transform, extraction");
+        return tl_launch(ctx, name, narrow_kernel, blocks, THREADS, rows, real, by_n, total, shape.real_stride,
+                         shape.real_dist);
+    return tl_launch(ctx, name, halve_kernel, tl_grid(halves, THREADS), THREADS, rows, spectrum, tl_fastdiv(bins), n,
+                     halves);
 }
 
 } /* namespace */
@@ -251,9 +246,7 @@ int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, floa
 {
     if (!as_complex(shape))
         return transform(ctx, shape, real, spectrum, nullptr);
-    void *rows;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(shape.batch * shape.n) * sizeof(float2), &rows));
-    int32_t status = transform_odd(ctx, shape, real, spectrum, (float2 *)rows);
-    tl_pool_free(ctx, rows);
-    return status;
+    tl_scratch<float2> rows(ctx);
+    TL_TRY(rows.allocate(shape.batch * shape.n));
+    return transform_odd(ctx, shape, real, spectrum, rows);
 }

@@ -28,12 +28,10 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
     float2 v[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
+    TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
         if (first + u * THREADS < total)
             v[u] = from[first + u * THREADS];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
+    TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
         const int64_t e = first + u * THREADS;
         if (e < total) {
             uint32_t k;
@@ -90,8 +88,8 @@ __global__ void __launch_bounds__(THREADS)
 
 int32_t point(tl_context *ctx, const float *from, float *to, int64_t rows, bool inverse, double factor)
 {
-    point_kernel<<<tl_grid(rows, THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(from, to, rows, inverse, (float)factor);
-    return tl_cuda_launched(ctx, "point");
+    return tl_launch(ctx, "point", point_kernel, tl_grid(rows, THREADS), THREADS, from, to, rows, inverse,
+                     (float)factor);
 }
 
 int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int64_t n, bool scaled, double edge,
@@ -102,18 +100,14 @@ int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int
     const int64_t bins = n / 2 + 1, total = batch * bins;
     float2 *X = (float2 *)spec;
     TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, batch, 1, n, 0}, (float *)x, X));
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    if (!scaled) {
-        finish_kernel<<<tl_grid(batch, THREADS / 32), THREADS, 0, stream>>>(X, batch, bins, n % 2 == 0);
-        return tl_cuda_launched(ctx, "finish");
-    }
-    float *first;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)batch * sizeof(float), (void **)&first));
-    first_bins_kernel<<<tl_grid(batch, THREADS), THREADS, 0, stream>>>(X, batch, bins, first);
-    weight_kernel<true><<<tl_grid(total, UNROLL * THREADS), THREADS, 0, stream>>>(X, first, X, tl_fastdiv(bins), n,
-                                                                                  total, (float)edge, (float)inner);
-    tl_pool_free(ctx, first);
-    return tl_cuda_launched(ctx, "scale");
+    if (!scaled)
+        return tl_launch(ctx, "finish", finish_kernel, tl_grid(batch, THREADS / 32), THREADS, X, batch, bins,
+                         n % 2 == 0);
+    tl_scratch<float> first(ctx);
+    TL_TRY(first.allocate(batch));
+    TL_TRY(tl_launch(ctx, "scale", first_bins_kernel, tl_grid(batch, THREADS), THREADS, X, batch, bins, first));
+    return tl_launch(ctx, "scale", weight_kernel<true>, tl_grid(total, UNROLL * THREADS), THREADS, X, first, X,
+                     tl_fastdiv(bins), n, total, (float)edge, (float)inner);
 }
 
 /* Bytes of a piece's copy: it and the piece's input and output pass through an L2 of 50 MB. */
@@ -126,20 +120,16 @@ int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int
     const int64_t bins = n / 2 + 1, row = bins * (int64_t)sizeof(float2);
     const int64_t pieces = batch * row <= 2 * PIECE ? 1 : tl_ceil_div(batch * row, PIECE);
     const int64_t rows = tl_ceil_div(batch, pieces < batch ? pieces : batch);
-    float2 *copy;
-    TL_TRY(tl_pool_alloc(ctx, (size_t)(rows * row), (void **)&copy));
-    int32_t status = TORCHLEAN_OK;
-    for (int64_t b = 0; b < batch && !status; b += rows) {
+    tl_scratch<float2> copy(ctx);
+    TL_TRY(copy.allocate(rows * bins));
+    for (int64_t b = 0; b < batch; b += rows) {
         const int64_t count = batch - b < rows ? batch - b : rows;
-        weight_kernel<false><<<tl_grid(count * bins, UNROLL * THREADS), THREADS, 0, tl_cuda_stream(ctx)>>>(
-            (const float2 *)spec + b * bins, nullptr, copy, tl_fastdiv(bins), n, count * bins, (float)edge,
-            (float)inner);
-        status = tl_cuda_launched(ctx, "prepare");
-        if (!status)
-            status = tl_fft_run(ctx, tl_fft_shape{n, count, 1, n, 1}, x + b * n, copy);
+        TL_TRY(tl_launch(ctx, "prepare", weight_kernel<false>, tl_grid(count * bins, UNROLL * THREADS), THREADS,
+                         (const float2 *)spec + b * bins, nullptr, copy, tl_fastdiv(bins), n, count * bins, (float)edge,
+                         (float)inner));
+        TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, count, 1, n, 1}, x + b * n, copy));
     }
-    tl_pool_free(ctx, copy);
-    return status;
+    return TORCHLEAN_OK;
 }
 
 } /* namespace */

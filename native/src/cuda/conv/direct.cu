@@ -1,6 +1,6 @@
-/* A spread (conv/conv.cuh) onto few channels, as the data gradient of a first layer is: large (batch, rows, *in) from small
- * (batch, channels, *out) and w (channels, rows, *kernel), rows <= 4. As a product it would leave most rows of a tensor
- * core's tile empty, so fused multiply-adds do it.
+/* Direct convolution: a spread (conv/conv.cuh) onto few channels, as the data gradient of a first layer is. It makes large
+ * (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows, *kernel), rows <= 4. As a matrix product it
+ * would leave most rows of a tensor core's tile empty, so it runs on fused multiply-adds.
  *
  * i + padding = j·S + r and k = t·S + r, r < S, on both axes: the large elements of one j read the same small elements
  * j - t. A thread owns P neighbouring j of the first axis, all S·S residues and all rows: per channel and t of the
@@ -32,7 +32,8 @@ template <int S_, int T_, int R_> struct Form {
 };
 
 /* CHANNELS·taps float4 of dynamic shared memory: a weight's rows. */
-template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_kernel(const __grid_constant__ Job job)
+template <class F>
+__global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __grid_constant__ Job job)
 {
     constexpr int S = F::S, T = F::T, R = F::R, P = F::P, V = P + T - 1;
     extern __shared__ float4 weights[];
@@ -43,8 +44,7 @@ template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_k
     /* small[image, 0, j1 - (T - 1), j2], modulo 2^32, and which of the V rows from there on exist */
     uint32_t from = image * job.channels * job.small_size + (uint32_t)((j1 - (T - 1)) * width + j2);
     uint32_t present = 0;
-#pragma unroll
-    for (int m = 0; m < V; m++)
+    TL_UNROLL_FOR (int m = 0; m < V; m++)
         if (item < job.items && (uint32_t)(j1 - (T - 1) + m) < (uint32_t)job.out[0])
             present |= 1u << m;
     float sum[P][S][S][R] = {};
@@ -55,8 +55,7 @@ template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_k
             const uint32_t channel = i / taps, k = i - channel * taps;
             const float *w = job.w + (uint64_t)(channel0 + channel) * job.rows * taps + k;
             float x[4] = {};
-#pragma unroll
-            for (uint32_t r = 0; r < (uint32_t)R; r++)
+            TL_UNROLL_FOR (uint32_t r = 0; r < (uint32_t)R; r++)
                 x[r] = r < job.rows ? w[r * taps] : 0.0f;
             weights[i] = make_float4(x[0], x[1], x[2], x[3]);
         }
@@ -68,28 +67,22 @@ template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_k
             for (int t2 = 0; t2 * S < job.kernel[1]; t2++) {
                 const bool inside = (uint32_t)(j2 - t2) < (uint32_t)width;
                 float v[V];
-#pragma unroll
-                for (int m = 0; m < V; m++)
+                TL_UNROLL_FOR (int m = 0; m < V; m++)
                     v[m] = inside && (present >> m & 1)
                                ? __ldg(job.small + (from - (uint32_t)t2 + (uint32_t)(m * width)))
                                : 0.0f;
-#pragma unroll
-                for (int t1 = 0; t1 < T; t1++)
-#pragma unroll
-                    for (int r1 = 0; r1 < S; r1++) {
+                TL_UNROLL_FOR (int t1 = 0; t1 < T; t1++)
+                    TL_UNROLL_FOR (int r1 = 0; r1 < S; r1++) {
                         if (t1 * S + r1 >= job.kernel[0])
                             continue;
                         const float4 *w = of_channel + (t1 * S + r1) * job.kernel[1] + t2 * S;
-#pragma unroll
-                        for (int r2 = 0; r2 < S; r2++) {
+                        TL_UNROLL_FOR (int r2 = 0; r2 < S; r2++) {
                             if (t2 * S + r2 >= job.kernel[1])
                                 continue;
                             const float4 rows = w[r2];
                             const float x[4] = {rows.x, rows.y, rows.z, rows.w};
-#pragma unroll
-                            for (int p = 0; p < P; p++)
-#pragma unroll
-                                for (int r = 0; r < R; r++)
+                            TL_UNROLL_FOR (int p = 0; p < P; p++)
+                                TL_UNROLL_FOR (int r = 0; r < R; r++)
                                     sum[p][r1][r2][r] = fmaf(x[r], v[p + T - 1 - t1], sum[p][r1][r2][r]);
                         }
                     }
@@ -98,18 +91,14 @@ template <class F> __global__ void __launch_bounds__(THREADS, F::RESIDENT) few_k
     }
     if (item >= job.items)
         return;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    TL_UNROLL_FOR (int r = 0; r < R; r++) {
         if ((uint32_t)r >= job.rows)
             continue;
         const float bias = job.bias ? job.bias[r] : 0.0f;
         float *to = job.large + (uint64_t)(image * job.rows + (uint32_t)r) * job.large_size;
-#pragma unroll
-        for (int p = 0; p < P; p++)
-#pragma unroll
-            for (int r1 = 0; r1 < S; r1++)
-#pragma unroll
-                for (int r2 = 0; r2 < S; r2++) {
+        TL_UNROLL_FOR (int p = 0; p < P; p++)
+            TL_UNROLL_FOR (int r1 = 0; r1 < S; r1++)
+                TL_UNROLL_FOR (int r2 = 0; r2 < S; r2++) {
                     const int i1 = (j1 + p) * S + r1 - job.padding[0], i2 = j2 * S + r2 - job.padding[1];
                     const float x = sum[p][r1][r2][r];
                     if ((uint32_t)i1 < (uint32_t)job.in[0] && (uint32_t)i2 < (uint32_t)job.in[1])
@@ -130,8 +119,7 @@ template <class F> int32_t launch(tl_context *ctx, Job job, int64_t batch)
     job.count2 = tl_fastdiv(count[1]);
     job.items = (uint32_t)(batch * count[0] * count[1]);
     const size_t bytes = sizeof(float4) * CHANNELS * (size_t)(job.kernel[0] * job.kernel[1]);
-    few_kernel<F><<<tl_grid(job.items, THREADS), THREADS, bytes, tl_cuda_stream(ctx)>>>(job);
-    return tl_cuda_launched(ctx, "conv_few");
+    return tl_launch_dynamic(ctx, "conv_direct", direct_kernel<F>, tl_grid(job.items, THREADS), THREADS, bytes, job);
 }
 
 template <int S, int T> int32_t launch_rows(tl_context *ctx, const Job &job, int64_t batch)
@@ -157,7 +145,7 @@ int64_t common_stride(const tl_conv_shape &s)
 
 } // namespace
 
-bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
+bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows)
 {
     if (batch == 0 || channels == 0 || rows == 0 || rows > 4 || s.rank > 2 || s.taps > TAPS_MOST ||
         (s.rank == 2 && s.in[0] > EXTENT_MOST))
@@ -172,8 +160,8 @@ bool tl_cuda_conv_few_serves(const tl_conv_shape &s, int64_t batch, int64_t chan
     return first <= (stride == 1 ? 7 : 8) && s.in_size >= POSITIONS_LEAST && batch * s.in_size < INT64_C(1) << 31;
 }
 
-int32_t tl_cuda_conv_few(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                         const float *small, const float *w, const float *bias, float *large)
+int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                            const float *small, const float *w, const float *bias, float *large)
 {
     Job job = {};
     job.small = small, job.w = w, job.bias = bias, job.large = large;
