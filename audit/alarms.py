@@ -6,8 +6,6 @@ tolerance goes into a histogram; an entry point whose worst share stays below 1/
 be. Bounds that allow nothing have no histogram, only alarms.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Builds of the native code that campaigns and tests of them need."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

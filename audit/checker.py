@@ -1,7 +1,5 @@
 """The compiled checker (``native/tools/checker.c``): built once per source and compiler, loaded beside the main library."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

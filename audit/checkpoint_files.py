@@ -4,8 +4,6 @@ Bits, bytes, tails, the header's length, the table of tensors and every place of
 from a seed and a number.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import struct

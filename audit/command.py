@@ -1,7 +1,5 @@
 """``python -m audit COMMAND...``: the campaigns on the command line; also ``report`` and ``mutate``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -5,8 +5,6 @@ invariance is promised wherever no library of the vendor decides the order (``cu
 the outcome is reported, and does not fail.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Where a campaign runs: the source tree and its commit, the machine, the devices and the library."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import os

@@ -4,8 +4,6 @@ A file is a verify document, a campaign's, the document of one part alone, or wh
 keeps the file it came from. Benchmark files hold no evidence of correctness and give a source without parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -8,8 +8,6 @@ those of the undisturbed run, bit for bit. Trials run from k = 1 until one makes
 a process of its own, forked before the library has allocated anything; on a GPU they share one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -1,7 +1,5 @@
 """How documents and pages write figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal

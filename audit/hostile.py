@@ -5,8 +5,6 @@ its table of entry points and valid cases is generated from the registry. Every 
 failure is one line to run again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ neighbours, values with few fraction bits), then random pairs: a quarter uniform
 within 26 of each other and with the low fraction bits cleared in half of them, where exact results and ties are frequent.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

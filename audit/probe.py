@@ -3,8 +3,6 @@
 A tree that is higher than declared fails, as do answers that fit no tree, and sums promised in index order that are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

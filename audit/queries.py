@@ -5,8 +5,6 @@ call. ``height`` is what the row's bound assumes for these shapes and ``extra`` 
 of the sum itself: products, the quotient of a mean, the bias.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A copy of the source tree that a planted defect may spoil, with the objects already compiled, so that little is rebuilt."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

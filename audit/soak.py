@@ -5,8 +5,6 @@ may ask the driver or the operating system for memory, live bytes and buffers af
 other, and the process itself does not grow.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping

@@ -1,8 +1,6 @@
 """The sums that the probe asks about: reductions, products, convolutions, pools, softmax, normalisation, losses, attention,
 scatter-adds, transforms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

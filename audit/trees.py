@@ -11,8 +11,6 @@ is 0. Each small one alone is absorbed by 1, both together are not: the sum exce
 fixed i this relation cuts the other leaves into the subtrees along i's path, whose number is the depth of i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

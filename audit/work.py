@@ -1,7 +1,5 @@
 """Work in parts: threads that take one part after the other, each with contexts of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Floor: the larger of bytes / bandwidth (each input read once, each output writte
 measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys

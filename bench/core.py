@@ -1,7 +1,5 @@
 """Benchmark rows of the core: transfers between host and device, and the cost of one call on one element."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

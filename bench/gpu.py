@@ -7,8 +7,6 @@ drawn cases and over shapes that reach large kernels), tests. A step that fails 
 is non-zero if any failed. The last thing printed is a short table.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

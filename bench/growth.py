@@ -10,8 +10,6 @@ A memory entry holds peak bytes by the pool's counters, operands included. An er
 against NumPy's float64 transform of the same float32 data, relative to the rms of that result, in units of u = 2^-24.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """Tables of generated documents, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 __all__ = ["format_figure", "table", "table_head", "table_row"]

@@ -1,7 +1,5 @@
 """Timing: what one call takes, the floor it stands on, and how far a result is from float64."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -4,8 +4,6 @@ The drawn figures are also in the file's metadata, as JSON, where a test compare
 of them differs between its versions.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

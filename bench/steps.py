@@ -11,8 +11,6 @@ dropout, AdamW and clipping included. A row "captured" is the same step by ``Ses
 CUDA one more sets the MLP beside PyTorch's own CUDA graph.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import time

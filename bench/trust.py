@@ -4,8 +4,6 @@ A count is quoted from the one run with the most of it, never added up over runs
 worst of all runs. An entry point whose bound has changed since a file was written is not quoted from it.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

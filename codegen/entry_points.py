@@ -1,7 +1,5 @@
 """``native/generated/FAMILY_entry_points.c``: the exported functions, which check their arguments and run the kernel."""
 
-from __future__ import annotations
-
 from codegen.c_expression import c_string, to_c
 from codegen.prototypes import exported_prototype
 from codegen.text import BANNER, call_text

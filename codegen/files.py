@@ -1,7 +1,5 @@
 """The generated files: their paths and texts."""
 
-from __future__ import annotations
-
 from codegen.entry_points import entry_points_source
 from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, family_header, family_table
 from codegen.operations import operations_module

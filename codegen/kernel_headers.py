@@ -3,8 +3,6 @@
 A row changes the files of its family alone, so that the kernels of the others are not compiled again.
 """
 
-from __future__ import annotations
-
 from codegen.prototypes import kernel_entries, kernel_parameters
 from codegen.text import BANNER, call_text
 from tlspec import registry

@@ -20,8 +20,6 @@ operation on this machine. Importing ``tlrt`` loads neither NumPy nor cffi nor t
 or of ``tlrt.kernels`` does.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,6 @@ A :class:`Device` is one context of the C library: a device, its stream (CUDA), 
 do not mix in one operation.
 """
 
-from __future__ import annotations
-
 from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
 from tlrt._binding.handles import Device, Memory, describe, device

@@ -1,7 +1,5 @@
 """``python -m tlrt doctor``: what was built, which devices are seen, and what to do when something is missing."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import importlib

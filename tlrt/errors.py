@@ -5,8 +5,6 @@ Each status of the C library has its class, and each class also inherits the bui
 operation, the argument, what it got and what was expected: ``bmm: B: got 12 elements, expected batch*n*p = 15``.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 __all__ = [

@@ -8,8 +8,6 @@ of `tlrt.kernels.matmul`, `linear`, `dgemm` and `mse_loss`; their error bounds h
     id = matmul_fast(tape, a, a, precision="fp64")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

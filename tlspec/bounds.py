@@ -27,8 +27,6 @@ There the tolerance is infinite and any result passes. Infinite inputs do not co
 that comes of them is demanded.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ from a list of mostly prime sizes around powers of two and the edges of the summ
 that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 where the budget allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -14,8 +14,6 @@ that are no sums, and sums in a fixed order) a zero of tolerance 0 must have the
 the reference computes in IEEE arithmetic; elsewhere zeros are equal, because the order of a sum decides the sign of a zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ dimensions that are not the length of a host array, the parameters; then by keyw
 gradients) and ``out``. :func:`arguments_of` gives that list.
 """
 
-from __future__ import annotations
-
 import inspect
 import keyword
 from collections.abc import Iterator, Mapping

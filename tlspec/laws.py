@@ -25,8 +25,6 @@ constructor                             law
 Inputs of laws that are not exact are multiples of 2^-6, so that the combinations they form are exact in float32.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an inp
 are several outputs), each name on the right is ``g`` and an input; shapes follow from the operation's own.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import importlib

@@ -4,8 +4,6 @@ Each has a twin of the same name in ``native/src/core/shapes.h`` (``tl_drop`` fo
 points call. Lists are outermost-first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What is wrong with a row, each in one sentence that says what to do. ``make abi`` refuses a registry that has any of it."""
 
-from __future__ import annotations
-
 import builtins
 import dis
 import inspect

@@ -5,8 +5,6 @@ for it run first, and where they pass the whole suite. A defect is killed by a b
 without the defect, or a run that takes too long. Results are kept in FILE as they come, and what is there is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

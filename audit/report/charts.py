@@ -1,7 +1,5 @@
 """Histograms: as inline SVG, one panel per family, and as a word of block characters for one entry point."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -4,8 +4,6 @@ The page needs nothing else, neither another file nor a script to be read; the s
 The template escapes every text.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

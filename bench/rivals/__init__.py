@@ -1,7 +1,5 @@
 """What the benchmark times each operation at and against: a module per family, an entry per operation."""
 
-from __future__ import annotations
-
 import importlib
 
 from bench.rivals.table import Rival

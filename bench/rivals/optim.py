@@ -1,7 +1,5 @@
 """Sizes and rivals of the optim family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.rivals.table import Rival

@@ -1,7 +1,5 @@
 """What a row of the benchmark is: the sizes of an operation, its floating-point operations, and its rivals' calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

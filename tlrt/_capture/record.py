@@ -5,8 +5,6 @@ its arguments as C gets them. Handles become :class:`~tlrt._capture.calls.Storag
 own: the tape may release every buffer it made, and the storage stays.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence

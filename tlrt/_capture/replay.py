@@ -1,7 +1,5 @@
 """Makes a recording runnable: a list of functions without arguments, on CUDA mostly graphs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

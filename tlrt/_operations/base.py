@@ -6,8 +6,6 @@ Formulas, special values and errors are those of the operation of the same name 
 Every method raises ShapeError where shapes do not fit, and records nothing then.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

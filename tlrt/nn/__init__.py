@@ -9,8 +9,6 @@ A layer makes its parameters by :meth:`Session.param` under dotted names ("hidde
 Initial weights come from the session's generator and are the same float32 numbers on every device (:mod:`tlrt.nn.init`).
 """
 
-from __future__ import annotations
-
 from tlrt.nn import init, schedules
 from tlrt.nn.attention import MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool

@@ -1,7 +1,5 @@
 """Self-attention and the transformer's block."""
 
-from __future__ import annotations
-
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer

@@ -1,7 +1,5 @@
 """``python -m tlrt verify``: every operation, on every device present, against its specification."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import sys

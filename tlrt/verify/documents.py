@@ -6,8 +6,6 @@ values comes in parts, each with its ``items`` at a place that ends in ``[+]``. 
 is short. Reading gives back the document that was written.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ is an array of all its numbers, with `lengths` for where to cut it.
 Cotangents (``g``) are drawn unless the file has them. float64, integers and bool are converted to float32 once.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a verify run found, and how it is shown: one result per entry point and device, the table, the document."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ inputs keep their bits, canary buffers beside the output keep theirs, and an out
 the call has no element of it left afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -6,8 +6,6 @@ repeated into a poisoned output and must give the same bits, must leave its inpu
 row promises it must give the same bits on CUDA as on the CPU. A failure comes with the line that repeats it alone.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,8 +13,6 @@ product with an integer position is exact modulo a turn, and sine and cosine are
 precision (native/src/formula/rotary.h).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -17,8 +17,6 @@ cannot hold (not finite, below 2^-100, from 2^114 or in Hopper's kernels 2^127 o
 multiply-adds, one for each 32 terms or, in Hopper's, for each block of K.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

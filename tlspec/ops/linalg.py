@@ -10,8 +10,6 @@ assume the worst one, a chain over the whole inner dimension, which covers split
 differ in the last bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec import laws

@@ -15,8 +15,6 @@ Write f = min(h, λ√h) for the row tree's factor.
 - everything else is sums and products of these.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import TINY, U, column_height, custom, factor, tree_height

@@ -7,8 +7,6 @@ cell of its own. The 2-D rows take scalars and compute what the N-D rows do, bit
 Orders: a window's cells row-major; the windows that meet a cell row-major as well. Both are the same on every device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Time is cut into chunks of 128 steps whose affine maps compose by (a2, b2)∘(a1
 operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor

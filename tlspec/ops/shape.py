@@ -4,8 +4,6 @@ All but ``reduce_from_broadcast`` move values and compute nothing, so they are b
 Reshape, flatten and detach share storage with their source and need no kernel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
