@@ -23,8 +23,6 @@ from tlspec import registry
 from tlspec.cases import data_classes, draw_case
 from tlspec.compare import compare, reproduction
 
-__all__ = ["EDGES", "LOOSE", "alarms", "table"]
-
 #: upper edges of the histogram's bins; an alarm is above the last
 EDGES = (0.0, 1 / 1024, 1 / 256, 1 / 128, 1 / 64, 1 / 50, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 #: a bound that nothing comes this close to is too loose

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from audit.environment import ROOT, processors
 
-__all__ = ["BuildError", "make"]
-
 
 class BuildError(RuntimeError):
     """Something cannot be built here."""

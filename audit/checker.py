@@ -13,8 +13,6 @@ import numpy as np
 
 from audit.environment import ROOT
 
-__all__ = ["BINARY", "Checker", "CheckerError", "checker", "float_text"]
-
 SOURCES = ("native/tools/checker.c", "native/tools/rounding.h")
 #: IEEE arithmetic as written: no contraction, no reassociation; errno and traps change no result
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")

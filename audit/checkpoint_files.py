@@ -17,8 +17,6 @@ import numpy as np
 
 from tlrt._terminal import Progress
 
-__all__ = ["damage", "try_damaged"]
-
 
 class _Trainee:
     """A small session whose state can be compared."""

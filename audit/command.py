@@ -20,8 +20,6 @@ from tlrt.verify.report import summarise
 from tlrt.verify.run import device_names
 from tlspec import registry
 
-__all__ = ["main"]
-
 #: what a short run tries, which takes seconds
 SHORT: dict[str, Any] = {
     "cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000, "calls": 20_000, "files": 200,

@@ -21,8 +21,6 @@ from tlspec.cases import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.compare import same_bits
 from tlspec.registry import Array, Op
 
-__all__ = ["BATCH", "Determinism", "parts", "table"]
-
 #: the dimension of each operation whose entries do not depend on one another, and the fewest that the same tree sums:
 #: one column alone is summed by the row tree, as its row says
 BATCH: Mapping[str, tuple[str, int]] = {

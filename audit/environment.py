@@ -10,8 +10,6 @@ from typing import Any
 
 from tlrt.verify.report import describe_versions
 
-__all__ = ["EVIDENCE", "ROOT", "commit", "describe_run", "now", "processors"]
-
 ROOT = Path(__file__).resolve().parent.parent
 #: the committed files of measured runs
 EVIDENCE = ROOT / "evidence"

@@ -12,8 +12,6 @@ from typing import Any
 from tlrt.verify.documents import read_document
 from tlspec import registry
 
-__all__ = ["PARTS", "Evidence", "EvidenceError", "Finding", "Source", "device_kind", "load", "read"]
-
 #: parts of a document, and what their absence leaves untried
 PARTS: Mapping[str, str] = {
     "verify": "drawn cases against the specification",

@@ -32,8 +32,6 @@ from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.registry import Op
 
-__all__ = ["CHUNK", "Entry", "Exhaustive", "entries"]
-
 CHUNK, BLOCK = 2**24, 2**20
 #: seconds between two writings of the state
 INTERVAL = 20.0

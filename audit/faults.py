@@ -26,8 +26,6 @@ from audit.build import make
 from audit.environment import ROOT
 from tlrt._terminal import Progress, format_table
 
-__all__ = ["build", "campaign", "ok", "out_of_memory", "table", "use_up"]
-
 #: allocation k alone fails, or all from k on until the first exception
 MODES = ("one", "all")
 STEPS = 3

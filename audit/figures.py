@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-__all__ = ["count_calls", "format_count", "format_inputs", "format_share", "plural"]
-
 
 def format_count(n: float) -> str:
     """A count with its thousands apart."""

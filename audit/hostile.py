@@ -21,8 +21,6 @@ from audit.environment import ROOT, processors
 from audit.work import run_in_threads
 from tlrt._terminal import Progress, format_table
 
-__all__ = ["build", "calls", "ok", "table"]
-
 #: what a sanitizer does with a finding: end the process, so that the call at hand is the last one
 SANITIZERS = {
     # gcc 13 misaligns 64-byte vectors on the fake stack of detect_stack_use_after_return (GCC bug 110027)

@@ -20,8 +20,6 @@ from audit.work import open_runtimes, walk
 from tlrt._terminal import format_table
 from tlrt.verify.run import Runtime
 
-__all__ = ["Pairs", "structured", "table"]
-
 #: parameter of axpy, as ``native/tools/rounding.h`` has it
 VALUES: Mapping[str, Mapping[str, float]] = {"axpy": {"c": 0.7}}
 SEED = 20_240_711

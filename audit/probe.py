@@ -12,8 +12,6 @@ from audit.trees import NoTree, chain, depth, positive_depth, reveal
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime
 
-__all__ = ["FULL", "SHORT", "probe", "table"]
-
 #: numbers of summands: primes, powers of two and their neighbours
 FULL = (1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1021, 1025, 4099, 16411)
 SHORT = (1, 2, 5, 33, 129)

@@ -17,8 +17,6 @@ from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_named
 
-__all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "add_target", "columns_of", "declared", "ones", "same"]
-
 #: summand rows of one call where the shape leaves them free
 ROWS = 64
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from audit.build import make
 from audit.environment import ROOT
 
-__all__ = ["Scratch", "scratch"]
-
 #: what the library, its tests and their tools need
 PARTS = ("native", "tlspec", "codegen", "tlrt", "audit", "tests", "bench", "evidence", "examples", "docs")
 SKIPPED = {"__pycache__", ".hypothesis", "_lib"}

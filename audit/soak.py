@@ -15,8 +15,6 @@ import numpy as np
 
 from tlrt._terminal import Progress, format_table
 
-__all__ = ["ok", "soak", "table"]
-
 WARM_UP = 50
 #: what the process may grow by over the whole run, in bytes: the allocator's own arenas settle within it, and at 10^6 steps it
 #: is 8 bytes a step, less than any object

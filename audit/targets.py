@@ -12,8 +12,6 @@ from tlspec import registry
 from tlspec.bounds import column_height, tree_height
 from tlspec.ops import attention, spectral
 
-__all__ = ["TARGETS", "targets"]
-
 
 def zeros(*shape: int) -> np.ndarray:
     """Zeros in float32."""

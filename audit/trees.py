@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["HUGE", "SMALL", "NoTree", "Tree", "chain", "depth", "positive_depth", "reveal"]
-
 #: M: below it float64 too loses ones, by far
 HUGE = 2.0**100
 #: what 1 absorbs alone, but not twice

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from tlrt._terminal import Progress
 from tlrt.verify.run import Runtime, cpu_settings
 
-__all__ = ["open_runtimes", "run_in_threads", "walk"]
-
 T = TypeVar("T")
 
 

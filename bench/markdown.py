@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["format_figure", "table", "table_head", "table_row"]
-
 
 def table_row(cells: Iterable[str]) -> str:
     """One line of a table."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from audit import evidence
 
-__all__ = ["chart_figures", "draw_chart", "family_ratios", "read_figures"]
-
 
 def family_ratios(rows: Sequence[Mapping[str, Any]], peer: str) -> dict[str, list[tuple[float, str, str]]]:
     """(ratio, operation, size) of every row that has the peer, by family, ascending."""

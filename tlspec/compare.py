@@ -21,8 +21,6 @@ import numpy as np
 from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.cases import Case
 
-__all__ = ["Comparison", "compare", "same_bits"]
-
 
 @dataclass(frozen=True)
 class Comparison:

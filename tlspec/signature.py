@@ -33,8 +33,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Array", "Param", "Signature", "split_list"]
-
 #: Names no argument may have: C keywords the grammar could meet, and names the generated code uses itself.
 RESERVED = frozenset({"call", "int", "float", "double", "const", "register", "restrict", "return", "status", "inline"})
 

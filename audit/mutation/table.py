@@ -8,8 +8,6 @@ with `same` changes no behaviour, for the reason given, and is expected to survi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["DEFECTS", "Defect"]
-
 
 @dataclass(frozen=True)
 class Defect:

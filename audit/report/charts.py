@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-__all__ = ["Histogram", "draw_histograms", "format_bins"]
-
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 

@@ -21,8 +21,6 @@ from tlspec import registry
 #: what a file says of one entry point on one device
 Row = dict[str, Any]
 
-__all__ = ["render_page", "write_page"]
-
 #: failures and worst cases that the page lists one by one
 SHOWN = 50
 WORST = 25

@@ -5,8 +5,6 @@ import importlib
 from bench.rivals.table import Rival
 from tlspec.registry import families
 
-__all__ = ["RIVALS", "Rival", "rival_of"]
-
 #: by family, then by operation
 RIVALS: dict[str, dict[str, Rival]] = {f: importlib.import_module(f"bench.rivals.{f}").RIVALS for f in families()}
 

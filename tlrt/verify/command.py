@@ -17,8 +17,6 @@ from tlspec import registry
 from tlspec.cases import DATA, PATH, SIZES, Case
 from tlspec.registry import Op
 
-__all__ = ["main", "run_checks", "start_report", "verify_drawn"]
-
 #: options that this command had once: what of :mod:`audit` does their work
 CAMPAIGNS = {
     **{f"--{name}": name for name in ("exhaustive", "probe", "determinism", "alarms", "hostile", "faults", "soak")},

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["format_command", "read_document", "to_plain", "write_document"]
-
 #: lists and tables whose items have a line each, however short
 MEASUREMENTS = {"entries", "examples", "functions", "operations", "results", "rows", "sums"}
 #: characters beyond which a list of tables, or a table, has lines of its own

@@ -17,8 +17,6 @@ import numpy as np
 from tlspec.cases import Case, build_case, cotangent_names, evaluate, generator, refused_by, shape_of
 from tlspec.registry import Array, Op, Param
 
-__all__ = ["InputError", "cases_of", "infer"]
-
 #: elements, and sizes of dimensions, are below it
 LIMIT = 2**32
 #: axes of a dimension list

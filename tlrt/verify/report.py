@@ -10,8 +10,6 @@ import numpy as np
 
 from tlrt._terminal import format_table
 
-__all__ = ["Failure", "Report", "Result", "describe_versions", "format_results", "summarise"]
-
 
 @dataclass
 class Failure:

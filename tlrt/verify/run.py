@@ -14,8 +14,6 @@ import numpy as np
 from tlspec.cases import Case
 from tlspec.entries import arguments_of, composition_arguments
 
-__all__ = ["Fault", "Runtime", "content", "counterpart", "cpu_settings", "cpu_variants", "device_names"]
-
 #: bits of the NaN that outputs are filled with before a call
 POISON = np.uint32(0x7FC0DEAD)
 CANARY = np.arange(1, 65, dtype=np.float32)

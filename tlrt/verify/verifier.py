@@ -22,8 +22,6 @@ from tlspec.cases import PATH, Case, data_classes, draw_case
 from tlspec.compare import compare, reproduction, same_bits
 from tlspec.registry import Op
 
-__all__ = ["Settings", "Verifier", "directions", "plan_cases"]
-
 #: sizes of the cases of one data class, in turn
 ROTATION = ("medium", "small", "small", "medium", "small", "small")
 
