@@ -174,9 +174,6 @@ def _report(argv: Sequence[str]) -> int:
     return 1 if found else 0
 
 
-# ---- the campaigns ---------------------------------------------------------------------------------------------------
-
-
 def _verify(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     found = verify_drawn(devices, args.ops, args.cases)
     return Outcome(found.document(), found.ok, summarise(found))

@@ -169,8 +169,6 @@ class Exhaustive:
         if state is not None and state.exists():
             self._resume(state)
 
-    # ---- the state
-
     def _key(self) -> dict[str, Any]:
         return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
 
@@ -187,8 +185,6 @@ class Exhaustive:
         if self.state is not None:
             document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
             write_document(self.state, document)
-
-    # ---- the run
 
     def run(self) -> None:
         """Does every chunk that is missing, until the budget is spent."""
@@ -246,8 +242,6 @@ class Exhaustive:
                 row["ok"] = row["ok"] and _acceptable(y, want, entry.limit)
             rows.append(row)
         return rows
-
-    # ---- the outcome
 
     def _sum_up(self, entry: Entry, device: str) -> dict[str, Any]:
         total: dict[str, Any] = {}

@@ -132,9 +132,6 @@ class Clock:
         return summarise([s / inner * 1e3 for s in self.samples])
 
 
-# ---- one operation
-
-
 def operations(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
     """tanh bare, on the tape, on the session; the last two record it for backward, as PyTorch's does."""
     device, torch = bench.device, bench.torch
@@ -175,9 +172,6 @@ def _repeat(call: Call) -> Call:
         kept.clear()
 
     return run
-
-
-# ---- training steps
 
 
 @dataclass
@@ -382,9 +376,6 @@ def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
     names = ("layers", "heads", "width", "context", "batch")
     label = ", ".join(f"{name} {settings[name]}" for name in names)
     yield from rows_of(stack, f"char-GPT {preset}", label, ours, build()[0], theirs)
-
-
-# ---- the run
 
 
 def pairs(bench: Bench, stack: ExitStack, wanted: Sequence[str]) -> Iterator[Pair]:

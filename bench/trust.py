@@ -42,9 +42,6 @@ def tried_as(e: Entry) -> str:
     return e.op.entry(direction(e))
 
 
-# ---- promises --------------------------------------------------------------------------------------------------------
-
-
 def promises_table() -> list[str]:
     """One line per exported operation: what the registry's row promises of it."""
     out = table_head(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
@@ -65,9 +62,6 @@ def promises_table() -> list[str]:
             shapes = entries.shapes_text(e)
             out.append(table_row((f"`{e.symbol}`", f"`{shapes}`", bits, kernel, bound(e), vjp, law_names)))
     return out
-
-
-# ---- evidence per operation ------------------------------------------------------------------------------------------
 
 
 class Cells:
@@ -192,9 +186,6 @@ def evidence_table(ev: Evidence) -> list[str]:
     return out
 
 
-# ---- the rest of the ABI ---------------------------------------------------------------------------------------------
-
-
 def core_symbols() -> list[str]:
     """Every exported symbol that the hand-written header declares."""
     header = (ROOT / "native/include/torchlean_cuda.h").read_text()
@@ -212,9 +203,6 @@ def core_table(ev: Evidence) -> list[str]:
     devices = ev.kinds() or ["cpu"]
     rows = [[f"`{s}`", *(hostile_text(ev, s, device) or NONE for device in devices)] for s in core_symbols()]
     return table(["symbol", *(f"hostile calls on {ev.label(d)}" for d in devices)], rows)
-
-
-# ---- totals ----------------------------------------------------------------------------------------------------------
 
 
 def totals_table(ev: Evidence) -> list[str]:
@@ -348,8 +336,6 @@ _TOTALS = {
     "sanitizer": _sanitizer,
 }  # fmt: skip
 
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 INTRODUCTION = """\
 # What is promised, and what was tried

@@ -238,8 +238,6 @@ class _Watch(Observer):
     def before_reset(self, session: Session) -> None:
         self._check_step()
 
-    # ---- forward
-
     def _value(self, id: int) -> npt.NDArray[Any]:
         if id not in self.values:
             self.values[id] = self.session.tape.nodes[id].value.numpy()
@@ -293,8 +291,6 @@ class _Watch(Observer):
             return
         row.drift = _drift(self._value(i), value)
 
-    # ---- backward
-
     def after_backward(self, session: Session) -> None:
         """Keeps every value: an optimiser's step changes the parameters on the tape in place."""
         for i in range(session.tape.size):
@@ -320,8 +316,6 @@ class _Watch(Observer):
                     share = max(share, comparison.share)
                     self._report_failure(place, node, case, "vjp", name, comparison)
             self.shares[place] = max(self.shares.get(place, 0.0), share)
-
-    # ---- one result
 
     def _case(self, node: Node, id: int, g: npt.NDArray[Any] | None = None) -> Case:
         parents = [None if p is None else self._value(p) for p in node.parents]

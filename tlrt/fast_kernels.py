@@ -59,9 +59,6 @@ def _dgemm(device: Any, a: Array, b: Array) -> Array:
     return kernels.dgemm(device, a, b, a.shape[0], a.shape[1], b.shape[1])
 
 
-# ---- views --------------------------------------------------------------------------------------------------------------
-
-
 def vector_array(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """A vector as a contiguous float64 array, to run loops on. Raises ShapeError unless it has one axis."""
     return _float64_array("vector_array", "x", x, 1)
@@ -95,9 +92,6 @@ def _require_axes(op: str, x: npt.ArrayLike, rank: int) -> Array:
     if array.ndim != rank:
         raise refusal(ShapeError, op, "x", f"shape {array.shape}", f"{rank} axes")
     return array
-
-
-# ---- products -----------------------------------------------------------------------------------------------------------
 
 
 def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", use_gpu: bool = False) -> float:
@@ -267,9 +261,6 @@ def _difference(op: str, yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDAr
     a, b = _float64_array(op, "yhat", yhat, 1), _float64_array(op, "target", target, 1)
     _require_shape(op, "target", b.shape, a.shape)
     return a - b
-
-
-# ---- tape operations ----------------------------------------------------------------------------------------------------
 
 
 def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:

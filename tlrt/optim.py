@@ -264,8 +264,6 @@ class Optimizer(Uncopied):
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
 
-    # ---- state
-
     def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """What a resumed run needs: the settings, and the states as arrays named "slot/parameter"."""
         self._require_open("state")

@@ -69,9 +69,6 @@ def _label(ev: Evidence, device: Any) -> str:
     return ev.label(device_kind(device))
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
-
-
 def _family_order(family: str) -> int:
     """Families in the registry's order, others last."""
     known = registry.families()
@@ -127,9 +124,6 @@ def _shares(ev: Evidence) -> list[dict[str, Any]]:
             chart = draw_histograms(histograms, f"{ev.label(device)}: shares of the tolerance by family")
             found.append({"device": ev.label(device), "note": note, "chart": chart, "histograms": histograms})
     return found
-
-
-# ---- the summary -----------------------------------------------------------------------------------------------------
 
 
 def _fullest(ev: Evidence, part: str, amount: Callable[[Row], int]) -> dict[tuple[str, str], Row]:
@@ -249,8 +243,6 @@ def _sources(sources: Sequence[Source]) -> Table:
     return Table("Where the figures come from", ("file", "date (UTC)", "commit", "devices", "build", "command"), rows)
 
 
-# ---- the table of entry points ---------------------------------------------------------------------------------------
-
 HEAD = (
     "entry point", "device", "verdict", "bound", "cases", "worst share", "ulp", "bits = CPU", "special values",
     "all inputs", "sum height / declared (summands)", "repeated calls", "alarms", "shares",
@@ -318,9 +310,6 @@ def _entries(ev: Evidence, findings: Sequence[Finding]) -> dict[str, list[Sequen
         rows = [_entry_row(ev, entry, d, failed) for d in devices]
         groups.setdefault(evidence.family(entry), []).extend(rows)
     return groups
-
-
-# ---- the other tables ------------------------------------------------------------------------------------------------
 
 
 def _repeat_all(source: Source, entry: str, device: str) -> str:
@@ -447,9 +436,6 @@ def _robust(ev: Evidence) -> list[Table]:
         )  # fmt: skip
         tables.append(Table("Long runs", head, rows, frozenset({1, 2, 3, 4, 5, 6})))
     return tables
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 def _describe(sources: Sequence[Source]) -> dict[str, str]:

@@ -47,8 +47,6 @@ class Recorder(Observer):
         #: host memory whose content changes between replays: address and bytes
         self._changing: list[tuple[int, int]] = []
 
-    # ---- while the function runs
-
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within, calls of this thread are recorded."""
@@ -131,8 +129,6 @@ class Recorder(Observer):
         return made
 
     uploader = staticmethod(uploader)
-
-    # ---- events
 
     def before_call(self, device: Device, symbol: str, arguments: tuple[Any, ...]) -> list[list[bool]]:
         """Finds the output slots that are empty, which the call fills with new buffers."""
@@ -285,8 +281,6 @@ class Recorder(Observer):
             self.items.append(update.replay_call(self, made[0]))
         else:
             self.add_host_work(update.name, update.replay_in_python, update.gradients, made)
-
-    # ---- afterwards
 
     def add_copy(self, source: Buffer, target: Storage) -> None:
         """Records a copy onto existing storage."""

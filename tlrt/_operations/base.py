@@ -82,8 +82,6 @@ class BaseOperations(Generic[Ref]):
     def _undo(self, mark: Any) -> None:
         """Forgets the values recorded since the mark, as the operation they belong to was refused."""
 
-    # ---- what operations share
-
     def _pair(self, name: str, a: Ref, b: Ref) -> Ref:
         """A binary elementwise operation; operands of different shapes are broadcast to their common one."""
         raise NotImplementedError

@@ -50,8 +50,6 @@ class Runtime:
         keywords = {a.name: known[a.of] for a in arguments_of(name)}
         return getattr(self.kernels, name)(**keywords, **options)
 
-    # ---- cases
-
     def place(self, case: Case) -> dict[str, Any]:
         """The case's arguments as the binding takes them: device buffers, lists of them, and host arrays as they are."""
         out: dict[str, Any] = {}
@@ -185,9 +183,6 @@ def _release(values: Sequence[Any]) -> None:
         for buffer in value if isinstance(value, list) else [value]:
             if hasattr(buffer, "release"):
                 buffer.release()
-
-
-# ---- devices and settings of the CPU path --------------------------------------------------------------------------------
 
 
 def device_names() -> list[str]:

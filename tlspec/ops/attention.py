@@ -240,9 +240,6 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     return (dS @ K) * scale, (dS.swapaxes(1, 2) @ Q) * scale, P.swapaxes(1, 2) @ g
 
 
-# ---- positions ---------------------------------------------------------------------------------------------------------
-
-
 def _angles(n, d, base, start):
     """Angle of position p and pair i: (start + p)·base^(-2i/d), and the absolute error a kernel's may have: the frequency in
     turns is rounded to double and to 2^-64, and the reference's own to double."""

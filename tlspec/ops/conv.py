@@ -91,9 +91,6 @@ def _bias(b, rank):
     return b.reshape(-1, *[1] * rank)
 
 
-# ---- bounds, draws, checks -------------------------------------------------------------------------------------------
-
-
 def _bias_height(batch: int, positions: int) -> int:
     """Row tree over an image's positions, column tree over the batch."""
     return tree_height(positions) + column_height(batch)

@@ -25,9 +25,6 @@ DATA = ("normal", "uniform", "integers", "special", "structured")
 EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
 
 
-# ---- error propagation: (value, error) pairs ------------------------------------------------------------------------
-
-
 def times(a, b):
     """A rounded product of two pairs."""
     (x, dx), (y, dy) = a, b

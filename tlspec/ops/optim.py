@@ -22,8 +22,6 @@ ADAMW = "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019
 NO_VJP = "an optimiser step is made after differentiation, not part of what is differentiated"
 FINITE = 3.5e38  # above the largest float32, below infinity
 
-# ---- bounds: the float32 computation, followed in float64 ----------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Run:

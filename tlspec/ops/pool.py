@@ -19,8 +19,6 @@ from tlspec.ops.conv import flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
 
-# ---- windows ----------------------------------------------------------------------------------------------------------
-
 
 def _windows(x, kernel, stride, padding, fill):
     """The windows of x[channels, *spatial] as [channels, *out, cells], padded cells holding `fill`."""

@@ -18,9 +18,6 @@ HUGE = 2.0**128
 SUBNORMAL = 2.0**-126
 
 
-# ---- the recurrence and its error ---------------------------------------------------------------------------------------
-
-
 def _gradual(x):
     """Subnormal values as float32 has them, multiples of TINY: what rounds to 0 is 0, so that an infinity times it is NaN."""
     small = np.abs(x) < SUBNORMAL
