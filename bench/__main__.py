@@ -31,7 +31,7 @@ from bench.measure import (
     time_host,
     time_marks,
 )
-from bench.rivals import rival_of
+from bench.operations import benchmark_of
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
 from tlspec import registry
@@ -178,11 +178,11 @@ def measure_all(
     """Appends a row per benchmark size of each operation whose operands fit the limit, and shows it. Returns what failed."""
     failed: list[str] = []
     for op in registry.ops(names):
-        rival = rival_of(op.name)
+        benchmark = benchmark_of(op.name)
         for which in ("forward", "vjp"):
-            if which == "vjp" and (rival.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
+            if which == "vjp" and (benchmark.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
                 continue
-            for size in rival.sizes:
+            for size in benchmark.sizes:
                 try:
                     subject = Subject(op, size, which)
                     if subject.bytes > limit:

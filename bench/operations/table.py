@@ -1,4 +1,4 @@
-"""What a row of the benchmark is: the sizes of an operation, its floating-point operations, and its rivals' calls."""
+"""What a row of the benchmark is: the sizes of an operation, its floating-point operations, and its baselines' calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class Benchmark:
     """How one operation is timed, and against what."""
 
     #: dictionaries of dimensions and parameters ("n" for elementwise operations); an input's name with an interval (low, high)

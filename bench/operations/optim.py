@@ -1,8 +1,8 @@
-"""Sizes and rivals of the optim family."""
+"""Sizes and baselines of the optim family."""
 
 from typing import Any
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 
 SIZES = [{"lengths": [2**16] * 100}, {"lengths": [2**24]}, {"lengths": [2**28]}]
 
@@ -79,11 +79,11 @@ def _clip_torch(torch: Any, gs: Any, norm: Any, lengths: list[int], max_norm: fl
     return clip
 
 
-RIVALS = {
-    "sgd_step": Rival(sizes=SIZES, torch=_sgd_torch),
-    "momentum_step": Rival(sizes=SIZES, torch=_momentum_torch),
-    "adam_step": Rival(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adam_")),
-    "adamw_step": Rival(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adamw_")),
-    "global_norm": Rival(sizes=SIZES, numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None], torch=_norm_torch),
-    "clip_scale": Rival(sizes=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES], torch=_clip_torch),
-}
+BENCHMARKS = {
+    "sgd_step": Benchmark(sizes=SIZES, torch=_sgd_torch),
+    "momentum_step": Benchmark(sizes=SIZES, torch=_momentum_torch),
+    "adam_step": Benchmark(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adam_")),
+    "adamw_step": Benchmark(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adamw_")),
+    "global_norm": Benchmark(sizes=SIZES, numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None], torch=_norm_torch),
+    "clip_scale": Benchmark(sizes=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES], torch=_clip_torch),
+}  # fmt: skip
