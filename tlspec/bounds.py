@@ -35,11 +35,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FREE", "LAMBDA", "OVERFLOW", "TINY", "U", "Bound", "axis_height", "column_height", "custom", "exact", "factor", "moved",
-    "ordered", "spacing", "tree", "tree_height", "ulp",
-]  # fmt: skip
-
 F64 = npt.NDArray[np.float64]
 Reference = Callable[..., Any]
 Values = Mapping[str, Any]

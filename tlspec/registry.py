@@ -3,9 +3,6 @@
 The decorator :func:`op` on a reference function is the only place where an operation's signature is written (grammar:
 :mod:`tlspec.signature`). From the row come the C declaration and its argument checks, the kernel prototypes, the Python function,
 the documentation, the drawn test cases, the verify run and the benchmark rows.
-
-A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an output, or ``g`` (``g_NAME`` where there
-are several outputs), each name on the right is ``g`` and an input; shapes follow from the operation's own.
 """
 
 import ast
