@@ -39,8 +39,7 @@ from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case, cotangent_names
-from tlspec.compare import Comparison
-from tlspec.compare import compare as compare_arrays
+from tlspec.compare import Comparison, compare_outputs
 
 __all__ = ["Failure", "Report", "Row", "compare"]
 
@@ -322,15 +321,9 @@ class _Watch(Observer):
         return case_of(node, parents, self._value(id), g)
 
     def _compare_outputs(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
-        expected = case.expected
-        found: list[Comparison | None] = []
-        for value, ref, tol, bits in zip(got, expected.outputs, expected.tolerances, expected.bits, strict=True):
-            if value is None:
-                found.append(None)
-                continue
-            shaped = value.reshape(ref.shape)
-            found.append(compare_arrays(shaped, ref, tol, signed_zeros=expected.signed_zeros, bits=bits))
-        return found
+        shapes = [ref.shape for ref in case.expected.outputs]
+        shaped = [None if v is None else v.reshape(shape) for v, shape in zip(got, shapes, strict=True)]
+        return compare_outputs(case.expected, shaped)
 
     def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
         if found.ok:
