@@ -205,10 +205,21 @@ def _exhaustive(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return Outcome(document, ok, text)
 
 
+def _outcome(campaign: Any, document: dict[str, Any]) -> Outcome:
+    """What a campaign's module says of its document."""
+    return Outcome(document, campaign.ok(document), campaign.table(document))
+
+
+def _outcome_of_runs(campaign: Any, runs: list[dict[str, Any]]) -> Outcome:
+    """The same of several runs, each with a verdict of its own."""
+    for run in runs:
+        run["verdict"] = "pass" if campaign.ok(run) else "fail"
+    return Outcome(list(runs), all(map(campaign.ok, runs)), "\n\n".join(map(campaign.table, runs)))
+
+
 def _probe(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     chosen = [r.name for r in registry.ops(args.ops)]
-    document = probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL)
-    return Outcome(document, probe.ok(document), probe.table(document))
+    return _outcome(probe, probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL))
 
 
 def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
@@ -219,8 +230,7 @@ def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 
 def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    document = alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers)
-    return Outcome(document, alarms.ok(document), alarms.table(document))
+    return _outcome(alarms, alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers))
 
 
 def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
@@ -240,22 +250,17 @@ def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
             runs.append(hostile.calls(max(args.calls // 10, 1), workers=args.workers, **several))
         for shared in (False, True):
             runs.append(hostile.calls(max(args.calls // 50, 1), threads=8, shared=shared, **{"workers": 1, **several}))
-    for run in runs:
-        run["verdict"] = "pass" if hostile.ok(run) else "fail"
-    return Outcome(list(runs), all(map(hostile.ok, runs)), "\n\n".join(map(hostile.table, runs)))
+    return _outcome_of_runs(hostile, runs)
 
 
 def _faults(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     document = faults.campaign(devices, args.every, args.modes)
     faults.use_up(document)
-    return Outcome(document, faults.ok(document), faults.table(document))
+    return _outcome(faults, document)
 
 
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    runs = [soak.soak(device, args.steps) for device in devices]
-    for run in runs:
-        run["verdict"] = "pass" if soak.ok(run) else "fail"
-    return Outcome(list(runs), all(map(soak.ok, runs)), "\n\n".join(map(soak.table, runs)))
+    return _outcome_of_runs(soak, [soak.soak(device, args.steps) for device in devices])
 
 
 CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Outcome]] = {

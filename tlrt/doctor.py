@@ -48,11 +48,8 @@ class Report:
         for title, items in (("problem", self.problems), ("note", self.notes)):
             for text, remedy in items:
                 indent = "\n" + " " * (len(title) + 2)
-                out += [
-                    "",
-                    f"{title}: {text.replace(chr(10), indent)}",
-                    f"{'do':>{len(title)}}: {remedy.replace(chr(10), indent)}",
-                ]
+                lines = (f"{title}: {text}", f"{'do':>{len(title)}}: {remedy}")
+                out += ["", *(line.replace("\n", indent) for line in lines)]
         out += ["", "usable: " + (f"yes, on {', '.join(self.devices)}" if self.usable else "no")]
         return "\n".join(out)
 

@@ -446,11 +446,8 @@ def build_case(
         cotangents = {}
         if which == "vjp":
             for name, out in cotangent_names(op).items():
-                shape = (
-                    next(np.shape(x) for x in inputs.values() if x is not None)
-                    if sig.elementwise
-                    else shape_of(out, values)
-                )
+                operands = (np.shape(x) for x in inputs.values() if x is not None)
+                shape = next(operands) if sig.elementwise else shape_of(out, values)
                 cotangents[name] = given[name] if name in given else draw(out, shape, name, span)
         return Case(op, which, seed, data, size, dims, params, inputs, cotangents, command)
 

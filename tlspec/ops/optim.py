@@ -245,12 +245,8 @@ ADAM_CHECKS = [
 ]  # fmt: skip
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
-    lambda f: zip(
-        f.many(values={"weight_decay": 0.0}),
-        f.many(f.inputs, values={**f.case.values, "weight_decay": 0.0}, op="adam_step"),
-        strict=True,
-    ),
-)
+    lambda f: zip(f.many(values={"weight_decay": 0.0}),
+                  f.many(f.inputs, values={**f.case.values, "weight_decay": 0.0}, op="adam_step"), strict=True))  # fmt: skip
 
 
 @op(
