@@ -8,8 +8,6 @@ an interrupted run continues with the chunks that are missing. The 64-bit hash o
 on different machines be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -96,7 +94,7 @@ def entries(names: str | None = None, gradients: bool = True) -> list[Entry]:
 class _Worker:
     """What one thread computes with: a runtime for every device, and arrays of a chunk."""
 
-    def __init__(self, campaign: Exhaustive, runtimes: Sequence[Runtime]):
+    def __init__(self, campaign: "Exhaustive", runtimes: Sequence[Runtime]):
         self.campaign, self.runtimes = campaign, runtimes
         self.inputs = np.empty(campaign.chunk, np.float32)
         self.results = [np.empty(campaign.chunk, np.float32) for _ in runtimes]

@@ -18,8 +18,6 @@ requires gradients and was not reset, backward runs from it.
     python -m tlrt compare FILE.py [--function program] [--devices spec,cpu]
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import math
@@ -207,7 +205,7 @@ class _Watch(Observer):
     """Observes one session: checks its tape before each reset and every VJP as it runs."""
 
     def __init__(
-        self, session: Session, report: Report, device: str, reference: _Watch | None, folder: Path | None,
+        self, session: Session, report: Report, device: str, reference: "_Watch | None", folder: Path | None,
         progress: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
         self.session, self.report, self.device = session, report, device

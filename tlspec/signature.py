@@ -27,8 +27,6 @@ output, or ``g`` (``g_NAME`` where there are several outputs), each name on the 
 the operation's own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,7 +107,7 @@ class Signature:
         return not any(not a.optional for a in self.buffers)
 
     @staticmethod
-    def parse(text: str, order: str | None = None) -> Signature:
+    def parse(text: str, order: str | None = None) -> "Signature":
         """Reads a signature; `order` lists the dimensions where C wants another order than that of first appearance."""
         left, arrow, right = text.partition("->")
         if not arrow:

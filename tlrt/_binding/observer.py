@@ -4,8 +4,6 @@ A device holds its observers (``Device.observe``). While it has none, nothing is
 library. Events of one kind reach the observers in the order in which they were added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -64,7 +62,7 @@ class Calls:
     def __init__(self, functions: dict[str, Callable[..., int]]) -> None:
         self.__dict__.update(functions)
 
-    def observed(self, device: Any) -> Calls:
+    def observed(self, device: Any) -> "Calls":
         """The same entry points, reported to the observers of a device."""
         return Calls({name: _reported(device, name, function) for name, function in self.__dict__.items()})
 
