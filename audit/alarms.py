@@ -32,10 +32,8 @@ TASK = 100
 
 
 def _empty_row(entry: str, device: str, bound: str) -> dict[str, Any]:
-    return {
-        "entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0, "alarms": 0,
-        "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": [],
-    }  # fmt: skip
+    return {"entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0,
+            "alarms": 0, "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": []}  # fmt: skip
 
 
 def _work(

@@ -161,7 +161,5 @@ def try_damaged(files: int, seed: int = 0, device: str = "cpu") -> dict[str, Any
             failures.append(f"{run.session.device.memory().live_buffers} live buffers, expected at most {memory}")
         run.step()
         run.session.close()
-    return {
-        "files": refused + loaded + len(failures), "refused": refused, "loaded": loaded, "seed": seed,
-        "failures": failures, "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+    return {"files": refused + loaded + len(failures), "refused": refused, "loaded": loaded, "seed": seed,
+            "failures": failures, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip

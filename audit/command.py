@@ -21,15 +21,11 @@ from tlrt.verify.run import device_names
 from tlspec import registry
 
 #: what a short run tries, which takes seconds
-SHORT: dict[str, Any] = {
-    "cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000, "calls": 20_000, "files": 200,
-    "every": 20, "steps": 500,
-}  # fmt: skip
+SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000,
+                         "calls": 20_000, "files": 200, "every": 20, "steps": 500}  # fmt: skip
 #: of the hostile calls one in a hundred is left out, as its work would be unbounded
-FULL: dict[str, Any] = {
-    "cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000, "calls": 10_200_000, "files": 10_000,
-    "every": 1, "steps": 10**6,
-}  # fmt: skip
+FULL: dict[str, Any] = {"cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000,
+                        "calls": 10_200_000, "files": 10_000, "every": 1, "steps": 10**6}  # fmt: skip
 #: the least that an option may ask for
 LEAST = {"pairs": 0, "files": 0}
 

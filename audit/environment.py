@@ -45,8 +45,6 @@ def describe_run(devices: Sequence[str]) -> dict[str, Any]:
     from tlrt._binding.library import load
 
     library = load()
-    return {
-        "started": now(), "devices": {d: tlrt.describe(d) for d in devices}, "build": dict(library.build_info),
-        "library": hashlib.sha256(Path(library.path).read_bytes()).hexdigest()[:16], "versions": describe_versions(),
-        "processors": processors(),
-    }  # fmt: skip
+    return {"started": now(), "devices": {d: tlrt.describe(d) for d in devices}, "build": dict(library.build_info),
+            "library": hashlib.sha256(Path(library.path).read_bytes()).hexdigest()[:16],
+            "versions": describe_versions(), "processors": processors()}  # fmt: skip

@@ -89,10 +89,8 @@ class _Program:
     def build(self) -> None:
         """Parameters on the device: those of a convolution, attention, a spectral convolution, and layers between."""
         rng = np.random.default_rng(0)
-        shapes = {
-            "conv.w": (4, 2, 3, 3), "conv.b": (4,), "query": (12, 12), "key": (12, 12), "spectral.re": (5, 4, 4),
-            "spectral.im": (5, 4, 4), "out.w": (7, 52), "out.b": (7,), "gamma": (4,), "beta": (4,),
-        }  # fmt: skip
+        shapes = {"conv.w": (4, 2, 3, 3), "conv.b": (4,), "query": (12, 12), "key": (12, 12), "spectral.re": (5, 4, 4),
+                  "spectral.im": (5, 4, 4), "out.w": (7, 52), "out.b": (7,), "gamma": (4,), "beta": (4,)}  # fmt: skip
         for name, shape in shapes.items():
             if name not in self.parameters:
                 made = self.session.param(rng.standard_normal(shape) * 0.3, name)
@@ -157,10 +155,8 @@ def _parts(program: _Program) -> list[tuple[str, Callable[[], None], bool]]:
     step: list[tuple[str, Callable[[], None], bool]] = [
         ("gradients", program.gradients, True), ("step", program.update, False), ("reset", program.forget, False),
     ]  # fmt: skip
-    return [
-        ("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
-        *step * STEPS,
-    ]  # fmt: skip
+    return [("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
+            *step * STEPS]  # fmt: skip
 
 
 def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict[str, Any]:
@@ -239,10 +235,8 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
         text = file.read().decode()
     found = json.loads(text) if text else {}
     if status or "error" in found:
-        return {
-            "k": k, "mode": mode, "raised": [], "seen": 0, "failed": 0, "place": "",
-            "failures": [f"the trial ended with status {status}: {found.get('error', '')}"],
-        }  # fmt: skip
+        return {"k": k, "mode": mode, "raised": [], "seen": 0, "failed": 0, "place": "",
+                "failures": [f"the trial ended with status {status}: {found.get('error', '')}"]}  # fmt: skip
     return dict(found)
 
 

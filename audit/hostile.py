@@ -98,10 +98,8 @@ def calls(
     start = time.monotonic()
     run_in_threads(starts, workers, lambda: nullcontext(work))
     progress.close()
-    return {
-        **total, "seed": seed, "device": device, "threads": threads, "shared": shared, "sanitizers": sanitize,
-        "slowest": slowest, "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+    return {**total, "seed": seed, "device": device, "threads": threads, "shared": shared, "sanitizers": sanitize,
+            "slowest": slowest, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
 
 
 def ok(document: Mapping[str, Any]) -> bool:

@@ -22,10 +22,8 @@ SAMPLES = (0.0, 1.0, 0.5, 0.31, 0.77)
 #: beyond this many summands only the sums of :data:`LARGE` are asked, for the depth of two leaves
 MANY = 8192
 #: one sum of every kind of tree whose order changes with great length
-LARGE = {
-    ("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
-    ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1"),
-}  # fmt: skip
+LARGE = {("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
+         ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1")}  # fmt: skip
 
 
 def _sample_leaves(n: int) -> list[int]:

@@ -93,11 +93,9 @@ def soak(
         if not np.isfinite(loss_value):
             failures.append(f"the loss is {loss_value}")
         optimizer.close()
-    return {
-        "device": device, "steps": steps, "seconds": round(seconds, 1), "microseconds": round(1e6 * seconds / max(steps, 1), 1),
-        "live_bytes": first.live_bytes, "live_buffers": first.live_buffers, "growth": growth, "samples": rows,
-        "failures": failures,
-    }  # fmt: skip
+    return {"device": device, "steps": steps, "seconds": round(seconds, 1),
+            "microseconds": round(1e6 * seconds / max(steps, 1), 1), "live_bytes": first.live_bytes,
+            "live_buffers": first.live_buffers, "growth": growth, "samples": rows, "failures": failures}  # fmt: skip
 
 
 def ok(document: Mapping[str, Any]) -> bool:

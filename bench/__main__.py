@@ -96,11 +96,9 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
         if place == "cuda":
             torch.cuda.empty_cache()
-    return Row(
-        subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread,
-        floor, floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
-        peers,
-    )  # fmt: skip
+    return Row(subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread, floor,
+               floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
+               peers)  # fmt: skip
 
 
 HEAD = (
@@ -160,12 +158,10 @@ def main(argv: list[str] | None = None) -> int:
             failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
     finally:
         if args.json:
-            report = {
-                "date": now(), "device": device.describe(), "build": tlrt.build_info(),
-                "python": platform.python_version(), "numpy": np.__version__,
-                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [asdict(r) for r in rows],
-                **({"growth": grown} if grown else {}),
-            }  # fmt: skip
+            report = {"date": now(), "device": device.describe(), "build": tlrt.build_info(),
+                      "python": platform.python_version(), "numpy": np.__version__,
+                      "torch": getattr(torch, "__version__", None), "bandwidth": rate,
+                      "rows": [asdict(r) for r in rows], **({"growth": grown} if grown else {})}  # fmt: skip
             write_document(args.json, report)
     if any(r.in_cache for r in rows):
         print("* operands fit the GPU's L2 cache")

@@ -165,10 +165,8 @@ class Cells:
 def evidence_table(ev: Evidence) -> list[str]:
     """One line per exported operation: what was tried, and how close to its bound it came."""
     cuda = ev.label("cuda")
-    head = [
-        "symbol", "drawn on CPU", f"drawn on {cuda}", "all inputs", "sums: height of declared", "same bits again", "alarms",
-        "hostile calls",
-    ]  # fmt: skip
+    head = ["symbol", "drawn on CPU", f"drawn on {cuda}", "all inputs", "sums: height of declared", "same bits again",
+            "alarms", "hostile calls"]  # fmt: skip
     out, of = table_head(head), Cells(ev)
     for family in registry.families():
         out.append(f"| **{family}**" + " |" * len(head))
@@ -177,10 +175,8 @@ def evidence_table(ev: Evidence) -> list[str]:
             if e.only is not None:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
-                cells += [
-                    of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
-                    of.alarms(e),
-                ]  # fmt: skip
+                cells += [of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
+                          of.alarms(e)]  # fmt: skip
             hostile = [f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))]
             out.append(table_row([*cells, "; ".join(hostile) or NONE]))
     return out
@@ -330,11 +326,9 @@ def _sanitizer(d: Any) -> tuple[str, str]:
     return "; ".join(tried), "; ".join(said)
 
 
-_TOTALS = {
-    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
-    "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak, "mutation": _mutation,
-    "sanitizer": _sanitizer,
-}  # fmt: skip
+_TOTALS = {"verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
+           "alarms": _alarms, "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak,
+           "mutation": _mutation, "sanitizer": _sanitizer}  # fmt: skip
 
 
 INTRODUCTION = """\

@@ -63,11 +63,9 @@ def save(
         chosen, arrays = optimizer.state()
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
-    about = {
-        "version": VERSION, "precision": precision, "parameters": list(session.parameters),
-        "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
-        "extra": dict(extra or {}),
-    }  # fmt: skip
+    about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
+             "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
+             "extra": dict(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
     data = library.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
     target = Path(path)

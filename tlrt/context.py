@@ -12,10 +12,8 @@ from tlrt._binding.library import failure, load
 from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentTypeError, refusal
 
-__all__ = [
-    "Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant",
-    "set_threads", "threads",
-]  # fmt: skip
+__all__ = ["Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices",
+           "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 
 def devices() -> tuple[str, ...]:

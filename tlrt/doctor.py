@@ -34,10 +34,8 @@ class Report:
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
             return [{"problem": a, "remedy": b} for a, b in items]
 
-        document = {
-            "usable": self.usable, **self.facts, "devices": self.devices,
-            "problems": pairs(self.problems), "notes": pairs(self.notes),
-        }  # fmt: skip
+        document = {"usable": self.usable, **self.facts, "devices": self.devices, "problems": pairs(self.problems),
+                    "notes": pairs(self.notes)}  # fmt: skip
         return json.dumps(document, indent=2)
 
     def text(self) -> str:

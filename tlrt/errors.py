@@ -7,12 +7,10 @@ operation, the argument, what it got and what was expected: ``bmm: B: got 12 ele
 
 from typing import TypeVar
 
-__all__ = [
-    "AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
-    "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
-    "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError",
-    "by_status", "refusal",
-]  # fmt: skip
+__all__ = ["AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
+           "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
+           "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError",
+           "UnavailableError", "by_status", "refusal"]  # fmt: skip
 
 
 class TorchleanError(Exception):

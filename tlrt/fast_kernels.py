@@ -21,11 +21,9 @@ from tlrt.buffer import Buffer
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.tape import Node, Tape
 
-__all__ = [
-    "Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast",
-    "linear_forward", "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
-    "mse_spec_vec_grad", "substitutes", "vector_array",
-]  # fmt: skip
+__all__ = ["Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast", "linear_forward",
+           "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
+           "mse_spec_vec_grad", "substitutes", "vector_array"]  # fmt: skip
 
 #: float32 through the device's product, or float64 through DGEMM
 Precision = Literal["fp32", "fp64"]

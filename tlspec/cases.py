@@ -19,10 +19,8 @@ from tlspec.expressions import evaluate, names_in
 from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
-__all__ = [
-    "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes",
-    "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of",
-]  # fmt: skip
+__all__ = ["DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names",
+           "data_classes", "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of"]  # fmt: skip
 
 #: elements of all arrays of a case together
 SIZES = {"small": 2**10, "medium": 2**16, "large": 2**22}

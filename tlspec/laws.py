@@ -38,10 +38,8 @@ from tlspec.cases import Case, cotangent_names, shape_of
 from tlspec.data import fill, generator
 from tlspec.registry import Op
 
-__all__ = [
-    "Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even", "homogeneous",
-    "idempotent", "identity", "inverse", "involution", "linear", "odd",
-]  # fmt: skip
+__all__ = ["Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even",
+           "homogeneous", "idempotent", "identity", "inverse", "involution", "linear", "odd"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,12 @@ from typing import Any
 from tlspec.bounds import Bound
 from tlspec.signature import Array, Param, Signature, split_list
 
-__all__ = [
-    "FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families", "get", "op",
-    "ops",
-]  # fmt: skip
+__all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families",
+           "get", "op", "ops"]  # fmt: skip
 
 #: Families in the order of every listing. A family is a module of ``tlspec.ops`` and a file stem in ``native/src``.
-FAMILIES = (
-    "elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention", "scan",
-    "spectral", "random", "optim",
-)  # fmt: skip
+FAMILIES = ("elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention",
+            "scan", "spectral", "random", "optim")  # fmt: skip
 
 
 @dataclass(frozen=True)

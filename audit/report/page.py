@@ -243,10 +243,8 @@ def _sources(sources: Sequence[Source]) -> Table:
     return Table("Where the figures come from", ("file", "date (UTC)", "commit", "devices", "build", "command"), rows)
 
 
-HEAD = (
-    "entry point", "device", "verdict", "bound", "cases", "worst share", "ulp", "bits = CPU", "special values",
-    "all inputs", "sum height / declared (summands)", "repeated calls", "alarms", "shares",
-)  # fmt: skip
+HEAD = ("entry point", "device", "verdict", "bound", "cases", "worst share", "ulp", "bits = CPU", "special values",
+        "all inputs", "sum height / declared (summands)", "repeated calls", "alarms", "shares")  # fmt: skip
 
 
 def _why_not_compared(entry: str) -> str:

@@ -16,10 +16,8 @@ def _sgd_torch(torch: Any, ps: Any, gs: Any, lengths: list[int], lr: float, weig
     pieces = [_pieces(x, lengths) for x in (ps, gs)]
 
     def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False, maximize=False,
-            is_first_step=False,
-        )  # fmt: skip
+        torch._fused_sgd_(*pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False,
+                          maximize=False, is_first_step=False)  # fmt: skip
         return ps
 
     return step
@@ -32,10 +30,8 @@ def _momentum_torch(
     pieces = [_pieces(x, lengths) for x in (ps, gs, vs)]
 
     def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening, nesterov=bool(nesterov),
-            maximize=False, is_first_step=False,
-        )  # fmt: skip
+        torch._fused_sgd_(*pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening,
+                          nesterov=bool(nesterov), maximize=False, is_first_step=False)  # fmt: skip
         return ps, vs
 
     return step
@@ -50,10 +46,8 @@ def _adam_torch(fused: str) -> Any:
         steps = [torch.tensor(float(step), device=device) for _ in lengths]
 
         def run() -> Any:
-            getattr(torch, fused)(
-                *pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False,
-                maximize=False,
-            )  # fmt: skip
+            getattr(torch, fused)(*pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
+                                  eps=eps, amsgrad=False, maximize=False)  # fmt: skip
             return ps, ms, vs
 
         return run

@@ -18,8 +18,6 @@ from tlrt.nn.linear import Embedding, LayerNorm, Linear
 from tlrt.nn.mamba import MambaBlock, SelectiveScan
 from tlrt.nn.norm import BatchNorm
 
-__all__ = [
-    "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm", "Linear",
-    "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
-    "TransformerBlock", "init", "schedules",
-]  # fmt: skip
+__all__ = ["AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm",
+           "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool",
+           "SpectralConv1d", "TransformerBlock", "init", "schedules"]  # fmt: skip

@@ -281,10 +281,8 @@ def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
     start = d.choice([0, 0, 1, 4095, 10**6])
-    return {
-        "n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
-        "halves": d.integer(0, 1),
-    }  # fmt: skip
+    return {"n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
+            "halves": d.integer(0, 1)}  # fmt: skip
 
 
 def _norms_keep(f, x):

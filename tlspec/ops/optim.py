@@ -238,11 +238,9 @@ def _draw_adam(d: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ADAM_CHECKS = [
-    check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
-    check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
-    check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-]  # fmt: skip
+ADAM_CHECKS = [check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
+               check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
+               check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")]  # fmt: skip
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
     lambda f: zip(f.many(values={"weight_decay": 0.0}),

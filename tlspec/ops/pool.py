@@ -68,10 +68,8 @@ def _draw(d, rank=None):
         spatial.append((int(axis), n))
         room = max(1, room // n)
     channels = 0 if d.empty else d.integer(1, max(1, min(room, 40)))
-    return {
-        "channels": channels, "spatial": [n for _, n in sorted(spatial)],
-        "kernel": kernel, "stride": stride, "padding": padding,
-    }  # fmt: skip
+    return {"channels": channels, "spatial": [n for _, n in sorted(spatial)], "kernel": kernel, "stride": stride,
+            "padding": padding}  # fmt: skip
 
 
 def _smooth_draw(d, rank=None):

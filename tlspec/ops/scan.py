@@ -211,10 +211,8 @@ def _composed(f, A, B, x, h0, seq_len, state):
         return
     b = (B.astype(np.float64) * x)[: seq_len // 2 * 2]
     a = A.astype(np.float64)[: seq_len // 2 * 2]
-    pairs = {
-        "A": (a[1::2] * a[::2]).astype(np.float32), "B": np.ones_like(b[::2], np.float32),
-        "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32), "h0": h0,
-    }  # fmt: skip
+    pairs = {"A": (a[1::2] * a[::2]).astype(np.float32), "B": np.ones_like(b[::2], np.float32),
+             "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32), "h0": h0}  # fmt: skip
     every = f()
     second = Value(every.array[1::2], every.tolerance[1::2])
     yield second, f(pairs, values={"seq_len": seq_len // 2, "state": state})
