@@ -108,7 +108,8 @@ def load(
         got = tensors.get(name)
         if got is None or got.shape != parameter.shape or got.dtype != np.dtype(wanted):
             found = "nothing" if got is None else f"{got.dtype} of shape {got.shape}"
-            raise CheckpointError(f"load: {path}: {name}: got {found}, expected {wanted} of shape {parameter.shape}")
+            expected = f"{wanted} of shape {parameter.shape}"
+            raise refusal(CheckpointError, "load", f"{path}: {name}", found, expected)
     if len(about["optimizers"]) != len(chosen):
         raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", len(chosen))
     states = []
