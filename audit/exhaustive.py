@@ -258,9 +258,8 @@ class Exhaustive:
             for kind, one in (("mismatches", "mismatch"), ("over", "over")):
                 if t.get(kind) and f"{one}_at" not in total:
                     total |= {f"{one}_{part}": t.get(f"{one}_{part}", 0) for part in ("at", "got", "want")}
-        out = {
-            f: total.get(f, 0) for f in ("seen", "worst", "misrounded", "mismatches", "over", "precise", "undecided")
-        }
+        counts = ("seen", "worst", "misrounded", "mismatches", "over", "precise", "undecided")
+        out = {f: total.get(f, 0) for f in counts}
         for one in ("worst", "mismatch", "over"):
             if f"{one}_at" in total:
                 out[f"{one}_case"] = {p: float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}

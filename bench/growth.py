@@ -65,9 +65,7 @@ class Entry:
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Of the least-squares line through log(values) over log(sizes)."""
-    x, y = np.log(np.asarray(sizes, np.float64)), np.log(np.asarray(values, np.float64))
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 @dataclass

@@ -7,6 +7,7 @@ the call has no element of it left afterwards.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,7 @@ class Runtime:
             import tlrt
 
             self.device = tlrt.device(device)
-            handle = self.device
-
-            def upload(array: np.ndarray) -> Any:
-                return tlrt.Buffer.from_numpy(array, handle)
-
+            upload = partial(tlrt.Buffer.from_numpy, device=self.device)
         self.upload = upload
         if kernels is None:
             from tlrt import kernels
@@ -63,9 +60,8 @@ class Runtime:
 
     def upload_list(self, value: np.ndarray, lengths: Sequence[int]) -> list[Any]:
         """The elements of a list that a case holds end to end, as buffers."""
-        return (
-            [self.upload(x) for x in np.split(value, np.cumsum(lengths, dtype=np.int64)[:-1])] if len(lengths) else []
-        )
+        parts = np.split(value, np.cumsum(lengths, dtype=np.int64)[:-1]) if len(lengths) else []
+        return [self.upload(x) for x in parts]
 
     def run(
         self, case: Case, *, poison: bool = False, want: Sequence[str] | None = None, in_place: bool = False
@@ -93,9 +89,8 @@ class Runtime:
                         if array.host:
                             given.append(np.full(case.shape(array), np.nan))
                         elif want is None or array.name in want:
-                            filler = np.full(int(np.prod(case.shape(array), dtype=np.int64)), POISON, np.uint32).view(
-                                np.float32
-                            )
+                            size = int(np.prod(case.shape(array), dtype=np.int64))
+                            filler = np.full(size, POISON, np.uint32).view(np.float32)
                             if array.listed:
                                 given.append(self.upload_list(filler, case.values["lengths"]))
                             else:
