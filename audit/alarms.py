@@ -56,10 +56,8 @@ def _work(
             except Exception as error:  # a call that raises is a finding, not the end of the run
                 row["comparisons"] += 1
                 row["alarms"] += 1
-                row["alarm_lines"] = [
-                    *row["alarm_lines"][:2],
-                    f"{type(error).__name__}: {error}; {reproduction(case, device)}",
-                ]
+                text = f"{type(error).__name__}: {error}; {reproduction(case, device)}"
+                row["alarm_lines"] = [*row["alarm_lines"][:2], text]
                 continue
             found = compare_outputs(expected, outs)
             for a, c, tol in zip(case.signature.outputs, found, expected.tolerances, strict=True):
@@ -161,17 +159,13 @@ def ok(document: Mapping[str, Any]) -> bool:
     return not any(t["alarms"] for t in document["totals"].values())
 
 
-def _share(x: float) -> str:
-    return f"{x:.3f}" if x else "0"
-
-
 def table(document: Mapping[str, Any]) -> str:
     """One line per entry point and device: alarms, the worst share and its histogram; then totals and loose bounds."""
     edges = [f"<={e:.3g}" for e in document["edges"]]
-    rows = [
-        (r["entry"], r["device"], r["comparisons"], r["alarms"], _share(r["worst"]), *(n or "" for n in r["histogram"]))
-        for r in document["entries"]
-    ]
+    rows = []
+    for r in document["entries"]:
+        worst = f"{r['worst']:.3f}" if r["worst"] else "0"
+        rows.append((r["entry"], r["device"], r["comparisons"], r["alarms"], worst, *(n or "" for n in r["histogram"])))
     text = format_table(("entry point", "device", "comparisons", "alarms", "worst share", *edges), rows)
     for r in document["loose"]:
         text += f"\nloose: {r['entry']} on {r['device']}: worst share {r['worst']:.4f} of {r['bound']}; {r['line']}"

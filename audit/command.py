@@ -46,18 +46,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
         "tests. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
-    p.add_argument(
-        "commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all"
-    )
-    p.add_argument("--short", action="store_true", help="a few seconds of each campaign")
-    p.add_argument(
-        "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
-    )
-    p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
-    p.add_argument("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
-    p.add_argument("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
-    p.add_argument("--html", metavar="FILE.html", help="write the document as a page for people")
-    p.add_argument("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
+    add = p.add_argument
+    add("commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all")
+    add("--short", action="store_true", help="a few seconds of each campaign")
+    add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
+    add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
+    add("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
+    add("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
+    add("--html", metavar="FILE.html", help="write the document as a page for people")
+    add("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
 
     def number(group: Any, name: str, what: str) -> None:
         group.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default {FULL[name]:,})")

@@ -77,12 +77,9 @@ def device_kind(device: Any) -> str:
     return "cuda" if str(device).startswith("cuda") else "cpu"
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _parts(document: Mapping[str, Any]) -> dict[str, list[Any]]:
-    parts = {name: _list(document[name]) for name in PARTS if document.get(name)}
+    given = {name: document[name] for name in PARTS if document.get(name)}
+    parts = {name: part if isinstance(part, list) else [part] for name, part in given.items()}
     if not parts.keys() - {"checkpoints"}:
         parts |= {name: [document] for name, keys in SIGNS.items() if all(k in document for k in keys)}
         devices = document.get("devices")

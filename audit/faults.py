@@ -265,11 +265,10 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
             if got["failed"]:
                 place = out["places"].setdefault(got["place"], {"raised": 0, "absorbed": 0})
                 place["raised" if got["raised"] else "absorbed"] += 1
-            out["failures"] += [f"{mode} {k} at {got['place']}: {f}" for f in got["failures"]]
+            found = list(got["failures"])
             if "result" in got and got["result"] != plain["result"]:
-                out["failures"].append(
-                    f"{mode} {k} at {got['place']}: the run's result differs from the undisturbed one"
-                )
+                found.append("the run's result differs from the undisturbed one")
+            out["failures"] += [f"{mode} {k} at {got['place']}: {f}" for f in found]
             progress.advance(1.0, f"{mode} {k}")
             k += every
             if len(out["failures"]) > 40 or (not got["failed"] and k > points):

@@ -109,8 +109,6 @@ def table(document: Mapping[str, Any]) -> str:
     samples = document["samples"]
     picked = samples[:: max(1, len(samples) // 10)]
     text = format_table(fields, [[r[f] for f in fields] for r in picked])
-    text += (
-        f"\n{document['steps']} steps on {document['device']}, {document['microseconds']} us each; the process grew by "
-    )
-    text += f"{document['growth']} bytes"
+    text += f"\n{document['steps']} steps on {document['device']}, {document['microseconds']} us each; "
+    text += f"the process grew by {document['growth']} bytes"
     return text + "".join(f"\nFAIL {f}" for f in document["failures"])

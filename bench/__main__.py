@@ -121,19 +121,14 @@ def show(row: Row) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
-    parser.add_argument(
-        "--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost"
-    )
-    parser.add_argument("--json", type=Path, help="write all figures to a file")
-    parser.add_argument(
-        "--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)"
-    )
-    parser.add_argument(
-        "--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor"
-    )
-    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    parser.add_argument("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
+    add = parser.add_argument
+    add("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
+    add("--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost")
+    add("--json", type=Path, help="write all figures to a file")
+    add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
+    add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
+    add("--no-torch", action="store_true", help="leave PyTorch out")
+    add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = device_of(args.device)
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)

@@ -121,14 +121,13 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.jsonl (default out/)"
-    )
-    parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
-    parser.add_argument("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
-    parser.add_argument("--ops", help="limit tests, verify and bench to these operations or families")
-    parser.add_argument("--cases", type=int, default=None, help="verify's cases per operation and data class")
-    parser.add_argument("--commit", default=None, help="the commit to record where git cannot tell")
+    add = parser.add_argument
+    add("--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.jsonl (default out/)")
+    add("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
+    add("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
+    add("--ops", help="limit tests, verify and bench to these operations or families")
+    add("--cases", type=int, default=None, help="verify's cases per operation and data class")
+    add("--commit", default=None, help="the commit to record where git cannot tell")
     args = parser.parse_args(argv)
     steps = [s.strip() for s in args.steps.split(",")]
     if unknown := set(steps) - set(STEPS):

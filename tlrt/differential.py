@@ -375,16 +375,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tlrt compare",
         description="Runs a program on several devices and compares every operation, forward and backward.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a Python file that defines the program")
-    parser.add_argument("--function", default="program", help="its function of one session (program)")
-    parser.add_argument(
-        "--devices", default="", help="comma-separated, the reference first (spec, cpu, and cuda if present)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the session's random generator")
-    parser.add_argument(
-        "--reproduce", type=Path, default=Path("compare-failures"), help="folder for inputs out of bounds"
-    )
-    parser.add_argument("--nodes", action="store_true", help="list every node, not only each operation")
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="a Python file that defines the program")
+    add("--function", default="program", help="its function of one session (program)")
+    add("--devices", default="", help="comma-separated, the reference first (spec, cpu, and cuda if present)")
+    add("--seed", type=int, default=0, help="of the session's random generator")
+    add("--reproduce", type=Path, default=Path("compare-failures"), help="folder for inputs out of bounds")
+    add("--nodes", action="store_true", help="list every node, not only each operation")
     arguments = parser.parse_args(argv)
     try:
         program = _load_program(arguments.file, arguments.function)

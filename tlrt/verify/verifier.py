@@ -74,7 +74,8 @@ class Verifier:
 
     def check(self, op: Op, which: str, cases: Iterator[Case] | Sequence[Case] | None = None) -> list[Result]:
         """Runs one entry point; one result per device. Without `cases` those of :func:`plan_cases` are drawn."""
-        results = {d: self._empty_result(op, which, d) for d in self.runtimes}
+        entry, bound = op.entry(which), op.bound_of(which).text
+        results = {d: Result(op.name, entry, op.family, which, d, bound) for d in self.runtimes}
         if cases is None:
             cases = (
                 draw_case(op, seed, data, size, which) for seed, data, size in plan_cases(op, which, self.settings)
@@ -105,9 +106,6 @@ class Verifier:
                             continue
                         if share > 1:
                             self._add_failure(result, case, runtime, "law", f"{place}: {where}")
-
-    def _empty_result(self, op: Op, which: str, device: str) -> Result:
-        return Result(op.name, op.entry(which), op.family, which, device, op.bound_of(which).text)
 
     def check_case(self, case: Case, results: Mapping[str, Result]) -> None:
         """Checks one case on every device and enters the outcome into `results`."""
