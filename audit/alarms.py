@@ -6,8 +6,6 @@ tolerance goes into a histogram; an entry point whose worst share stays below 1/
 be. Bounds that allow nothing have no histogram, only alarms.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import os
@@ -23,9 +21,7 @@ from tlrt.verify.run import Runtime, cpu_settings
 from tlrt.verify.verifier import directions
 from tlspec import registry
 from tlspec.cases import data_classes, draw_case
-from tlspec.compare import compare, reproduction
-
-__all__ = ["EDGES", "LOOSE", "alarms", "table"]
+from tlspec.compare import compare_outputs, reproduction
 
 #: upper edges of the histogram's bins; an alarm is above the last
 EDGES = (0.0, 1 / 1024, 1 / 256, 1 / 128, 1 / 64, 1 / 50, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -36,10 +32,8 @@ TASK = 100
 
 
 def _empty_row(entry: str, device: str, bound: str) -> dict[str, Any]:
-    return {
-        "entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0, "alarms": 0,
-        "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": [],
-    }  # fmt: skip
+    return {"entry": entry, "device": device, "bound": bound, "comparisons": 0, "measured": 0, "elements": 0,
+            "alarms": 0, "worst": 0.0, "worst_line": "", "histogram": [0] * len(EDGES), "alarm_lines": []}  # fmt: skip
 
 
 def _work(
@@ -62,23 +56,19 @@ def _work(
             except Exception as error:  # a call that raises is a finding, not the end of the run
                 row["comparisons"] += 1
                 row["alarms"] += 1
-                row["alarm_lines"] = [
-                    *row["alarm_lines"][:2],
-                    f"{type(error).__name__}: {error}; {reproduction(case, device)}",
-                ]
+                text = f"{type(error).__name__}: {error}; {reproduction(case, device)}"
+                row["alarm_lines"] = [*row["alarm_lines"][:2], text]
                 continue
-            for a, got, ref, tol, bits in zip(
-                case.signature.outputs, outs, expected.outputs, expected.tolerances, expected.bits, strict=True
-            ):
-                assert got is not None
-                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+            found = compare_outputs(expected, outs)
+            for a, c, tol in zip(case.signature.outputs, found, expected.tolerances, strict=True):
+                assert c is not None
                 row["comparisons"] += 1
                 row["elements"] += c.count
                 if not c.ok:
                     row["alarms"] += 1
                     if len(row["alarm_lines"]) < 3:
                         row["alarm_lines"].append(f"{c.explain(a.name)}; {reproduction(case, device)}")
-                elif ref.size and bool(np.any((tol > 0) & np.isfinite(tol))):
+                elif c.count and bool(np.any((tol > 0) & np.isfinite(tol))):
                     row["measured"] += 1
                     row["histogram"][int(np.searchsorted(EDGES, c.share))] += 1
                     if c.share > row["worst"]:
@@ -169,17 +159,13 @@ def ok(document: Mapping[str, Any]) -> bool:
     return not any(t["alarms"] for t in document["totals"].values())
 
 
-def _share(x: float) -> str:
-    return f"{x:.3f}" if x else "0"
-
-
 def table(document: Mapping[str, Any]) -> str:
     """One line per entry point and device: alarms, the worst share and its histogram; then totals and loose bounds."""
     edges = [f"<={e:.3g}" for e in document["edges"]]
-    rows = [
-        (r["entry"], r["device"], r["comparisons"], r["alarms"], _share(r["worst"]), *(n or "" for n in r["histogram"]))
-        for r in document["entries"]
-    ]
+    rows = []
+    for r in document["entries"]:
+        worst = f"{r['worst']:.3f}" if r["worst"] else "0"
+        rows.append((r["entry"], r["device"], r["comparisons"], r["alarms"], worst, *(n or "" for n in r["histogram"])))
     text = format_table(("entry point", "device", "comparisons", "alarms", "worst share", *edges), rows)
     for r in document["loose"]:
         text += f"\nloose: {r['entry']} on {r['device']}: worst share {r['worst']:.4f} of {r['bound']}; {r['line']}"

@@ -1,15 +1,11 @@
 """Builds of the native code that campaigns and tests of them need."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys
 from pathlib import Path
 
 from audit.environment import ROOT, processors
-
-__all__ = ["BuildError", "make"]
 
 
 class BuildError(RuntimeError):

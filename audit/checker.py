@@ -1,7 +1,5 @@
 """The compiled checker (``native/tools/checker.c``): built once per source and compiler, loaded beside the main library."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -14,8 +12,6 @@ import cffi
 import numpy as np
 
 from audit.environment import ROOT
-
-__all__ = ["BINARY", "Checker", "CheckerError", "checker", "float_text"]
 
 SOURCES = ("native/tools/checker.c", "native/tools/rounding.h")
 #: IEEE arithmetic as written: no contraction, no reassociation; errno and traps change no result

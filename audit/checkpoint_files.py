@@ -4,8 +4,6 @@ Bits, bytes, tails, the header's length, the table of tensors and every place of
 from a seed and a number.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import struct
@@ -18,8 +16,6 @@ from typing import Any
 import numpy as np
 
 from tlrt._terminal import Progress
-
-__all__ = ["damage", "try_damaged"]
 
 
 class _Trainee:
@@ -165,7 +161,5 @@ def try_damaged(files: int, seed: int = 0, device: str = "cpu") -> dict[str, Any
             failures.append(f"{run.session.device.memory().live_buffers} live buffers, expected at most {memory}")
         run.step()
         run.session.close()
-    return {
-        "files": refused + loaded + len(failures), "refused": refused, "loaded": loaded, "seed": seed,
-        "failures": failures, "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+    return {"files": refused + loaded + len(failures), "refused": refused, "loaded": loaded, "seed": seed,
+            "failures": failures, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip

@@ -1,7 +1,5 @@
 """``python -m audit COMMAND...``: the campaigns on the command line; also ``report`` and ``mutate``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -22,18 +20,12 @@ from tlrt.verify.report import summarise
 from tlrt.verify.run import device_names
 from tlspec import registry
 
-__all__ = ["main"]
-
 #: what a short run tries, which takes seconds
-SHORT: dict[str, Any] = {
-    "cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000, "calls": 20_000, "files": 200,
-    "every": 20, "steps": 500,
-}  # fmt: skip
+SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000,
+                         "calls": 20_000, "files": 200, "every": 20, "steps": 500}  # fmt: skip
 #: of the hostile calls one in a hundred is left out, as its work would be unbounded
-FULL: dict[str, Any] = {
-    "cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000, "calls": 10_200_000, "files": 10_000,
-    "every": 1, "steps": 10**6,
-}  # fmt: skip
+FULL: dict[str, Any] = {"cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000,
+                        "calls": 10_200_000, "files": 10_000, "every": 1, "steps": 10**6}  # fmt: skip
 #: the least that an option may ask for
 LEAST = {"pairs": 0, "files": 0}
 
@@ -54,18 +46,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Besides: `report FILE... --html FILE.html` shows files of runs as a page; `mutate` plants defects and scores the "
         "tests. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
-    p.add_argument(
-        "commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all"
-    )
-    p.add_argument("--short", action="store_true", help="a few seconds of each campaign")
-    p.add_argument(
-        "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
-    )
-    p.add_argument("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
-    p.add_argument("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
-    p.add_argument("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
-    p.add_argument("--html", metavar="FILE.html", help="write the document as a page for people")
-    p.add_argument("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
+    add = p.add_argument
+    add("commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all")
+    add("--short", action="store_true", help="a few seconds of each campaign")
+    add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
+    add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
+    add("--out", metavar="DIR", help="write campaign.jsonl there, and the state of the exhaustive campaign")
+    add("--json", metavar="FILE", help="write the document there; JSON lines to FILE.jsonl")
+    add("--html", metavar="FILE.html", help="write the document as a page for people")
+    add("--workers", type=int, metavar="N", help="threads and processes (default: one per processor)")
 
     def number(group: Any, name: str, what: str) -> None:
         group.add_argument(f"--{name}", type=int, metavar="N", help=f"{what} (default {FULL[name]:,})")
@@ -178,9 +167,6 @@ def _report(argv: Sequence[str]) -> int:
     return 1 if found else 0
 
 
-# ---- the campaigns ---------------------------------------------------------------------------------------------------
-
-
 def _verify(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     found = verify_drawn(devices, args.ops, args.cases)
     return Outcome(found.document(), found.ok, summarise(found))
@@ -212,10 +198,21 @@ def _exhaustive(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return Outcome(document, ok, text)
 
 
+def _outcome(campaign: Any, document: dict[str, Any]) -> Outcome:
+    """What a campaign's module says of its document."""
+    return Outcome(document, campaign.ok(document), campaign.table(document))
+
+
+def _outcome_of_runs(campaign: Any, runs: list[dict[str, Any]]) -> Outcome:
+    """The same of several runs, each with a verdict of its own."""
+    for run in runs:
+        run["verdict"] = "pass" if campaign.ok(run) else "fail"
+    return Outcome(list(runs), all(map(campaign.ok, runs)), "\n\n".join(map(campaign.table, runs)))
+
+
 def _probe(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     chosen = [r.name for r in registry.ops(args.ops)]
-    document = probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL)
-    return Outcome(document, probe.ok(document), probe.table(document))
+    return _outcome(probe, probe.probe(devices, chosen, probe.SHORT if args.short else probe.FULL))
 
 
 def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
@@ -226,8 +223,7 @@ def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 
 def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    document = alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers)
-    return Outcome(document, alarms.ok(document), alarms.table(document))
+    return _outcome(alarms, alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers))
 
 
 def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
@@ -247,22 +243,17 @@ def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
             runs.append(hostile.calls(max(args.calls // 10, 1), workers=args.workers, **several))
         for shared in (False, True):
             runs.append(hostile.calls(max(args.calls // 50, 1), threads=8, shared=shared, **{"workers": 1, **several}))
-    for run in runs:
-        run["verdict"] = "pass" if hostile.ok(run) else "fail"
-    return Outcome(list(runs), all(map(hostile.ok, runs)), "\n\n".join(map(hostile.table, runs)))
+    return _outcome_of_runs(hostile, runs)
 
 
 def _faults(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     document = faults.campaign(devices, args.every, args.modes)
     faults.use_up(document)
-    return Outcome(document, faults.ok(document), faults.table(document))
+    return _outcome(faults, document)
 
 
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    runs = [soak.soak(device, args.steps) for device in devices]
-    for run in runs:
-        run["verdict"] = "pass" if soak.ok(run) else "fail"
-    return Outcome(list(runs), all(map(soak.ok, runs)), "\n\n".join(map(soak.table, runs)))
+    return _outcome_of_runs(soak, [soak.soak(device, args.steps) for device in devices])
 
 
 CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Outcome]] = {

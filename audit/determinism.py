@@ -5,8 +5,6 @@ invariance is promised wherever no library of the vendor decides the order (``cu
 the outcome is reported, and does not fail.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +20,6 @@ from tlspec import registry
 from tlspec.cases import PATH, Case, cotangent_names, data_classes, draw_case
 from tlspec.compare import same_bits
 from tlspec.registry import Array, Op
-
-__all__ = ["BATCH", "Determinism", "parts", "table"]
 
 #: the dimension of each operation whose entries do not depend on one another, and the fewest that the same tree sums:
 #: one column alone is summed by the row tree, as its row says

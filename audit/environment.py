@@ -1,7 +1,5 @@
 """Where a campaign runs: the source tree and its commit, the machine, the devices and the library."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import os
@@ -11,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tlrt.verify.report import describe_versions
-
-__all__ = ["EVIDENCE", "ROOT", "commit", "describe_run", "now", "processors"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: the committed files of measured runs
@@ -49,8 +45,6 @@ def describe_run(devices: Sequence[str]) -> dict[str, Any]:
     from tlrt._binding.library import load
 
     library = load()
-    return {
-        "started": now(), "devices": {d: tlrt.describe(d) for d in devices}, "build": dict(library.build_info),
-        "library": hashlib.sha256(Path(library.path).read_bytes()).hexdigest()[:16], "versions": describe_versions(),
-        "processors": processors(),
-    }  # fmt: skip
+    return {"started": now(), "devices": {d: tlrt.describe(d) for d in devices}, "build": dict(library.build_info),
+            "library": hashlib.sha256(Path(library.path).read_bytes()).hexdigest()[:16],
+            "versions": describe_versions(), "processors": processors()}  # fmt: skip

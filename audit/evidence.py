@@ -4,8 +4,6 @@ A file is a verify document, a campaign's, the document of one part alone, or wh
 keeps the file it came from. Benchmark files hold no evidence of correctness and give a source without parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +11,6 @@ from typing import Any
 
 from tlrt.verify.documents import read_document
 from tlspec import registry
-
-__all__ = ["PARTS", "Evidence", "EvidenceError", "Finding", "Source", "device_kind", "load", "read"]
 
 #: parts of a document, and what their absence leaves untried
 PARTS: Mapping[str, str] = {
@@ -81,12 +77,9 @@ def device_kind(device: Any) -> str:
     return "cuda" if str(device).startswith("cuda") else "cpu"
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _parts(document: Mapping[str, Any]) -> dict[str, list[Any]]:
-    parts = {name: _list(document[name]) for name in PARTS if document.get(name)}
+    given = {name: document[name] for name in PARTS if document.get(name)}
+    parts = {name: part if isinstance(part, list) else [part] for name, part in given.items()}
     if not parts.keys() - {"checkpoints"}:
         parts |= {name: [document] for name, keys in SIGNS.items() if all(k in document for k in keys)}
         devices = document.get("devices")

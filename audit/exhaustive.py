@@ -8,8 +8,6 @@ an interrupted run continues with the chunks that are missing. The 64-bit hash o
 on different machines be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -31,8 +29,6 @@ from tlrt.verify.documents import write_document
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.registry import Op
-
-__all__ = ["CHUNK", "Entry", "Exhaustive", "entries"]
 
 CHUNK, BLOCK = 2**24, 2**20
 #: seconds between two writings of the state
@@ -98,7 +94,7 @@ def entries(names: str | None = None, gradients: bool = True) -> list[Entry]:
 class _Worker:
     """What one thread computes with: a runtime for every device, and arrays of a chunk."""
 
-    def __init__(self, campaign: Exhaustive, runtimes: Sequence[Runtime]):
+    def __init__(self, campaign: "Exhaustive", runtimes: Sequence[Runtime]):
         self.campaign, self.runtimes = campaign, runtimes
         self.inputs = np.empty(campaign.chunk, np.float32)
         self.results = [np.empty(campaign.chunk, np.float32) for _ in runtimes]
@@ -171,8 +167,6 @@ class Exhaustive:
         if state is not None and state.exists():
             self._resume(state)
 
-    # ---- the state
-
     def _key(self) -> dict[str, Any]:
         return {"stride": self.stride, "chunk": self.chunk, "devices": self.devices, "library": self.head["library"]}
 
@@ -189,8 +183,6 @@ class Exhaustive:
         if self.state is not None:
             document = {"key": self._key(), "seconds": self.seconds, "records": self.records}
             write_document(self.state, document)
-
-    # ---- the run
 
     def run(self) -> None:
         """Does every chunk that is missing, until the budget is spent."""
@@ -249,8 +241,6 @@ class Exhaustive:
             rows.append(row)
         return rows
 
-    # ---- the outcome
-
     def _sum_up(self, entry: Entry, device: str) -> dict[str, Any]:
         total: dict[str, Any] = {}
         hashes = []
@@ -268,9 +258,8 @@ class Exhaustive:
             for kind, one in (("mismatches", "mismatch"), ("over", "over")):
                 if t.get(kind) and f"{one}_at" not in total:
                     total |= {f"{one}_{part}": t.get(f"{one}_{part}", 0) for part in ("at", "got", "want")}
-        out = {
-            f: total.get(f, 0) for f in ("seen", "worst", "misrounded", "mismatches", "over", "precise", "undecided")
-        }
+        counts = ("seen", "worst", "misrounded", "mismatches", "over", "precise", "undecided")
+        out = {f: total.get(f, 0) for f in counts}
         for one in ("worst", "mismatch", "over"):
             if f"{one}_at" in total:
                 out[f"{one}_case"] = {p: float_text(total[f"{one}_{p}"]) for p in ("at", "got", "want")}

@@ -8,8 +8,6 @@ those of the undisturbed run, bit for bit. Trials run from k = 1 until one makes
 a process of its own, forked before the library has allocated anything; on a GPU they share one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
@@ -27,8 +25,6 @@ import numpy as np
 from audit.build import make
 from audit.environment import ROOT
 from tlrt._terminal import Progress, format_table
-
-__all__ = ["build", "campaign", "ok", "out_of_memory", "table", "use_up"]
 
 #: allocation k alone fails, or all from k on until the first exception
 MODES = ("one", "all")
@@ -93,10 +89,8 @@ class _Program:
     def build(self) -> None:
         """Parameters on the device: those of a convolution, attention, a spectral convolution, and layers between."""
         rng = np.random.default_rng(0)
-        shapes = {
-            "conv.w": (4, 2, 3, 3), "conv.b": (4,), "query": (12, 12), "key": (12, 12), "spectral.re": (5, 4, 4),
-            "spectral.im": (5, 4, 4), "out.w": (7, 52), "out.b": (7,), "gamma": (4,), "beta": (4,),
-        }  # fmt: skip
+        shapes = {"conv.w": (4, 2, 3, 3), "conv.b": (4,), "query": (12, 12), "key": (12, 12), "spectral.re": (5, 4, 4),
+                  "spectral.im": (5, 4, 4), "out.w": (7, 52), "out.b": (7,), "gamma": (4,), "beta": (4,)}  # fmt: skip
         for name, shape in shapes.items():
             if name not in self.parameters:
                 made = self.session.param(rng.standard_normal(shape) * 0.3, name)
@@ -161,10 +155,8 @@ def _parts(program: _Program) -> list[tuple[str, Callable[[], None], bool]]:
     step: list[tuple[str, Callable[[], None], bool]] = [
         ("gradients", program.gradients, True), ("step", program.update, False), ("reset", program.forget, False),
     ]  # fmt: skip
-    return [
-        ("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
-        *step * STEPS,
-    ]  # fmt: skip
+    return [("open", program.open, False), ("build", program.build, False), ("prepare", program.prepare, True),
+            *step * STEPS]  # fmt: skip
 
 
 def trial(device: str, k: int, mode: str, switch: _Switch | None = None) -> dict[str, Any]:
@@ -243,10 +235,8 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
         text = file.read().decode()
     found = json.loads(text) if text else {}
     if status or "error" in found:
-        return {
-            "k": k, "mode": mode, "raised": [], "seen": 0, "failed": 0, "place": "",
-            "failures": [f"the trial ended with status {status}: {found.get('error', '')}"],
-        }  # fmt: skip
+        return {"k": k, "mode": mode, "raised": [], "seen": 0, "failed": 0, "place": "",
+                "failures": [f"the trial ended with status {status}: {found.get('error', '')}"]}  # fmt: skip
     return dict(found)
 
 
@@ -275,11 +265,10 @@ def _explore(device: str, every: int, modes: Sequence[str]) -> dict[str, Any]:
             if got["failed"]:
                 place = out["places"].setdefault(got["place"], {"raised": 0, "absorbed": 0})
                 place["raised" if got["raised"] else "absorbed"] += 1
-            out["failures"] += [f"{mode} {k} at {got['place']}: {f}" for f in got["failures"]]
+            found = list(got["failures"])
             if "result" in got and got["result"] != plain["result"]:
-                out["failures"].append(
-                    f"{mode} {k} at {got['place']}: the run's result differs from the undisturbed one"
-                )
+                found.append("the run's result differs from the undisturbed one")
+            out["failures"] += [f"{mode} {k} at {got['place']}: {f}" for f in found]
             progress.advance(1.0, f"{mode} {k}")
             k += every
             if len(out["failures"]) > 40 or (not got["failed"] and k > points):

@@ -1,13 +1,9 @@
 """How documents and pages write figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
-
-__all__ = ["count_calls", "format_count", "format_inputs", "format_share", "plural"]
 
 
 def format_count(n: float) -> str:

@@ -5,8 +5,6 @@ its table of entry points and valid cases is generated from the registry. Every 
 failure is one line to run again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,8 +20,6 @@ from audit.build import make
 from audit.environment import ROOT, processors
 from audit.work import run_in_threads
 from tlrt._terminal import Progress, format_table
-
-__all__ = ["build", "calls", "ok", "table"]
 
 #: what a sanitizer does with a finding: end the process, so that the call at hand is the last one
 SANITIZERS = {
@@ -102,10 +98,8 @@ def calls(
     start = time.monotonic()
     run_in_threads(starts, workers, lambda: nullcontext(work))
     progress.close()
-    return {
-        **total, "seed": seed, "device": device, "threads": threads, "shared": shared, "sanitizers": sanitize,
-        "slowest": slowest, "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+    return {**total, "seed": seed, "device": device, "threads": threads, "shared": shared, "sanitizers": sanitize,
+            "slowest": slowest, "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
 
 
 def ok(document: Mapping[str, Any]) -> bool:

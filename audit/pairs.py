@@ -5,8 +5,6 @@ neighbours, values with few fraction bits), then random pairs: a quarter uniform
 within 26 of each other and with the low fraction bits cleared in half of them, where exact results and ties are frequent.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,8 +19,6 @@ from audit.exhaustive import CHUNK
 from audit.work import open_runtimes, walk
 from tlrt._terminal import format_table
 from tlrt.verify.run import Runtime
-
-__all__ = ["Pairs", "structured", "table"]
 
 #: parameter of axpy, as ``native/tools/rounding.h`` has it
 VALUES: Mapping[str, Mapping[str, float]] = {"axpy": {"c": 0.7}}

@@ -3,8 +3,6 @@
 A tree that is higher than declared fails, as do answers that fit no tree, and sums promised in index order that are not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +11,6 @@ from audit.targets import targets
 from audit.trees import NoTree, chain, depth, positive_depth, reveal
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.run import Runtime
-
-__all__ = ["FULL", "SHORT", "probe", "table"]
 
 #: numbers of summands: primes, powers of two and their neighbours
 FULL = (1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1021, 1025, 4099, 16411)
@@ -26,10 +22,8 @@ SAMPLES = (0.0, 1.0, 0.5, 0.31, 0.77)
 #: beyond this many summands only the sums of :data:`LARGE` are asked, for the depth of two leaves
 MANY = 8192
 #: one sum of every kind of tree whose order changes with great length
-LARGE = {
-    ("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
-    ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1"),
-}  # fmt: skip
+LARGE = {("reduce_sum_axis1", "out"), ("reduce_sum_axis0", "out"), ("softmax", "gx"), ("layer_norm", "mean"),
+         ("matmul", "out, m=64 p=65"), ("conv2d", "out, 1x1")}  # fmt: skip
 
 
 def _sample_leaves(n: int) -> list[int]:

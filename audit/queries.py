@@ -5,8 +5,6 @@ call. ``height`` is what the row's bound assumes for these shapes and ``extra`` 
 of the sum itself: products, the quotient of a mean, the bias.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +16,6 @@ from audit.trees import HUGE, SMALL
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_named
-
-__all__ = ["ROWS", "TARGETS", "Calls", "Query", "Target", "add_target", "columns_of", "declared", "ones", "same"]
 
 #: summand rows of one call where the shape leaves them free
 ROWS = 64

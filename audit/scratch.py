@@ -1,7 +1,5 @@
 """A copy of the source tree that a planted defect may spoil, with the objects already compiled, so that little is rebuilt."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +7,6 @@ from pathlib import Path
 
 from audit.build import make
 from audit.environment import ROOT
-
-__all__ = ["Scratch", "scratch"]
 
 #: what the library, its tests and their tools need
 PARTS = ("native", "tlspec", "codegen", "tlrt", "audit", "tests", "bench", "evidence", "examples", "docs")

@@ -5,8 +5,6 @@ may ask the driver or the operating system for memory, live bytes and buffers af
 other, and the process itself does not grow.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from tlrt._terminal import Progress, format_table
-
-__all__ = ["ok", "soak", "table"]
 
 WARM_UP = 50
 #: what the process may grow by over the whole run, in bytes: the allocator's own arenas settle within it, and at 10^6 steps it
@@ -97,11 +93,9 @@ def soak(
         if not np.isfinite(loss_value):
             failures.append(f"the loss is {loss_value}")
         optimizer.close()
-    return {
-        "device": device, "steps": steps, "seconds": round(seconds, 1), "microseconds": round(1e6 * seconds / max(steps, 1), 1),
-        "live_bytes": first.live_bytes, "live_buffers": first.live_buffers, "growth": growth, "samples": rows,
-        "failures": failures,
-    }  # fmt: skip
+    return {"device": device, "steps": steps, "seconds": round(seconds, 1),
+            "microseconds": round(1e6 * seconds / max(steps, 1), 1), "live_bytes": first.live_bytes,
+            "live_buffers": first.live_buffers, "growth": growth, "samples": rows, "failures": failures}  # fmt: skip
 
 
 def ok(document: Mapping[str, Any]) -> bool:
@@ -115,8 +109,6 @@ def table(document: Mapping[str, Any]) -> str:
     samples = document["samples"]
     picked = samples[:: max(1, len(samples) // 10)]
     text = format_table(fields, [[r[f] for f in fields] for r in picked])
-    text += (
-        f"\n{document['steps']} steps on {document['device']}, {document['microseconds']} us each; the process grew by "
-    )
-    text += f"{document['growth']} bytes"
+    text += f"\n{document['steps']} steps on {document['device']}, {document['microseconds']} us each; "
+    text += f"the process grew by {document['growth']} bytes"
     return text + "".join(f"\nFAIL {f}" for f in document["failures"])

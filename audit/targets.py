@@ -1,8 +1,6 @@
 """The sums that the probe asks about: reductions, products, convolutions, pools, softmax, normalisation, losses, attention,
 scatter-adds, transforms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +11,6 @@ from audit.queries import ROWS, TARGETS, Calls, Query, Target, add_target, colum
 from tlspec import registry
 from tlspec.bounds import column_height, tree_height
 from tlspec.ops import attention, spectral
-
-__all__ = ["TARGETS", "targets"]
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -39,12 +35,9 @@ add_target("reduce_sum_axis1", "out", lambda n: {"rows": ROWS, "cols": n}, lambd
 for _what, _cols in (("out", ROWS), ("out, one column", 1)):
     add_target(
         "reduce_sum_axis0", _what, lambda n, cols=_cols: {"rows": n, "cols": cols}, lambda x, v: {"x": columns_of(x)},
-        rows=_cols,
-    )  # fmt: skip
-add_target(
-    "reduce_sum_axis", "out, middle axis", lambda n: {"dims": [3, n, ROWS], "axis": 1},
-    lambda x, v: {"x": np.stack([columns_of(x)] * 3)}, read=lambda y, x: same(y.reshape(3, ROWS).T),
-)  # fmt: skip
+        rows=_cols)  # fmt: skip
+add_target("reduce_sum_axis", "out, middle axis", lambda n: {"dims": [3, n, ROWS], "axis": 1},
+    lambda x, v: {"x": np.stack([columns_of(x)] * 3)}, read=lambda y, x: same(y.reshape(3, ROWS).T))  # fmt: skip
 add_target(
     "reduce_mean", "out, last axis", lambda n: {"dims": [ROWS, n], "axis": 1}, lambda x, v: {"x": x}, extra=1, read=undo_mean,
 )  # fmt: skip
@@ -66,43 +59,30 @@ add_target(
 _SHAPES: tuple[tuple[int, int, tuple[int, ...] | None], ...]
 _SHAPES = ((1, 1, None), (ROWS, 1, None), (ROWS, 65, None), (512, 512, (512, 1021)), (1024, 1024, (1024,)))
 for _rows, _p, _sizes in _SHAPES:
-    add_target(
-        "matmul", f"out, m={_rows} p={_p}", lambda n, m=_rows, p=_p: {"m": m, "n": n, "p": p},
-        lambda x, v: {"A": x, "B": ones(v["n"], v["p"])}, rows=_rows, extra=1, read=equal_columns, sizes=_sizes,
-    )  # fmt: skip
-add_target(
-    "matmul", "gA", lambda n: {"m": ROWS, "n": 5, "p": n},
-    lambda x, v: {"A": ones(ROWS, 5), "B": ones(5, v["p"]), "g": x}, gradient=True, extra=1, read=equal_columns,
-)  # fmt: skip
-add_target(
-    "matmul", "gB", lambda n: {"m": n, "n": ROWS, "p": 5},
+    add_target("matmul", f"out, m={_rows} p={_p}", lambda n, m=_rows, p=_p: {"m": m, "n": n, "p": p},
+        lambda x, v: {"A": x, "B": ones(v["n"], v["p"])}, rows=_rows, extra=1, read=equal_columns, sizes=_sizes)  # fmt: skip
+add_target("matmul", "gA", lambda n: {"m": ROWS, "n": 5, "p": n},
+    lambda x, v: {"A": ones(ROWS, 5), "B": ones(5, v["p"]), "g": x}, gradient=True, extra=1, read=equal_columns)  # fmt: skip
+add_target("matmul", "gB", lambda n: {"m": n, "n": ROWS, "p": 5},
     lambda x, v: {"A": columns_of(x), "B": ones(ROWS, 5), "g": ones(v["m"], 5)}, gradient=True, output=1, extra=1,
-    read=equal_columns,
-)  # fmt: skip
-add_target(
-    "bmm", "out", lambda n: {"batch": 3, "m": ROWS, "n": n, "p": 5},
+    read=equal_columns)  # fmt: skip
+add_target("bmm", "out", lambda n: {"batch": 3, "m": ROWS, "n": n, "p": 5},
     lambda x, v: {"A": np.stack([x] * 3), "B": ones(3, v["n"], 5)}, extra=1,
-    read=lambda y, x: same(y.reshape(3, ROWS, 5).transpose(1, 0, 2).reshape(ROWS, 15)),
-)  # fmt: skip
+    read=lambda y, x: same(y.reshape(3, ROWS, 5).transpose(1, 0, 2).reshape(ROWS, 15)))  # fmt: skip
 for _what, _rows, _outputs in (("y", ROWS, 5), ("y, one vector, one output", 1, 1)):
     add_target(
         "linear", _what, lambda n, rows=_rows, outputs=_outputs: {"batch": rows, "inputs": n, "outputs": outputs},
         lambda x, v: {"W": ones(v["outputs"], v["inputs"]), "x": x, "b": zeros(v["outputs"])}, rows=_rows, extra=2,
-        read=equal_columns,
-    )  # fmt: skip
+        read=equal_columns)  # fmt: skip
 for _output, (_what, _extra) in enumerate((("gW", 1), ("gx", 1), ("gb", 0))):
     _over_outputs = _what == "gx"  # the others sum over the batch
-    add_target(
-        "linear", _what,
+    add_target("linear", _what,
         lambda n, over=_over_outputs: {"batch": ROWS if over else n, "inputs": 5, "outputs": n if over else ROWS},
         lambda x, v, over=_over_outputs: {
             "W": ones(v["outputs"], 5), "x": ones(v["batch"], 5), "g": x if over else columns_of(x)},
-        gradient=True, output=_output, extra=_extra, read=equal_columns,
-    )  # fmt: skip
-add_target(
-    "dgemm", "out", lambda n: {"m": ROWS, "n": n, "p": 5}, lambda x, v: {"A": x, "B": np.ones((v["n"], 5))},
-    height=lambda n: n, extra=1, read=equal_columns, dtype=np.float64,
-)  # fmt: skip
+        gradient=True, output=_output, extra=_extra, read=equal_columns)  # fmt: skip
+add_target("dgemm", "out", lambda n: {"m": ROWS, "n": n, "p": 5}, lambda x, v: {"A": x, "B": np.ones((v["n"], 5))},
+    height=lambda n: n, extra=1, read=equal_columns, dtype=np.float64)  # fmt: skip
 
 # ---- convolutions and pools ------------------------------------------------------------------------------------------------
 
@@ -110,14 +90,12 @@ _APART = {"stride_h": 1, "stride_w": 1, "padding_h": 0, "padding_w": 0}
 
 # windows of side x side over as many cells: one output, which sums channels x side x side products
 for _op, _side in (("conv2d", 1), ("conv2d", 3), ("conv_transpose2d", 1)):
-    add_target(
-        _op, f"out, {_side}x{_side}",
+    add_target(_op, f"out, {_side}x{_side}",
         lambda n, side=_side: {
             "batch": ROWS, "in_channels": max(1, n // side**2), "out_channels": 5, "in_h": side, "in_w": side,
             "kernel_h": side, "kernel_w": side, **_APART},
         lambda x, v: {"x": x, "w": ones(5 * x.shape[1]), "b": zeros(5)}, extra=2, read=equal_columns,
-        leaves=lambda n, side=_side: max(1, n // side**2) * side**2,
-    )  # fmt: skip
+        leaves=lambda n, side=_side: max(1, n // side**2) * side**2)  # fmt: skip
 
 
 def _third_window(x: np.ndarray, v: dict[str, Any]) -> dict[str, Any]:
@@ -127,12 +105,10 @@ def _third_window(x: np.ndarray, v: dict[str, Any]) -> dict[str, Any]:
     return {"x": wide, "w": ones(5, v["in_channels"], 3), "b": zeros(5)}
 
 
-add_target(
-    "conv", "out, 16 positions, 3 wide",
+add_target("conv", "out, 16 positions, 3 wide",
     lambda n: {"batch": ROWS, "in_channels": n // 3, "out_channels": 5, "spatial": [18], "kernel": [3], "stride": [1],
                "padding": [0]},
-    _third_window, extra=2, read=lambda y, x: same(y.reshape(ROWS, 5, 16)[:, :, 2]), sizes=(3, 33, 255),
-)  # fmt: skip
+    _third_window, extra=2, read=lambda y, x: same(y.reshape(ROWS, 5, 16)[:, :, 2]), sizes=(3, 33, 255))  # fmt: skip
 
 # gx sums over output channels, gw and gb over the batch or over the positions of one image
 for _what, _output, _extra, _dims in (
@@ -143,16 +119,14 @@ for _what, _output, _extra, _dims in (
     ("gb, over positions", 2, 0, {"out_channels": ROWS, "batch": 1}),
 ):
     _images = "over images" in _what
-    add_target(
-        "conv2d", _what,
+    add_target("conv2d", _what,
         lambda n, dims=_dims: {
             **dict.fromkeys(("batch", "out_channels", "in_w"), n), **dims, "in_channels": 5, "in_h": 1, "kernel_h": 1,
             "kernel_w": 1, **_APART},
         lambda x, v, images=_images: {
             "x": ones(v["batch"] * 5 * v["in_w"]), "w": ones(v["out_channels"], 5),
             "g": columns_of(x) if images else x},
-        gradient=True, output=_output, extra=_extra, read=equal_columns,
-    )  # fmt: skip
+        gradient=True, output=_output, extra=_extra, read=equal_columns)  # fmt: skip
 
 
 def _one_window(n: int) -> dict[str, Any]:
@@ -165,12 +139,10 @@ add_target(
     "avg_pool2d", "out", _one_window, lambda x, v: {"x": x}, extra=1, read=undo_mean, sizes=(1, 4, 9, 25, 121, 1024)
 )
 # n windows of n cells, one apart: the cell in the middle is in all of them
-add_target(
-    "avg_pool", "gx",
+add_target("avg_pool", "gx",
     lambda n: {"channels": ROWS, "spatial": [2 * n - 1], "kernel": [n], "stride": [1], "padding": [0]},
     lambda x, v: {"g": x}, gradient=True, extra=1, sizes=(2, 7, 33),
-    read=lambda y, x: undo_mean(y.reshape(ROWS, -1)[:, x.shape[1] - 1], x),
-)  # fmt: skip
+    read=lambda y, x: undo_mean(y.reshape(ROWS, -1)[:, x.shape[1] - 1], x))  # fmt: skip
 
 # ---- softmax, normalisation, losses, attention -----------------------------------------------------------------------------
 # Their bounds are composites; the height inside is that of tlspec.bounds.tree_height (rows) or column_height (columns).
@@ -190,14 +162,11 @@ def _at_one(y: np.ndarray, x: np.ndarray) -> np.ndarray:
 for _op, _y in (("softmax", 1.0), ("log_softmax", 0.0)):
     add_target(
         _op, "denominator", lambda n: {"rows": ROWS, "cols": n}, lambda x, v: {"x": _exponents(x)}, height=tree_height,
-        read=lambda y, x: -y.reshape(x.shape).max(axis=1), positive=True,
-    )  # fmt: skip
+        read=lambda y, x: -y.reshape(x.shape).max(axis=1), positive=True)  # fmt: skip
     # y = 1 everywhere (log-softmax: 0), so that gx is g minus the sum of g; a leaf of g = 1 shows it
-    add_target(
-        _op, "gx", lambda n: {"rows": ROWS, "cols": n},
+    add_target(_op, "gx", lambda n: {"rows": ROWS, "cols": n},
         lambda x, v, y=_y: {"out": np.full(x.shape, y, np.float32), "g": x}, gradient=True, height=tree_height, least=3,
-        read=lambda y, x: 1.0 - _at_one(y, x),
-    )  # fmt: skip
+        read=lambda y, x: 1.0 - _at_one(y, x))  # fmt: skip
 
 
 def _huge(x: np.ndarray) -> np.ndarray:
@@ -211,26 +180,18 @@ def _undo_normalisation(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return n * (1.0 - _at_one(y, x) * 2.0**50 * np.sqrt(2.0 / n))
 
 
-add_target(
-    "layer_norm", "mean", lambda n: {"rows": ROWS, "cols": n, "eps": 1e-6},
+add_target("layer_norm", "mean", lambda n: {"rows": ROWS, "cols": n, "eps": 1e-6},
     lambda x, v: {"x": _huge(x), "gamma": ones(v["cols"]), "beta": zeros(v["cols"])}, height=tree_height, least=3,
-    read=_undo_normalisation,
-)  # fmt: skip
-add_target(
-    "batchnorm_channel_first", "mean", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
+    read=_undo_normalisation)  # fmt: skip
+add_target("batchnorm_channel_first", "mean", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
     lambda x, v: {"x": _huge(x), "gamma": ones(ROWS), "beta": zeros(ROWS)}, height=tree_height, least=3,
-    read=_undo_normalisation,
-)  # fmt: skip
-add_target(
-    "layer_norm", "gbeta", lambda n: {"rows": n, "cols": ROWS, "eps": 1e-6},
+    read=_undo_normalisation)  # fmt: skip
+add_target("layer_norm", "gbeta", lambda n: {"rows": n, "cols": ROWS, "eps": 1e-6},
     lambda g, v: {"x": np.arange(g.size, dtype=np.float32) % 7, "gamma": ones(ROWS), "g": columns_of(g)},
-    gradient=True, output=2, height=column_height,
-)  # fmt: skip
-add_target(
-    "batchnorm_channel_first", "gbeta", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
+    gradient=True, output=2, height=column_height)  # fmt: skip
+add_target("batchnorm_channel_first", "gbeta", lambda n: {"channels": ROWS, "height": 1, "width": n, "eps": 1e-6},
     lambda g, v: {"x": np.arange(g.size, dtype=np.float32) % 7, "gamma": ones(ROWS), "g": g}, gradient=True, output=2,
-    height=tree_height,
-)  # fmt: skip
+    height=tree_height)  # fmt: skip
 
 
 def _mse(k: Calls, n: int) -> Query:
@@ -256,37 +217,27 @@ def _attention_size(n: int) -> dict[str, Any]:
 
 
 # scores of 0: every weight is 1 before the quotient, and the row sums are n
-add_target(
-    "flash_attention", "out", _attention_size,
+add_target("flash_attention", "out", _attention_size,
     lambda x, v: {**dict.fromkeys("QK", zeros(v["n"], ROWS)), "V": columns_of(x), "mask": None},
     height=lambda n: _attention_heights(n)[1], extra=lambda n: _attention_heights(n)[0],
-    read=lambda y, x: undo_mean(same(y.reshape(-1, ROWS).T), x),
-)  # fmt: skip
-add_target(
-    "flash_attention", "gV", _attention_size,
+    read=lambda y, x: undo_mean(same(y.reshape(-1, ROWS).T), x))  # fmt: skip
+add_target("flash_attention", "gV", _attention_size,
     lambda x, v: {**dict.fromkeys(("Q", "K", "V", "out"), zeros(v["n"], ROWS)), "mask": None, "g": columns_of(x)},
     gradient=True, output=2, height=lambda n: _attention_heights(n)[1] + 2, extra=1,
-    read=lambda y, x: undo_mean(same(y.reshape(-1, ROWS).T), x),
-)  # fmt: skip
+    read=lambda y, x: undo_mean(same(y.reshape(-1, ROWS).T), x))  # fmt: skip
 
 # ---- sums in a promised order, and the transform -----------------------------------------------------------------------------
 
-add_target(
-    "scatter_add", "out", lambda n: {"n": ROWS, "k": (n - 1) * ROWS},
+add_target("scatter_add", "out", lambda n: {"n": ROWS, "k": (n - 1) * ROWS},
     lambda x, v: {"x": x[:, 0], "values": columns_of(x)[1:],
                   "indices": np.tile(np.arange(ROWS, dtype=np.uint32), v["k"] // ROWS)},
-    height=lambda n: n - 1, in_order=True,
-)  # fmt: skip
-add_target(
-    "scatter_add_rows", "out", lambda n: {"rows": 1, "cols": ROWS, "k": n - 1},
+    height=lambda n: n - 1, in_order=True)  # fmt: skip
+add_target("scatter_add_rows", "out", lambda n: {"rows": 1, "cols": ROWS, "k": n - 1},
     lambda x, v: {"mat": x[:, 0], "values": columns_of(x)[1:], "indices": np.zeros(v["k"], np.uint32)},
-    height=lambda n: n - 1, in_order=True,
-)  # fmt: skip
-add_target(
-    "gather_rows", "gmat", lambda n: {"rows": 1, "cols": ROWS, "k": n},
+    height=lambda n: n - 1, in_order=True)  # fmt: skip
+add_target("gather_rows", "gmat", lambda n: {"rows": 1, "cols": ROWS, "k": n},
     lambda x, v: {"indices": np.zeros(v["k"], np.uint32), "g": columns_of(x)}, gradient=True,
-    height=lambda n: max(n - 1, 0), in_order=True,
-)  # fmt: skip
+    height=lambda n: max(n - 1, 0), in_order=True)  # fmt: skip
 add_target(
     "rfft1d_packed", "bin 0", lambda n: {"batch": ROWS, "n": n}, lambda x, v: {"x": x},
     height=lambda n: int(spectral._height(n)),  # type: ignore[no-untyped-call]

@@ -11,14 +11,10 @@ is 0. Each small one alone is absorbed by 1, both together are not: the sum exce
 fixed i this relation cuts the other leaves into the subtrees along i's path, whose number is the depth of i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-__all__ = ["HUGE", "SMALL", "NoTree", "Tree", "chain", "depth", "positive_depth", "reveal"]
 
 #: M: below it float64 too loses ones, by far
 HUGE = 2.0**100

@@ -1,7 +1,5 @@
 """Work in parts: threads that take one part after the other, each with contexts of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +9,6 @@ from typing import Any, TypeVar
 
 from tlrt._terminal import Progress
 from tlrt.verify.run import Runtime, cpu_settings
-
-__all__ = ["open_runtimes", "run_in_threads", "walk"]
 
 T = TypeVar("T")
 

@@ -5,8 +5,6 @@ Floor: the larger of bytes / bandwidth (each input read once, each output writte
 measured at the start, by a large copy through this library; the peak rate of a GPU's float32 units comes from --peak.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys
@@ -33,7 +31,7 @@ from bench.measure import (
     time_host,
     time_marks,
 )
-from bench.rivals import rival_of
+from bench.operations import benchmark_of
 from tlrt.verify.documents import write_document
 from tlrt.verify.run import content
 from tlspec import registry
@@ -98,11 +96,9 @@ def measure(subject: Subject, device: tlrt.Device, torch: Any, rate: float, peak
         peer("torch", subject.torch(torch, place), timer, lambda v: v.detach().cpu().numpy())
         if place == "cuda":
             torch.cuda.empty_cache()
-    return Row(
-        subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread,
-        floor, floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
-        peers,
-    )  # fmt: skip
+    return Row(subject.op.entry(subject.which), subject.label, device.name, ours.median, ours.spread, floor,
+               floor / ours.median, subject.bytes, subject.flops, device.is_cuda and subject.bytes < CACHE_BYTES, error,
+               peers)  # fmt: skip
 
 
 HEAD = (
@@ -125,19 +121,14 @@ def show(row: Row) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
-    parser.add_argument(
-        "--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost"
-    )
-    parser.add_argument("--json", type=Path, help="write all figures to a file")
-    parser.add_argument(
-        "--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)"
-    )
-    parser.add_argument(
-        "--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor"
-    )
-    parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    parser.add_argument("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
+    add = parser.add_argument
+    add("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
+    add("--ops", help="operations, families or patterns, comma-separated; 'core' is transfers and call cost")
+    add("--json", type=Path, help="write all figures to a file")
+    add("--max-bytes", type=float, default=None, help="skip larger sizes (default 1e9 on the CPU, 2e10 on CUDA)")
+    add("--peak", type=float, default=H200_PEAK, help="float32 operations per second of the GPU, for the floor")
+    add("--no-torch", action="store_true", help="leave PyTorch out")
+    add("--no-growth", action="store_true", help="leave the growth of cost and error out of the file")
     args = parser.parse_args(argv)
     device = device_of(args.device)
     limit = args.max_bytes or (1e9 if not device.is_cuda else 2e10)
@@ -162,12 +153,10 @@ def main(argv: list[str] | None = None) -> int:
             failed += [f"growth: {e['name']}" for e in grown["entries"] if not e["ok"]]
     finally:
         if args.json:
-            report = {
-                "date": now(), "device": device.describe(), "build": tlrt.build_info(),
-                "python": platform.python_version(), "numpy": np.__version__,
-                "torch": getattr(torch, "__version__", None), "bandwidth": rate, "rows": [asdict(r) for r in rows],
-                **({"growth": grown} if grown else {}),
-            }  # fmt: skip
+            report = {"date": now(), "device": device.describe(), "build": tlrt.build_info(),
+                      "python": platform.python_version(), "numpy": np.__version__,
+                      "torch": getattr(torch, "__version__", None), "bandwidth": rate,
+                      "rows": [asdict(r) for r in rows], **({"growth": grown} if grown else {})}  # fmt: skip
             write_document(args.json, report)
     if any(r.in_cache for r in rows):
         print("* operands fit the GPU's L2 cache")
@@ -180,11 +169,11 @@ def measure_all(
     """Appends a row per benchmark size of each operation whose operands fit the limit, and shows it. Returns what failed."""
     failed: list[str] = []
     for op in registry.ops(names):
-        rival = rival_of(op.name)
+        benchmark = benchmark_of(op.name)
         for which in ("forward", "vjp"):
-            if which == "vjp" and (rival.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
+            if which == "vjp" and (benchmark.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):
                 continue
-            for size in rival.sizes:
+            for size in benchmark.sizes:
                 try:
                     subject = Subject(op, size, which)
                     if subject.bytes > limit:

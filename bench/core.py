@@ -1,7 +1,5 @@
 """Benchmark rows of the core: transfers between host and device, and the cost of one call on one element."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,14 +20,10 @@ def rows(device: tlrt.Device, torch: Any) -> Iterator[Row]:
 
     def finish(call: Callable[[], Any]) -> Callable[[], Any]:
         """`call`, then wait for the device."""
-        if not device.is_cuda:
-            return call
-        return lambda: (call(), device.synchronize())
+        return (lambda: (call(), device.synchronize())) if device.is_cuda else call
 
     def torch_finish(call: Callable[[], Any]) -> Callable[[], Any]:
-        if place == "cpu":
-            return call
-        return lambda: (call(), torch.cuda.synchronize())
+        return (lambda: (call(), torch.cuda.synchronize())) if device.is_cuda else call
 
     def row(name: str, size: str, ours: Timing, other: Timing | None, moved: int) -> Row:
         peers: dict[str, dict[str, float | None]] = {}

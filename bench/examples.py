@@ -6,8 +6,6 @@ where PyTorch is installed the same model trains there from the same weights on 
 A run that fails, or bytes that differ, make the exit status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

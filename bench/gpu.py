@@ -7,8 +7,6 @@ drawn cases and over shapes that reach large kernels), tests. A step that fails 
 is non-zero if any failed. The last thing printed is a short table.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform
@@ -72,12 +70,13 @@ class Runner:
         self.run(name, make, 500)
 
 
-def driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+def query_gpu(fields: str) -> str:
+    """What nvidia-smi says of these fields; nothing where it does not answer."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return ""
 
 
 def load(path: Path) -> Any:
@@ -86,10 +85,7 @@ def load(path: Path) -> Any:
 
 def native_archs(parser: argparse.ArgumentParser) -> str:
     """CUDA_ARCHS for the first GPU of this machine: sm_90a for compute capability 9.0."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+    if not (answer := query_gpu("compute_cap")):
         parser.error("nvidia-smi did not name a GPU's compute capability; give --archs, for instance sm_90a")
     capability = answer.split()[0].replace(".", "")
     return f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}"
@@ -125,14 +121,13 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.jsonl (default out/)"
-    )
-    parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
-    parser.add_argument("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
-    parser.add_argument("--ops", help="limit tests, verify and bench to these operations or families")
-    parser.add_argument("--cases", type=int, default=None, help="verify's cases per operation and data class")
-    parser.add_argument("--commit", default=None, help="the commit to record where git cannot tell")
+    add = parser.add_argument
+    add("--out", type=Path, default=ROOT / "out", help="folder for the logs and gpu.jsonl (default out/)")
+    add("--steps", default=",".join(STEPS), help=f"comma-separated choice of {', '.join(STEPS)}")
+    add("--archs", default="native", help="CUDA_ARCHS for the build; 'native' asks the GPU")
+    add("--ops", help="limit tests, verify and bench to these operations or families")
+    add("--cases", type=int, default=None, help="verify's cases per operation and data class")
+    add("--commit", default=None, help="the commit to record where git cannot tell")
     args = parser.parse_args(argv)
     steps = [s.strip() for s in args.steps.split(",")]
     if unknown := set(steps) - set(STEPS):
@@ -149,19 +144,16 @@ def main(argv: list[str] | None = None) -> int:
         archs = args.archs if args.archs != "native" else native_archs(parser)
         runner.environment["CUDA_ARCHS"] = archs  # for what the tests build, too
         runner.build("build")
-    if "verify" in steps:
-        cases = ["--cases", str(args.cases)] if args.cases else []
-        report_file = ["--json", str(args.out / "verify.json")]
-        runner.run("verify", [python, "-m", "tlrt", "verify", *report_file, *ops, *cases], 400)
-    if "bench" in steps:
-        report_file = ["--json", str(args.out / "bench.json")]
-        runner.run("bench", [python, "-m", "bench", "--device", "cuda", "--no-growth", *report_file, *ops], 500)
-    if "steps" in steps:
-        report_file = ["--json", str(args.out / "steps.json")]
-        runner.run("steps", [python, "-m", "bench.steps", "--device", "cuda", *report_file], 200)
-    if "growth" in steps:
-        report_file = ["--json", str(args.out / "growth.json")]
-        runner.run("growth", [python, "-m", "bench.growth", "--device", "cuda", *report_file], 200)
+    cases = ["--cases", str(args.cases)] if args.cases else []
+    for name, module, narrowed, limit in (
+        ("verify", ["tlrt", "verify"], [*ops, *cases], 400),
+        ("bench", ["bench", "--device", "cuda", "--no-growth"], ops, 500),
+        ("steps", ["bench.steps", "--device", "cuda"], [], 200),
+        ("growth", ["bench.growth", "--device", "cuda"], [], 200),
+    ):
+        if name in steps:
+            report_file = ["--json", str(args.out / f"{name}.json")]
+            runner.run(name, [python, "-m", *module, *report_file, *narrowed], limit)
     sanitizer = sanitize(runner, ops) if "sanitizer" in steps else {}
     if "tests" in steps:
         # the tests are many processes: few threads each
@@ -169,12 +161,11 @@ def main(argv: list[str] | None = None) -> int:
         spread = ["-n", str(min(os.cpu_count() or 2, 16)), "--dist", "worksteal"]
         runner.run("tests", [python, "-m", "pytest", "-vv", "--durations", "40", *spread], 900)
 
-    document = {
-        "date": now(), "commit": args.commit or commit() or "unknown", "gpu": driver(), "platform": platform.platform(),
-        "python": platform.python_version(), "steps": runner.steps, "sanitizer": sanitizer,
-        "verify": load(args.out / "verify.json"), "bench": load(args.out / "bench.json"),
-        "training_steps": load(args.out / "steps.json"), "growth": load(args.out / "growth.json"),
-    }  # fmt: skip
+    gpu = query_gpu("name,driver_version,memory.total") or "unknown"
+    document = {"date": now(), "commit": args.commit or commit() or "unknown", "gpu": gpu,
+                "platform": platform.platform(), "python": platform.python_version(), "steps": runner.steps,
+                "sanitizer": sanitizer, "verify": load(args.out / "verify.json"), "bench": load(args.out / "bench.json"),
+                "training_steps": load(args.out / "steps.json"), "growth": load(args.out / "growth.json")}  # fmt: skip
     write_document(args.out / "gpu.jsonl", document)
     rows = [(name, step["status"], step["seconds"]) for name, step in runner.steps.items()]
     print("\n" + format_table(("step", "exit", "seconds"), rows))

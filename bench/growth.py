@@ -10,8 +10,6 @@ A memory entry holds peak bytes by the pool's counters, operands included. An er
 against NumPy's float64 transform of the same float32 data, relative to the rms of that result, in units of u = 2^-24.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -67,9 +65,7 @@ class Entry:
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Of the least-squares line through log(values) over log(sizes)."""
-    x, y = np.log(np.asarray(sizes, np.float64)), np.log(np.asarray(values, np.float64))
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / (x * x).sum())
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 @dataclass
@@ -104,10 +100,8 @@ def sweeps(cuda: bool) -> Iterator[Sweep]:
         ("rfft, primes", [1021, 4093, 16381, 65537, 262139, 1048573]),
     ):
         sizes = [{"batch": max(1, elements // n), "n": n} for n in lengths]
-        yield Sweep(
-            name, "rfft1d_packed", "forward", "n", sizes, lambda s: s["n"] * math.log2(s["n"]), "n·log2 n",
-            slack=CACHES, times="batch",
-        )  # fmt: skip
+        yield Sweep(name, "rfft1d_packed", "forward", "n", sizes, lambda s: s["n"] * math.log2(s["n"]), "n·log2 n",
+                    slack=CACHES, times="batch")  # fmt: skip
     steps = (10**3, 10**4, 10**5, 10**6)
     scans = [{"seq_len": k, "state": 64 if cuda else 16, "A": (-1.0, 1.0)} for k in steps]
     for op in ("selective_scan_diag", "selective_scan_diag_var"):
@@ -164,10 +158,8 @@ def run_sweep(sweep: Sweep, device: tlrt.Device, bar: Progress) -> Iterator[Entr
         each = [1e6 * t / x for t, x in zip(times, loads, strict=True)]
         least, most = format_figure(min(each)), format_figure(max(each))
         detail = f"time of one of the {sweep.times}: {least} to {most} ns per {sweep.load_is}"
-    yield Entry(
-        name, "time", sweep.key, sizes, times, slope(loads, times), f"slope in {sweep.load_is}", sweep.theory + sweep.slack,
-        detail,
-    )  # fmt: skip
+    yield Entry(name, "time", sweep.key, sizes, times, slope(loads, times), f"slope in {sweep.load_is}",
+                sweep.theory + sweep.slack, detail)  # fmt: skip
     if sweep.memory:
         grown = slope(sizes, peaks)
         yield Entry(name, "memory", sweep.key, sizes, peaks, grown, f"slope in {sweep.key}", 1 + SLACK, detail)
@@ -186,10 +178,8 @@ def footprint(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
         peak = peak_of(call, device) - before
         del call
         four = operand_bytes(row.signature, size)
-        yield Entry(
-            f"attention {direction(which)}, footprint", "memory", "n", [n], [float(peak)], peak / four,
-            "peak over the bytes of Q, K, V and out", 4.0, "batch=16 d=64",
-        )  # fmt: skip
+        yield Entry(f"attention {direction(which)}, footprint", "memory", "n", [n], [float(peak)], peak / four,
+                    "peak over the bytes of Q, K, V and out", 4.0, "batch=16 d=64")  # fmt: skip
     device.collect()
 
 
@@ -232,10 +222,8 @@ def accuracy(device: tlrt.Device, bar: Progress) -> Iterator[Entry]:
             "rms / u per level, at most", LEVEL, f"rms / (u·log2 n): {constants}",
         )  # fmt: skip
         # from the first size on, log n grows no faster than n to the power 1 / ln(first size)
-        yield Entry(
-            f"{name} error, growth", "error", "n", sizes, rms, slope(sizes, rms), "slope of the rms error in n",
-            1 / math.log(sizes[0]),
-        )  # fmt: skip
+        yield Entry(f"{name} error, growth", "error", "n", sizes, rms, slope(sizes, rms), "slope of the rms error in n",
+                    1 / math.log(sizes[0]))  # fmt: skip
         yield Entry(f"{name} error, largest", "error", "n", sizes, top, max(top), "largest error / u", None)
 
 
@@ -262,10 +250,8 @@ def measure(device: tlrt.Device) -> dict[str, Any]:
             entries.append(entry)
             bar.close()
             print(show(entry), flush=True)
-    return {
-        "device": device.describe(), "load": round(load, 2), "seconds": round(time.monotonic() - start, 1),
-        "entries": [e.as_dict() for e in entries], "ok": all(e.ok for e in entries),
-    }  # fmt: skip
+    return {"device": device.describe(), "load": round(load, 2), "seconds": round(time.monotonic() - start, 1),
+            "entries": [e.as_dict() for e in entries], "ok": all(e.ok for e in entries)}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,10 +1,6 @@
 """Tables of generated documents, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-
-__all__ = ["format_figure", "table", "table_head", "table_row"]
 
 
 def table_row(cells: Iterable[str]) -> str:

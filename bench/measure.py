@@ -1,7 +1,5 @@
 """Timing: what one call takes, the floor it stands on, and how far a result is from float64."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tlrt
-from bench.rivals import rival_of
+from bench.operations import benchmark_of
 from tlrt import kernels
 from tlrt.verify.run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
@@ -170,12 +168,12 @@ class Subject:
     """One operation at one size: the inputs, drawn when first asked for, and the call on our side and on each peer's."""
 
     def __init__(self, op: Op, size: Mapping[str, Any], which: str):
-        self.op, self.which, self.rival = op, which, rival_of(op.name)
+        self.op, self.which, self.benchmark = op, which, benchmark_of(op.name)
         self.signature = op.signature_of(which)
         defaults = {p.name: evaluate(p.default, {}) for p in self.signature.params if p.default is not None}
         self.names: dict[str, Any] = {**defaults, **size}
         self.bytes = operand_bytes(self.signature, self.names)
-        self.flops = float(call_named(self.rival.flops, self.names)) if self.rival.flops else 0.0
+        self.flops = float(call_named(self.benchmark.flops, self.names)) if self.benchmark.flops else 0.0
         if which == "vjp":
             self.flops *= len(self.signature.outputs)
 
@@ -244,16 +242,16 @@ class Subject:
             return call_reference(self.op.reference_of(self.which), inputs, self.names)
 
     def numpy(self) -> Callable[[], Any] | None:
-        function = self.rival.numpy
+        function = self.benchmark.numpy
         if function is None or self.which != "forward":
             return None
         values = {"np": np, **self.names, **self.inputs}
         return lambda: call_named(function, values)
 
     def torch(self, torch: Any, place: str) -> Callable[[], Any] | None:
-        """PyTorch's call. A rival that returns a function has made what a model keeps between calls (tables, what a
+        """PyTorch's call. A baseline that returns a function has made what a model keeps between calls (tables, what a
         forward saves for its backward), and only what it returned is timed."""
-        function = self.rival.torch if self.which == "forward" else self.rival.torch_vjp
+        function = self.benchmark.torch if self.which == "forward" else self.benchmark.torch_vjp
         if function is None:
             return None
         tensors: dict[str, Any] = {a.name: None for a in self.signature.inputs if a.optional}

@@ -4,8 +4,6 @@ under evidence (and docs/trust.md from the registry as well).
 ``--check`` compares instead. Documents quote measured figures through this program alone, so none stands without its file.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

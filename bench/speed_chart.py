@@ -4,8 +4,6 @@ The drawn figures are also in the file's metadata, as JSON, where a test compare
 of them differs between its versions.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from audit import evidence
-
-__all__ = ["chart_figures", "draw_chart", "family_ratios", "read_figures"]
 
 
 def family_ratios(rows: Sequence[Mapping[str, Any]], peer: str) -> dict[str, list[tuple[float, str, str]]]:

@@ -11,8 +11,6 @@ dropout, AdamW and clipping included. A row "captured" is the same step by ``Ses
 CUDA one more sets the MLP beside PyTorch's own CUDA graph.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import time
@@ -134,9 +132,6 @@ class Clock:
         return summarise([s / inner * 1e3 for s in self.samples])
 
 
-# ---- one operation
-
-
 def operations(bench: Bench, stack: ExitStack) -> Iterator[Pair]:
     """tanh bare, on the tape, on the session; the last two record it for backward, as PyTorch's does."""
     device, torch = bench.device, bench.torch
@@ -177,9 +172,6 @@ def _repeat(call: Call) -> Call:
         kept.clear()
 
     return run
-
-
-# ---- training steps
 
 
 @dataclass
@@ -386,34 +378,20 @@ def char_gpt(bench: Bench, stack: ExitStack, preset: str) -> Iterator[Pair]:
     yield from rows_of(stack, f"char-GPT {preset}", label, ours, build()[0], theirs)
 
 
-# ---- the run
-
-
-def pairs(bench: Bench, stack: ExitStack, wanted: Sequence[str]) -> Iterator[Pair]:
-    if "op" in wanted:
-        yield from operations(bench, stack)
-    if "mlp" in wanted:
-        yield from mlp(bench, stack)
-    if "conv" in wanted:
-        yield from convnet(bench, stack, 8, 16, 64)
-    if "conv-large" in wanted:
-        yield from convnet(bench, stack, 32, 64, 256)
-    for preset in ("small", "large"):
-        if f"gpt-{preset}" in wanted:
-            yield from char_gpt(bench, stack, preset)
-
-
-CHOICES = ("op", "mlp", "conv", "gpt-small", "conv-large", "gpt-large")
+#: the rows by the name that chooses them
+GROUPS: dict[str, Callable[[Bench, ExitStack], Iterator[Pair]]] = {
+    "op": operations, "mlp": mlp, "conv": partial(convnet, size=8, channels=16, batch=64),
+    "gpt-small": partial(char_gpt, preset="small"), "conv-large": partial(convnet, size=32, channels=64, batch=256),
+    "gpt-large": partial(char_gpt, preset="large"),
+}  # fmt: skip
 
 
 def measure(device: tlrt.Device, torch: Any, wanted: Sequence[str], budget: float) -> list[Row]:
     """The rows, printed as they come. Everything a group made is released before the next one."""
     bench, rows = Bench(device, torch, budget), []
-    for name in CHOICES:
-        if name not in wanted:
-            continue
+    for name in filter(wanted.__contains__, GROUPS):
         with ExitStack() as stack:
-            for pair in pairs(bench, stack, [name]):
+            for pair in GROUPS[name](bench, stack):
                 rows.append(bench.row(pair))
                 show(rows[-1])
         device.collect()
@@ -432,16 +410,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default=None, help="cpu, cuda, cuda:1; default: cuda where there is one, else cpu")
     parser.add_argument(
         "--steps",
-        help=f"comma-separated choice of {', '.join(CHOICES)} (default: all on CUDA, no large ones on the CPU)",
+        help=f"comma-separated choice of {', '.join(GROUPS)} (default: all on CUDA, no large ones on the CPU)",
     )
     parser.add_argument("--budget", type=float, default=1.5, help="seconds of samples for each side of a row")
     parser.add_argument("--json", type=Path, help="write all figures to a file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     args = parser.parse_args(argv)
     device = device_of(args.device)
-    wanted = args.steps.split(",") if args.steps else [c for c in CHOICES if device.is_cuda or "large" not in c]
-    if unknown := set(wanted) - set(CHOICES):
-        parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(CHOICES)}")
+    wanted = args.steps.split(",") if args.steps else [c for c in GROUPS if device.is_cuda or "large" not in c]
+    if unknown := set(wanted) - GROUPS.keys():
+        parser.error(f"no step {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     torch = None if args.no_torch else import_torch(device)
     print(f"{device.describe()}; PyTorch {getattr(torch, '__version__', 'absent')}")
     print(f"{'step':24} {'size':46} {'ours ms':>11} {'± ms':>9} {'PyTorch ms':>11} {'± ms':>9} {'faster':>8}")

@@ -4,8 +4,6 @@ A count is quoted from the one run with the most of it, never added up over runs
 worst of all runs. An entry point whose bound has changed since a file was written is not quoted from it.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -44,9 +42,6 @@ def tried_as(e: Entry) -> str:
     return e.op.entry(direction(e))
 
 
-# ---- promises --------------------------------------------------------------------------------------------------------
-
-
 def promises_table() -> list[str]:
     """One line per exported operation: what the registry's row promises of it."""
     out = table_head(("symbol", "shapes", "CPU = CUDA", "on CUDA by", "bound", "VJP", "laws"))
@@ -67,9 +62,6 @@ def promises_table() -> list[str]:
             shapes = entries.shapes_text(e)
             out.append(table_row((f"`{e.symbol}`", f"`{shapes}`", bits, kernel, bound(e), vjp, law_names)))
     return out
-
-
-# ---- evidence per operation ------------------------------------------------------------------------------------------
 
 
 class Cells:
@@ -173,10 +165,8 @@ class Cells:
 def evidence_table(ev: Evidence) -> list[str]:
     """One line per exported operation: what was tried, and how close to its bound it came."""
     cuda = ev.label("cuda")
-    head = [
-        "symbol", "drawn on CPU", f"drawn on {cuda}", "all inputs", "sums: height of declared", "same bits again", "alarms",
-        "hostile calls",
-    ]  # fmt: skip
+    head = ["symbol", "drawn on CPU", f"drawn on {cuda}", "all inputs", "sums: height of declared", "same bits again",
+            "alarms", "hostile calls"]  # fmt: skip
     out, of = table_head(head), Cells(ev)
     for family in registry.families():
         out.append(f"| **{family}**" + " |" * len(head))
@@ -185,16 +175,11 @@ def evidence_table(ev: Evidence) -> list[str]:
             if e.only is not None:
                 cells += [f"with `{tried_as(e)}`, whose bits it must have", *[NONE] * (len(head) - 3)]
             else:
-                cells += [
-                    of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
-                    of.alarms(e),
-                ]  # fmt: skip
+                cells += [of.drawn(e, "cpu"), of.drawn(e, "cuda"), of.every_input(e), of.sums(e), of.repeated(e),
+                          of.alarms(e)]  # fmt: skip
             hostile = [f"{ev.label(d)}: {n}" for d in ev.kinds() if (n := hostile_text(ev, e.symbol, d))]
             out.append(table_row([*cells, "; ".join(hostile) or NONE]))
     return out
-
-
-# ---- the rest of the ABI ---------------------------------------------------------------------------------------------
 
 
 def core_symbols() -> list[str]:
@@ -214,9 +199,6 @@ def core_table(ev: Evidence) -> list[str]:
     devices = ev.kinds() or ["cpu"]
     rows = [[f"`{s}`", *(hostile_text(ev, s, device) or NONE for device in devices)] for s in core_symbols()]
     return table(["symbol", *(f"hostile calls on {ev.label(d)}" for d in devices)], rows)
-
-
-# ---- totals ----------------------------------------------------------------------------------------------------------
 
 
 def totals_table(ev: Evidence) -> list[str]:
@@ -344,14 +326,10 @@ def _sanitizer(d: Any) -> tuple[str, str]:
     return "; ".join(tried), "; ".join(said)
 
 
-_TOTALS = {
-    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
-    "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak, "mutation": _mutation,
-    "sanitizer": _sanitizer,
-}  # fmt: skip
+_TOTALS = {"verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
+           "alarms": _alarms, "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak,
+           "mutation": _mutation, "sanitizer": _sanitizer}  # fmt: skip
 
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 INTRODUCTION = """\
 # What is promised, and what was tried

@@ -3,8 +3,6 @@
 Neither happens while a row is wrong or lacks a kernel: each such problem is one line that says what to do.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback

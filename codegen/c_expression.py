@@ -1,7 +1,5 @@
 """Expressions of the signature grammar in C, over uint64_t locals and float scalars named ``NAME_``."""
 
-from __future__ import annotations
-
 import ast
 import re
 

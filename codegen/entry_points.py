@@ -1,7 +1,5 @@
 """``native/generated/FAMILY_entry_points.c``: the exported functions, which check their arguments and run the kernel."""
 
-from __future__ import annotations
-
 from codegen.c_expression import c_string, to_c
 from codegen.prototypes import exported_prototype
 from codegen.text import BANNER, call_text
@@ -48,14 +46,12 @@ def entry_point(e: Entry) -> str:
     inputs, input_arguments = _check_inputs(e)
     outputs, output_arguments = _check_outputs(e)
     arguments = ["call.ctx", *input_arguments, *_size_arguments(e.signature), *output_arguments]
-    body = [
-        *_open_call(e), *_read_parameters(e.signature, checks),
-        *(_require(c, e.signature, _WIDTH) for c in checks if c not in late), *_count_lists(e.signature), *inputs,
-        *("if (!call.status)\n    " + _require(c, e.signature, _WIDTH - 4).replace("\n", "\n    ") for c in late),
-        *outputs, f"if ({'tl_begin_host' if all(a.host for a in e.signature.outputs) else 'tl_begin'}(&call))",
-        call_text(f"    call.status = TL_KERNEL(&call, {e.op.family}, {e.kernel})", arguments, ";", _WIDTH),
-        "return tl_end(&call);",
-    ]  # fmt: skip
+    body = [*_open_call(e), *_read_parameters(e.signature, checks),
+            *(_require(c, e.signature, _WIDTH) for c in checks if c not in late), *_count_lists(e.signature), *inputs,
+            *("if (!call.status)\n    " + _require(c, e.signature, _WIDTH - 4).replace("\n", "\n    ") for c in late),
+            *outputs, f"if ({'tl_begin_host' if all(a.host for a in e.signature.outputs) else 'tl_begin'}(&call))",
+            call_text(f"    call.status = TL_KERNEL(&call, {e.op.family}, {e.kernel})", arguments, ";", _WIDTH),
+            "return tl_end(&call);"]  # fmt: skip
     lines = "\n".join("    " + line for statement in body for line in statement.split("\n"))
     return f"{exported_prototype(e)}\n{{\n{lines}\n}}\n"
 

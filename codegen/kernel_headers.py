@@ -3,8 +3,6 @@
 A row changes the files of its family alone, so that the kernels of the others are not compiled again.
 """
 
-from __future__ import annotations
-
 from codegen.prototypes import kernel_entries, kernel_parameters
 from codegen.text import BANNER, call_text
 from tlspec import registry
@@ -15,20 +13,10 @@ def family_header(family: str) -> str:
     guard, names = f"TL_{family.upper()}_KERNELS_H", [e.kernel for e in kernel_entries(family)]
     out = [
         f"/* Kernels of the {family} family on both devices; core/kernel.h says what holds for each kernel.\n * {BANNER} */",
-        f"#ifndef {guard}",
-        f"#define {guard}",
-        "",
-        '#include "core/kernel.h"',
-        "",
-        "#ifdef TL_VARIANT",
-        *(f"#define tl_cpu_{n} TL_V(tl_cpu_{n})" for n in names),
-        "#endif",
-        "",
-        "#ifdef __cplusplus",
-        'extern "C" {',
-        "#endif",
-        "",
-    ]
+        f"#ifndef {guard}", f"#define {guard}", "", '#include "core/kernel.h"', "",
+        "#ifdef TL_VARIANT", *(f"#define tl_cpu_{n} TL_V(tl_cpu_{n})" for n in names), "#endif", "",
+        "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+    ]  # fmt: skip
     for e in kernel_entries(family):
         out.append(call_text(f"typedef int32_t tl_{e.kernel}_kernel", kernel_parameters(e.signature), ";"))
         out.append(f"tl_{e.kernel}_kernel tl_cpu_{e.kernel}, tl_cuda_{e.kernel};")
@@ -53,15 +41,8 @@ def cpu_kernels_header() -> str:
     tables = [f"    const struct tl_{f}_kernels *{f};" for f in registry.families()]
     return "\n".join([
         f"/* The CPU kernels of all families in one SIMD variant. {BANNER} */",
-        "#ifndef TL_CPU_KERNELS_H",
-        "#define TL_CPU_KERNELS_H",
-        "",
-        "struct tl_cpu_kernels {",
-        *tables,
-        "};",
-        "",
-        "#endif",
-        "",
+        "#ifndef TL_CPU_KERNELS_H", "#define TL_CPU_KERNELS_H", "",
+        "struct tl_cpu_kernels {", *tables, "};", "", "#endif", "",
     ])  # fmt: skip
 
 
@@ -70,15 +51,8 @@ def cpu_kernels_source() -> str:
     families = registry.families()
     return "\n".join([
         "/* The families' tables of one SIMD variant: this file is compiled once per variant.",
-        f" * {BANNER} */",
-        '#include "cpu_kernels.h"',
-        "",
-        '#include "core/kernel.h"',
-        "",
-        *(f"extern const struct tl_{f}_kernels TL_V(tl_cpu_{f}_kernels);" for f in families),
-        "",
+        f" * {BANNER} */", '#include "cpu_kernels.h"', "", '#include "core/kernel.h"', "",
+        *(f"extern const struct tl_{f}_kernels TL_V(tl_cpu_{f}_kernels);" for f in families), "",
         "const struct tl_cpu_kernels TL_V(tl_cpu_kernels) = {",
-        *(f"    .{f} = &TL_V(tl_cpu_{f}_kernels)," for f in families),
-        "};",
-        "",
+        *(f"    .{f} = &TL_V(tl_cpu_{f}_kernels)," for f in families), "};", "",
     ])  # fmt: skip

@@ -1,7 +1,5 @@
 """Where the kernels of an operation are defined: a row without one is refused here, not by the linker minutes later."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

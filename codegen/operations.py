@@ -4,8 +4,6 @@ A row is forwarded if its method follows from its signature: it reads device buf
 parameters are numbers, and ``tlrt/_operations`` has no method of its name written by hand.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A declaration has one sentence, the shapes and the refusals. The whole text of a
 most comfort, in the Python function of the same name.
 """
 
-from __future__ import annotations
-
 import textwrap
 
 from codegen.prototypes import exported_prototype

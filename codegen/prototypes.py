@@ -1,7 +1,5 @@
 """The C prototypes of an entry point and of its kernel."""
 
-from __future__ import annotations
-
 from codegen.text import call_text
 from tlspec.entries import Entry, all_entries
 from tlspec.signature import Signature

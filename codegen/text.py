@@ -1,7 +1,5 @@
 """What every generated text is made with: the repository's root, the line that says who wrote the file, broken lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,8 +20,6 @@ operation on this machine. Importing ``tlrt`` loads neither NumPy nor cffi nor t
 or of ``tlrt.kernels`` does.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +48,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AnyBuffer", "Buffer", "Captured", "Device", "Memory", "Options", "Parameter", "Session", "Tape", "TensorRef",
-    "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device", "devices", "errors", "kernels",
-    "nn", "optim", "set_cpu_variant", "set_threads", "threads",
-]  # fmt: skip
+__all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Memory", "Options", "Parameter", "Session", "Tape",
+           "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device",
+           "devices", "errors", "kernels", "nn", "optim", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
-_HOMES = {
-    "Buffer": "buffer", "AnyBuffer": "tape", "Captured": "capture", "Tape": "tape", "Options": "session", "Parameter": "session",
-    "Session": "session", "TensorRef": "session", "compare": "differential",
-}  # fmt: skip
+_HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Captured": "capture", "Tape": "tape", "Options": "session",
+          "Parameter": "session", "Session": "session", "TensorRef": "session", "compare": "differential"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

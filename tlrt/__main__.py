@@ -1,7 +1,5 @@
 """``python -m tlrt COMMAND``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -3,8 +3,6 @@
 A table is the same text everywhere: no colour, no column cut or wrapped, so that it can be searched and compared.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import threading
@@ -95,7 +93,7 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -201,14 +201,9 @@ class Input(convert.Live):
     # ---- what is refused, as the content is not known
 
     def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
-        raise refusal(
-            CaptureError,
-            self.name,
-            "",
-            "its content asked for within a captured function",
-            "Session.const of it, or its use as indices (compute with arrays before the call; functools.partial binds what "
-            "never changes)",
-        )
+        hint = "(compute with arrays before the call; functools.partial binds what never changes)"
+        expected = f"Session.const of it, or its use as indices {hint}"
+        raise refusal(CaptureError, self.name, "", "its content asked for within a captured function", expected)
 
     __array__ = __index__ = __int__ = __float__ = __bool__ = __iter__ = __getitem__ = _opaque
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _opaque

@@ -63,11 +63,9 @@ def save(
         chosen, arrays = optimizer.state()
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
-    about = {
-        "version": VERSION, "precision": precision, "parameters": list(session.parameters),
-        "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
-        "extra": dict(extra or {}),
-    }  # fmt: skip
+    about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
+             "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
+             "extra": dict(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
     data = library.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
     target = Path(path)
@@ -110,7 +108,8 @@ def load(
         got = tensors.get(name)
         if got is None or got.shape != parameter.shape or got.dtype != np.dtype(wanted):
             found = "nothing" if got is None else f"{got.dtype} of shape {got.shape}"
-            raise CheckpointError(f"load: {path}: {name}: got {found}, expected {wanted} of shape {parameter.shape}")
+            expected = f"{wanted} of shape {parameter.shape}"
+            raise refusal(CheckpointError, "load", f"{path}: {name}", found, expected)
     if len(about["optimizers"]) != len(chosen):
         raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", len(chosen))
     states = []

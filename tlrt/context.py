@@ -5,8 +5,6 @@ A :class:`Device` is one context of the C library: a device, its stream (CUDA), 
 do not mix in one operation.
 """
 
-from __future__ import annotations
-
 from tlrt._binding.arguments import length
 from tlrt._binding.convert import type_name
 from tlrt._binding.handles import Device, Memory, describe, device
@@ -14,10 +12,8 @@ from tlrt._binding.library import failure, load
 from tlrt._binding.observer import Observer
 from tlrt.errors import ArgumentTypeError, refusal
 
-__all__ = [
-    "Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices", "set_cpu_variant",
-    "set_threads", "threads",
-]  # fmt: skip
+__all__ = ["Device", "Memory", "Observer", "build_info", "cpu_variant", "describe", "device", "devices",
+           "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 
 def devices() -> tuple[str, ...]:

@@ -18,8 +18,6 @@ requires gradients and was not reset, backward runs from it.
     python -m tlrt compare FILE.py [--function program] [--devices spec,cpu]
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import math
@@ -39,8 +37,7 @@ from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case, cotangent_names
-from tlspec.compare import Comparison
-from tlspec.compare import compare as compare_arrays
+from tlspec.compare import Comparison, compare_outputs
 
 __all__ = ["Failure", "Report", "Row", "compare"]
 
@@ -208,7 +205,7 @@ class _Watch(Observer):
     """Observes one session: checks its tape before each reset and every VJP as it runs."""
 
     def __init__(
-        self, session: Session, report: Report, device: str, reference: _Watch | None, folder: Path | None,
+        self, session: Session, report: Report, device: str, reference: "_Watch | None", folder: Path | None,
         progress: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
         self.session, self.report, self.device = session, report, device
@@ -237,8 +234,6 @@ class _Watch(Observer):
 
     def before_reset(self, session: Session) -> None:
         self._check_step()
-
-    # ---- forward
 
     def _value(self, id: int) -> npt.NDArray[Any]:
         if id not in self.values:
@@ -293,8 +288,6 @@ class _Watch(Observer):
             return
         row.drift = _drift(self._value(i), value)
 
-    # ---- backward
-
     def after_backward(self, session: Session) -> None:
         """Keeps every value: an optimiser's step changes the parameters on the tape in place."""
         for i in range(session.tape.size):
@@ -321,22 +314,14 @@ class _Watch(Observer):
                     self._report_failure(place, node, case, "vjp", name, comparison)
             self.shares[place] = max(self.shares.get(place, 0.0), share)
 
-    # ---- one result
-
     def _case(self, node: Node, id: int, g: npt.NDArray[Any] | None = None) -> Case:
         parents = [None if p is None else self._value(p) for p in node.parents]
         return case_of(node, parents, self._value(id), g)
 
     def _compare_outputs(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
-        expected = case.expected
-        found: list[Comparison | None] = []
-        for value, ref, tol, bits in zip(got, expected.outputs, expected.tolerances, expected.bits, strict=True):
-            if value is None:
-                found.append(None)
-                continue
-            shaped = value.reshape(ref.shape)
-            found.append(compare_arrays(shaped, ref, tol, signed_zeros=expected.signed_zeros, bits=bits))
-        return found
+        shapes = [ref.shape for ref in case.expected.outputs]
+        shaped = [None if v is None else v.reshape(shape) for v, shape in zip(got, shapes, strict=True)]
+        return compare_outputs(case.expected, shaped)
 
     def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
         if found.ok:
@@ -390,16 +375,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tlrt compare",
         description="Runs a program on several devices and compares every operation, forward and backward.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a Python file that defines the program")
-    parser.add_argument("--function", default="program", help="its function of one session (program)")
-    parser.add_argument(
-        "--devices", default="", help="comma-separated, the reference first (spec, cpu, and cuda if present)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the session's random generator")
-    parser.add_argument(
-        "--reproduce", type=Path, default=Path("compare-failures"), help="folder for inputs out of bounds"
-    )
-    parser.add_argument("--nodes", action="store_true", help="list every node, not only each operation")
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="a Python file that defines the program")
+    add("--function", default="program", help="its function of one session (program)")
+    add("--devices", default="", help="comma-separated, the reference first (spec, cpu, and cuda if present)")
+    add("--seed", type=int, default=0, help="of the session's random generator")
+    add("--reproduce", type=Path, default=Path("compare-failures"), help="folder for inputs out of bounds")
+    add("--nodes", action="store_true", help="list every node, not only each operation")
     arguments = parser.parse_args(argv)
     try:
         program = _load_program(arguments.file, arguments.function)

@@ -1,7 +1,5 @@
 """``python -m tlrt doctor``: what was built, which devices are seen, and what to do when something is missing."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import importlib
@@ -36,10 +34,8 @@ class Report:
         def pairs(items: list[tuple[str, str]]) -> list[dict[str, str]]:
             return [{"problem": a, "remedy": b} for a, b in items]
 
-        document = {
-            "usable": self.usable, **self.facts, "devices": self.devices,
-            "problems": pairs(self.problems), "notes": pairs(self.notes),
-        }  # fmt: skip
+        document = {"usable": self.usable, **self.facts, "devices": self.devices, "problems": pairs(self.problems),
+                    "notes": pairs(self.notes)}  # fmt: skip
         return json.dumps(document, indent=2)
 
     def text(self) -> str:
@@ -50,11 +46,8 @@ class Report:
         for title, items in (("problem", self.problems), ("note", self.notes)):
             for text, remedy in items:
                 indent = "\n" + " " * (len(title) + 2)
-                out += [
-                    "",
-                    f"{title}: {text.replace(chr(10), indent)}",
-                    f"{'do':>{len(title)}}: {remedy.replace(chr(10), indent)}",
-                ]
+                lines = (f"{title}: {text}", f"{'do':>{len(title)}}: {remedy}")
+                out += ["", *(line.replace("\n", indent) for line in lines)]
         out += ["", "usable: " + (f"yes, on {', '.join(self.devices)}" if self.usable else "no")]
         return "\n".join(out)
 

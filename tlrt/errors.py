@@ -5,16 +5,12 @@ Each status of the C library has its class, and each class also inherits the bui
 operation, the argument, what it got and what was expected: ``bmm: B: got 12 elements, expected batch*n*p = 15``.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
-__all__ = [
-    "AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
-    "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
-    "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError", "UnavailableError",
-    "by_status", "refusal",
-]  # fmt: skip
+__all__ = ["AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
+           "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
+           "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError",
+           "UnavailableError", "by_status", "refusal"]  # fmt: skip
 
 
 class TorchleanError(Exception):

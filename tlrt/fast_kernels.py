@@ -8,8 +8,6 @@ of `tlrt.kernels.matmul`, `linear`, `dgemm` and `mse_loss`; their error bounds h
     id = matmul_fast(tape, a, a, precision="fp64")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,11 +21,9 @@ from tlrt.buffer import Buffer
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.tape import Node, Tape
 
-__all__ = [
-    "Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast",
-    "linear_forward", "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
-    "mse_spec_vec_grad", "substitutes", "vector_array",
-]  # fmt: skip
+__all__ = ["Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast", "linear_forward",
+           "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
+           "mse_spec_vec_grad", "substitutes", "vector_array"]  # fmt: skip
 
 #: float32 through the device's product, or float64 through DGEMM
 Precision = Literal["fp32", "fp64"]
@@ -59,9 +55,6 @@ def _require_shape(op: str, name: str, got: tuple[int, ...], expected: tuple[int
 
 def _dgemm(device: Any, a: Array, b: Array) -> Array:
     return kernels.dgemm(device, a, b, a.shape[0], a.shape[1], b.shape[1])
-
-
-# ---- views --------------------------------------------------------------------------------------------------------------
 
 
 def vector_array(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -97,9 +90,6 @@ def _require_axes(op: str, x: npt.ArrayLike, rank: int) -> Array:
     if array.ndim != rank:
         raise refusal(ShapeError, op, "x", f"shape {array.shape}", f"{rank} axes")
     return array
-
-
-# ---- products -----------------------------------------------------------------------------------------------------------
 
 
 def dot(a: npt.ArrayLike, b: npt.ArrayLike, *, precision: Precision = "fp64", use_gpu: bool = False) -> float:
@@ -269,9 +259,6 @@ def _difference(op: str, yhat: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDAr
     a, b = _float64_array(op, "yhat", yhat, 1), _float64_array(op, "target", target, 1)
     _require_shape(op, "target", b.shape, a.shape)
     return a - b
-
-
-# ---- tape operations ----------------------------------------------------------------------------------------------------
 
 
 def linear_fast(tape: Tape, w: int, b: int, x: int, *, precision: Precision = "fp32", use_gpu: bool = False) -> int:

@@ -10,8 +10,6 @@ The formulas are those of ``tlrt.kernels.sgd_step``, ``momentum_step``, ``adam_s
 attributes and may change between steps. :meth:`Optimizer.state` is what a checkpoint holds.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import sys
@@ -46,7 +44,7 @@ def one_call(method: _Update) -> _Update:
 class Update:
     """One step of an optimiser, as observers see it."""
 
-    optimizer: Optimizer
+    optimizer: "Optimizer"
     parameters: list[Parameter]
     gradients: list[Any]
 
@@ -263,8 +261,6 @@ class Optimizer(Uncopied):
 
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         raise NotImplementedError
-
-    # ---- state
 
     def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """What a resumed run needs: the settings, and the states as arrays named "slot/parameter"."""

@@ -1,7 +1,5 @@
 """Parameters: a host value, its mirror on a device, and which of the two is current."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -214,15 +214,6 @@ def _round_to_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def _by_status() -> dict[str, type[errors.TorchleanError]]:
-    return {status: getattr(errors, name) for status, name in entries.EXCEPTIONS.items()}
-
-
-def _listed(array: Any) -> bool:
-    """Whether an array of a signature is a list of buffers."""
-    return bool(getattr(array, "listed", False))
-
-
 class _Function:
     """One operation on :class:`SpecBuffer`, called as its namesake in ``tlrt.kernels``."""
 
@@ -249,9 +240,9 @@ class _Function:
         hosts = {a.name: arrays[a.name] for a in e.signature.inputs if a.host}
         optional = {a.name: arrays[a.name] for a in e.signature.inputs if a.optional}
         if failed := refused_by(e.op, {**values, **hosts, **optional}):
-            kind = _by_status().get(failed.status, errors.TorchleanError)
+            kind = getattr(errors, entries.EXCEPTIONS.get(failed.status, "TorchleanError"))
             raise kind(f"{name}: {failed.name}: expected {failed.say or failed.expression}", op=name)
-        if any(_listed(a) for a in e.signature.inputs):
+        if e.signature.lists:
             values["lengths"] = self._lengths(arrays)
             if device is None:
                 raise errors.ArgumentError(f"{name}: device: missing, expected one as the lists are empty", op=name)
@@ -263,7 +254,7 @@ class _Function:
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if e.only is not None:
             results = [results[e.only]]
-        if any(_listed(o) for o in e.outputs):
+        if any(o.listed for o in e.outputs):
             return self._return_lists(results, values["lengths"], device, out)
         return self._return_outputs(results, device, want, out)
 
@@ -319,7 +310,7 @@ class _Function:
 
     def _lengths(self, arrays: Mapping[str, Any]) -> list[int]:
         """The lengths of the elements of the lists, the same in each list."""
-        lists = [[b.length for b in arrays[a.name]] for a in self.entry.signature.inputs if _listed(a)]
+        lists = [[b.length for b in arrays[a.name]] for a in self.entry.signature.lists]
         if any(other != lists[0] for other in lists):
             raise errors.refusal(errors.ShapeError, self.__name__, "lists", f"lengths {lists}", "equal ones")
         return lists[0]
@@ -328,7 +319,7 @@ class _Function:
         """An input in its declared shape; a list as one array, its elements end to end."""
         if value is None:
             return None
-        if _listed(array):
+        if array.listed:
             return np.concatenate([b.array for b in value]) if value else np.empty(0)
         flat = value.array if isinstance(value, SpecBuffer) else np.asarray(value).reshape(-1)
         if array.elementwise:
@@ -353,12 +344,10 @@ class _Function:
         if len(places) != len(outputs) or len(wanted) != len(outputs) or not any(wanted):
             text = f"{self.__name__}: out, want: expected one entry for each of {len(outputs)}, one of them wanted"
             raise errors.ArgumentError(text, op=self.__name__)
-        made = [
-            (np.array(result, np.float64) if array.host else self._place_result(result, place, device))
-            if needed
-            else None
-            for array, result, place, needed in zip(outputs, results, places, wanted, strict=True)
-        ]
+        made: list[Any] = [None] * len(outputs)
+        for i, (array, result, place) in enumerate(zip(outputs, results, places, strict=True)):
+            if wanted[i]:
+                made[i] = np.array(result, np.float64) if array.host else self._place_result(result, place, device)
         return tuple(made) if several else made[0]
 
     def _return_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:

@@ -337,7 +337,7 @@ class Tape(Uncopied, Operations[int]):
     def _note_operands(self, error: Exception, name: str, parents: Sequence[int | None], extra: Any) -> Exception:
         """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
-            error = ArgumentTypeError(f"{name}: got parameters {extra}, expected numbers", op=name)
+            error = refusal(ArgumentTypeError, name, "", f"parameters {extra}", "numbers")
         known = [(p, self.nodes[p]) for p in parents if p is not None]
         operands = ", ".join(f"node {p} ({node.name}: {node.shape})" for p, node in known)
         error.add_note(f"in {name} of {operands or 'nothing'}")

@@ -73,8 +73,6 @@ class Arithmetic:
         """The gradients of this tensor by the session's parameters; see :meth:`tlrt.Session.backward`."""
         self.session.backward(self, seed)
 
-    # ---- operators
-
     def __add__(self, other: Any) -> TensorRef:
         return self.session.add(self, other)
 
@@ -127,8 +125,6 @@ class Arithmetic:
 
     __hash__ = object.__hash__
 
-    # ---- a sequence along axis 0
-
     def __len__(self) -> int:
         if not self.shape:
             raise refusal(ArgumentTypeError, "len", "", "a scalar tensor", "at least one axis")
@@ -161,8 +157,6 @@ class Arithmetic:
     def __contains__(self, item: object) -> bool:
         raise refusal(ArgumentTypeError, "in", "", "a tensor", "an array: use numpy()")
 
-    # ---- numbers
-
     def __bool__(self) -> bool:
         raise refusal(ArgumentTypeError, "bool", "", f"a {type(self).__name__}", "a number: use item() or numpy()")
 
@@ -174,8 +168,6 @@ class Arithmetic:
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)
-
-    # ---- what must not be copied
 
     def __copy__(self) -> Any:
         return self

@@ -27,8 +27,6 @@ There the tolerance is infinite and any result passes. Infinite inputs do not co
 that comes of them is demanded.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,11 +34,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = [
-    "FREE", "LAMBDA", "OVERFLOW", "TINY", "U", "Bound", "axis_height", "column_height", "custom", "exact", "factor", "moved",
-    "ordered", "spacing", "tree", "tree_height", "ulp",
-]  # fmt: skip
 
 F64 = npt.NDArray[np.float64]
 Reference = Callable[..., Any]

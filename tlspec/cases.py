@@ -5,8 +5,6 @@ from a list of mostly prime sizes around powers of two and the edges of the summ
 that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 where the budget allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +19,8 @@ from tlspec.expressions import evaluate, names_in
 from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
-__all__ = [
-    "DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names", "data_classes",
-    "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of",
-]  # fmt: skip
+__all__ = ["DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names",
+           "data_classes", "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of"]  # fmt: skip
 
 #: elements of all arrays of a case together
 SIZES = {"small": 2**10, "medium": 2**16, "large": 2**22}
@@ -448,11 +444,8 @@ def build_case(
         cotangents = {}
         if which == "vjp":
             for name, out in cotangent_names(op).items():
-                shape = (
-                    next(np.shape(x) for x in inputs.values() if x is not None)
-                    if sig.elementwise
-                    else shape_of(out, values)
-                )
+                operands = (np.shape(x) for x in inputs.values() if x is not None)
+                shape = next(operands) if sig.elementwise else shape_of(out, values)
                 cotangents[name] = given[name] if name in given else draw(out, shape, name, span)
         return Case(op, which, seed, data, size, dims, params, inputs, cotangents, command)
 

@@ -14,16 +14,13 @@ that are no sums, and sums in a fixed order) a zero of tolerance 0 must have the
 the reference computes in IEEE arithmetic; elsewhere zeros are equal, because the order of a sum decides the sign of a zero.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
-from tlspec.cases import Case
-
-__all__ = ["Comparison", "compare", "same_bits"]
+from tlspec.cases import Case, Expected
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,15 @@ def compare(
         ok=bad == 0, share=float(share.max()), ulp=float(ulps.max()), violations=bad, count=int(ref.size), index=index,
         got=float(y[index]), expected=float(ref[index]), tolerance=float(tol[index]), note=note,
     )  # fmt: skip
+
+
+def compare_outputs(expected: Expected, outs: Sequence[np.ndarray | None]) -> list[Comparison | None]:
+    """Compares the results of a call, output by output; None where there is no result."""
+    parts = zip(outs, expected.outputs, expected.tolerances, expected.bits, strict=True)
+    return [
+        None if got is None else compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
+        for got, ref, tol, bits in parts
+    ]
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> Comparison:

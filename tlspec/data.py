@@ -14,8 +14,6 @@ grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact
 ============  ========================================================================================================
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

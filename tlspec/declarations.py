@@ -1,7 +1,5 @@
 """The declarations of the C headers as text, and the hash that says whether a library was built from the same ones."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

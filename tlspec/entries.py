@@ -6,8 +6,6 @@ dimensions that are not the length of a host array, the parameters; then by keyw
 gradients) and ``out``. :func:`arguments_of` gives that list.
 """
 
-from __future__ import annotations
-
 import inspect
 import keyword
 from collections.abc import Iterator, Mapping
@@ -22,9 +20,8 @@ from tlspec.signature import Array, Signature
 
 #: the exception of a check's status
 EXCEPTIONS = {
-    "SHAPE": "ShapeError", "OVERFLOW": "SizeOverflowError", "INDEX": "IndexOutOfRangeError",
-    "ARGUMENT": "ArgumentError", "ALIAS": "AliasError", "UNAVAILABLE": "UnavailableError",
-    "DEVICE": "DeviceMismatchError",
+    "SHAPE": "ShapeError", "OVERFLOW": "SizeOverflowError", "INDEX": "IndexOutOfRangeError", "ARGUMENT": "ArgumentError",
+    "ALIAS": "AliasError", "UNAVAILABLE": "UnavailableError", "DEVICE": "DeviceMismatchError",
 }  # fmt: skip
 
 #: names the generated functions use themselves
@@ -104,9 +101,8 @@ class Argument:
     @property
     def annotation(self) -> str:
         plain = {
-            "device": "Device", "buffer": "Buffer", "list": "Sequence[Buffer]",
-            "u32": "npt.ArrayLike", "f64": "npt.ArrayLike", "dim": "int",
-            "int": "int", "dims": "Sequence[int]", "float": "float",
+            "device": "Device", "buffer": "Buffer", "list": "Sequence[Buffer]", "u32": "npt.ArrayLike", "f64": "npt.ArrayLike",
+            "dim": "int", "int": "int", "dims": "Sequence[int]", "float": "float",
         }[self.kind]  # fmt: skip
         return f"{plain} | None" if self.default == "None" else plain
 
@@ -121,13 +117,9 @@ def inferred(e: Entry) -> dict[str, str]:
     """The dimensions that are the length of a host array or list: dimension -> array."""
     out: dict[str, str] = {}
     for a in e.signature.inputs:
-        if (
-            (a.host or a.listed)
-            and len(a.dims) == 1
-            and a.dims[0] in e.signature.dims
-            and not a.dims[0].startswith("*")
-        ):
-            out.setdefault(a.dims[0], a.name)
+        first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed) else ""
+        if first in e.signature.dims and not first.startswith("*"):
+            out.setdefault(first, a.name)
     return out
 
 

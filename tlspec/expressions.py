@@ -1,8 +1,6 @@
 """Expressions of the signature grammar and of preconditions: Python over dimensions, parameters, and the functions of
 :mod:`tlspec.shapes`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from functools import lru_cache

@@ -25,8 +25,6 @@ constructor                             law
 Inputs of laws that are not exact are multiples of 2^-6, so that the combinations they form are exact in float32.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,10 +38,8 @@ from tlspec.cases import Case, cotangent_names, shape_of
 from tlspec.data import fill, generator
 from tlspec.registry import Op
 
-__all__ = [
-    "Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even", "homogeneous",
-    "idempotent", "identity", "inverse", "involution", "linear", "odd",
-]  # fmt: skip
+__all__ = ["Claim", "Law", "Value", "World", "adjoint", "associative", "check", "commutative", "equation", "even",
+           "homogeneous", "idempotent", "identity", "inverse", "involution", "linear", "odd"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,7 @@
 The decorator :func:`op` on a reference function is the only place where an operation's signature is written (grammar:
 :mod:`tlspec.signature`). From the row come the C declaration and its argument checks, the kernel prototypes, the Python function,
 the documentation, the drawn test cases, the verify run and the benchmark rows.
-
-A VJP has the signature ``"A, B, g -> gA, gB"``: each name on the left is an input, an output, or ``g`` (``g_NAME`` where there
-are several outputs), each name on the right is ``g`` and an input; shapes follow from the operation's own.
 """
-
-from __future__ import annotations
 
 import ast
 import difflib
@@ -23,16 +18,12 @@ from typing import Any
 from tlspec.bounds import Bound
 from tlspec.signature import Array, Param, Signature, split_list
 
-__all__ = [
-    "FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families", "get", "op",
-    "ops",
-]  # fmt: skip
+__all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families",
+           "get", "op", "ops"]  # fmt: skip
 
 #: Families in the order of every listing. A family is a module of ``tlspec.ops`` and a file stem in ``native/src``.
-FAMILIES = (
-    "elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention", "scan",
-    "spectral", "random", "optim",
-)  # fmt: skip
+FAMILIES = ("elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention",
+            "scan", "spectral", "random", "optim")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,8 @@ Each has a twin of the same name in ``native/src/core/shapes.h`` (``tl_drop`` fo
 points call. Lists are outermost-first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-
-__all__ = [
-    "FUNCTIONS", "all_below", "axis_map_ok", "conv_ok", "conv_out", "conv_size", "conv_transpose_ok",
-    "conv_transpose_out", "conv_transpose_size", "drop", "given", "pool_ok", "pool_out", "pool_padding_ok", "pool_size",
-    "positive", "rank", "swap",
-]  # fmt: skip
 
 
 def rank(dims: Sequence[int]) -> int:
@@ -133,10 +125,9 @@ def conv_transpose_ok(
     return same and all(1 <= n < TOO_LARGE for n in conv_transpose_out(spatial, kernel, stride, padding))
 
 
-#: what expressions of the grammar may call
+#: what expressions of the grammar may call, by name
 FUNCTIONS = {
-    "rank": rank, "drop": drop, "swap": swap, "axis_map_ok": axis_map_ok, "all_below": all_below, "given": given,
-    "positive": positive, "conv_size": conv_size, "conv_transpose_size": conv_transpose_size, "conv_out": conv_out,
-    "conv_transpose_out": conv_transpose_out, "conv_ok": conv_ok, "conv_transpose_ok": conv_transpose_ok,
-    "pool_size": pool_size, "pool_out": pool_out, "pool_padding_ok": pool_padding_ok, "pool_ok": pool_ok,
+    function.__name__: function for function in (
+        rank, drop, swap, axis_map_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
+        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_padding_ok, pool_ok)
 }  # fmt: skip

@@ -27,13 +27,9 @@ output, or ``g`` (``g_NAME`` where there are several outputs), each name on the 
 the operation's own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-__all__ = ["Array", "Param", "Signature", "split_list"]
 
 #: Names no argument may have: C keywords the grammar could meet, and names the generated code uses itself.
 RESERVED = frozenset({"call", "int", "float", "double", "const", "register", "restrict", "return", "status", "inline"})
@@ -111,7 +107,7 @@ class Signature:
         return not any(not a.optional for a in self.buffers)
 
     @staticmethod
-    def parse(text: str, order: str | None = None) -> Signature:
+    def parse(text: str, order: str | None = None) -> "Signature":
         """Reads a signature; `order` lists the dimensions where C wants another order than that of first appearance."""
         left, arrow, right = text.partition("->")
         if not arrow:

@@ -1,7 +1,5 @@
 """What is wrong with a row, each in one sentence that says what to do. ``make abi`` refuses a registry that has any of it."""
 
-from __future__ import annotations
-
 import builtins
 import dis
 import inspect
@@ -20,10 +18,8 @@ from tlspec.shapes import FUNCTIONS
 
 def row_problems(row: Op) -> list[str]:
     """What is wrong with a row; nothing for one that is sound."""
-    found = [
-        *_gradient_problems(row), *_bound_problems(row), *_reference_problems(row), *_check_problems(row),
-        *_docstring_problems(row),
-    ]  # fmt: skip
+    found = [*_gradient_problems(row), *_bound_problems(row), *_reference_problems(row), *_check_problems(row),
+             *_docstring_problems(row)]  # fmt: skip
     found = found or [*_case_problems(row)]
     return [f"tlspec/ops/{row.family}.py: {row.name}: {problem}" for problem in found]
 

@@ -5,8 +5,6 @@ for it run first, and where they pass the whole suite. A defect is killed by a b
 without the defect, or a run that takes too long. Results are kept in FILE as they come, and what is there is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -90,11 +88,9 @@ class Campaign:
         results = {k: r for k, r in self.results.items() if k in known}
         killed = sum(r["outcome"] == "killed" for r in results.values())
         equal = sum(bool(known[k].same) and r["outcome"] == "survived" for k, r in results.items())
-        return {
-            "listed": len(DEFECTS), "run": len(results), "killed": killed, "equivalent": equal,
-            "survivors": [r["name"] for k, r in results.items() if r["outcome"] != "killed" and not known[k].same],
-            "score": f"{killed} of {len(results) - equal}", "results": results,
-        }  # fmt: skip
+        return {"listed": len(DEFECTS), "run": len(results), "killed": killed, "equivalent": equal,
+                "survivors": [r["name"] for k, r in results.items() if r["outcome"] != "killed" and not known[k].same],
+                "score": f"{killed} of {len(results) - equal}", "results": results}  # fmt: skip
 
     def run(self, number: int, defect: Defect, clean: Scratch) -> None:
         """One defect, unless its result is there or time is up."""
@@ -104,10 +100,8 @@ class Campaign:
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="mutate-") as folder, scratch(Path(folder)) as tree:
             outcome, by = self._try(defect, tree, clean)
-        result = {
-            "number": number, "name": f"{defect.file}: {defect.breaks}", "outcome": outcome, "by": by,
-            "seconds": round(time.monotonic() - start, 1),
-        }  # fmt: skip
+        result = {"number": number, "name": f"{defect.file}: {defect.breaks}", "outcome": outcome, "by": by,
+                  "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
         self.keep(defect, result)
         print(f"{number:3} {outcome:9} {result['seconds']:6.0f} s  {result['name']}  [{by}]", flush=True)
 

@@ -5,12 +5,8 @@ are words for pytest, tried first, and the whole suite follows where they pass; 
 with `same` changes no behaviour, for the reason given, and is expected to survive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-__all__ = ["DEFECTS", "Defect"]
 
 
 @dataclass(frozen=True)

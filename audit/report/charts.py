@@ -1,15 +1,11 @@
 """Histograms: as inline SVG, one panel per family, and as a word of block characters for one entry point."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
-
-__all__ = ["Histogram", "draw_histograms", "format_bins"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

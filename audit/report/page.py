@@ -4,8 +4,6 @@ The page needs nothing else, neither another file nor a script to be read; the s
 The template escapes every text.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +20,6 @@ from tlspec import registry
 
 #: what a file says of one entry point on one device
 Row = dict[str, Any]
-
-__all__ = ["render_page", "write_page"]
 
 #: failures and worst cases that the page lists one by one
 SHOWN = 50
@@ -71,9 +67,6 @@ def _verdict(ok: bool) -> Cell:
 
 def _label(ev: Evidence, device: Any) -> str:
     return ev.label(device_kind(device))
-
-
-# ---- figures ---------------------------------------------------------------------------------------------------------
 
 
 def _family_order(family: str) -> int:
@@ -131,9 +124,6 @@ def _shares(ev: Evidence) -> list[dict[str, Any]]:
             chart = draw_histograms(histograms, f"{ev.label(device)}: shares of the tolerance by family")
             found.append({"device": ev.label(device), "note": note, "chart": chart, "histograms": histograms})
     return found
-
-
-# ---- the summary -----------------------------------------------------------------------------------------------------
 
 
 def _fullest(ev: Evidence, part: str, amount: Callable[[Row], int]) -> dict[tuple[str, str], Row]:
@@ -253,12 +243,8 @@ def _sources(sources: Sequence[Source]) -> Table:
     return Table("Where the figures come from", ("file", "date (UTC)", "commit", "devices", "build", "command"), rows)
 
 
-# ---- the table of entry points ---------------------------------------------------------------------------------------
-
-HEAD = (
-    "entry point", "device", "verdict", "bound", "cases", "worst share", "ulp", "bits = CPU", "special values",
-    "all inputs", "sum height / declared (summands)", "repeated calls", "alarms", "shares",
-)  # fmt: skip
+HEAD = ("entry point", "device", "verdict", "bound", "cases", "worst share", "ulp", "bits = CPU", "special values",
+        "all inputs", "sum height / declared (summands)", "repeated calls", "alarms", "shares")  # fmt: skip
 
 
 def _why_not_compared(entry: str) -> str:
@@ -322,9 +308,6 @@ def _entries(ev: Evidence, findings: Sequence[Finding]) -> dict[str, list[Sequen
         rows = [_entry_row(ev, entry, d, failed) for d in devices]
         groups.setdefault(evidence.family(entry), []).extend(rows)
     return groups
-
-
-# ---- the other tables ------------------------------------------------------------------------------------------------
 
 
 def _repeat_all(source: Source, entry: str, device: str) -> str:
@@ -451,9 +434,6 @@ def _robust(ev: Evidence) -> list[Table]:
         )  # fmt: skip
         tables.append(Table("Long runs", head, rows, frozenset({1, 2, 3, 4, 5, 6})))
     return tables
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 def _describe(sources: Sequence[Source]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 import tlrt
 from bench import gpu, growth, results, speed_chart, trust
 from bench.measure import Subject, draw_inputs, operand_bytes
-from bench.rivals import RIVALS, rival_of
+from bench.operations import BENCHMARKS, benchmark_of
 from tlrt._terminal import Progress
 from tlspec import registry
 from tlspec.cases import refused_by, shape_of
@@ -24,23 +24,23 @@ SMALL = 2**26
 
 
 def test_every_row_has_sizes_or_a_reason(row: Op) -> None:
-    rival = RIVALS[row.family].get(row.name)
-    assert rival is not None, f"bench/rivals/{row.family}.py has no entry for {row.name}"
-    assert bool(rival.sizes) != bool(rival.reason), f"{row.name}: give sizes, or the reason why it is not timed"
+    benchmark = BENCHMARKS[row.family].get(row.name)
+    assert benchmark is not None, f"bench/operations/{row.family}.py has no entry for {row.name}"
+    assert bool(benchmark.sizes) != bool(benchmark.reason), f"{row.name}: give sizes, or the reason why it is not timed"
 
 
 def test_no_entry_without_a_row() -> None:
     rows = {f: {r.name for r in registry.ops() if r.family == f} for f in registry.families()}
-    assert {f: entries.keys() - rows[f] for f, entries in RIVALS.items()} == {f: set() for f in rows}
+    assert {f: entries.keys() - rows[f] for f, entries in BENCHMARKS.items()} == {f: set() for f in rows}
 
 
-@pytest.mark.only(where=lambda row: rival_of(row.name).sizes)
+@pytest.mark.only(where=lambda row: benchmark_of(row.name).sizes)
 def test_sizes_are_calls_of_the_row(row: Op) -> None:
     sig = row.signature
     known = {d.lstrip("*") for d in sig.dims} | {p.name for p in sig.params} | ({"n"} if sig.elementwise else set())
     known |= {"lengths"} if sig.lists else set()
     inputs = {a.name for a in sig.inputs}
-    for size in rival_of(row.name).sizes:
+    for size in benchmark_of(row.name).sizes:
         assert set(size) <= known | inputs
         for name in set(size) & inputs:
             low, high = size[name]
@@ -50,10 +50,10 @@ def test_sizes_are_calls_of_the_row(row: Op) -> None:
         )
 
 
-@pytest.mark.only(where=lambda row: rival_of(row.name).sizes)
+@pytest.mark.only(where=lambda row: benchmark_of(row.name).sizes)
 def test_bytes_are_those_of_the_arrays(row: Op) -> None:
     for which in ("forward", "vjp") if row.vjp_rule is not None else ("forward",):
-        for size in rival_of(row.name).sizes:
+        for size in benchmark_of(row.name).sizes:
             subject = Subject(row, size, which)
             if subject.bytes > SMALL:
                 continue
@@ -79,12 +79,12 @@ def test_slope_of_a_power() -> None:
 
 
 @pytest.mark.only(
-    where=lambda row: rival_of(row.name).torch is not None and any(o.listed for o in row.signature.outputs)
+    where=lambda row: benchmark_of(row.name).torch is not None and any(o.listed for o in row.signature.outputs)
 )
 def test_a_peer_that_works_in_place_runs_only_when_it_is_called(row: Op) -> None:
     """Its first result is compared with the reference's single step."""
     torch = MagicMock()
-    call = Subject(row, {**rival_of(row.name).sizes[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
+    call = Subject(row, {**benchmark_of(row.name).sizes[0], "lengths": [3, 2]}, "forward").torch(torch, "cpu")
     in_place = lambda: [name for name, *_ in torch.method_calls if name.endswith("_")]
     assert call is not None and in_place() == []
     call()

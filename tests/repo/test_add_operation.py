@@ -43,8 +43,8 @@ HARDSWISH_FORMULA = """
 TL_UNARY(hardswish, A <= -3.0f ? -0.0f : A >= 3.0f ? A : A * ((A + 3.0f) / 6.0f))
 TL_BINARY(hardswish_bwd, A <= -3.0f ? 0.0f : A >= 3.0f ? B : B * (fmaf(2.0f, A, 3.0f) / 6.0f))
 """
-HARDSWISH_RIVAL = """
-RIVALS["hardswish"] = Rival(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x))
+HARDSWISH_BENCHMARK = """
+BENCHMARKS["hardswish"] = Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x))
 """
 MEAN_ROW = '''
 
@@ -93,8 +93,8 @@ int32_t tl_{target}_reduce_mean_axis1_bwd(tl_context *ctx, const float *g, int64
     return tl_{target}_reduce_mean_bwd(ctx, g, &dims, 1, gx);
 }}
 """
-MEAN_RIVAL = """
-RIVALS["reduce_mean_axis1"] = Rival(
+MEAN_BENCHMARK = """
+BENCHMARKS["reduce_mean_axis1"] = Benchmark(
     sizes=[{"rows": 4096, "cols": 4096}],
     numpy=lambda np, x: np.mean(x, axis=1),
     torch=lambda torch, x: torch.mean(x, dim=1),
@@ -105,11 +105,11 @@ ADDED = {
     "hardswish": {
         "tlspec/ops/elementwise.py": HARDSWISH_ROW,
         "native/src/formula/elementwise.def": HARDSWISH_FORMULA,
-        "bench/rivals/elementwise.py": HARDSWISH_RIVAL,
+        "bench/operations/elementwise.py": HARDSWISH_BENCHMARK,
     },
     "reduce_mean_axis1": {
         "tlspec/ops/reduce.py": MEAN_ROW, "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
-        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"), "bench/rivals/reduce.py": MEAN_RIVAL,
+        "native/src/cuda/reduce.cu": MEAN_KERNELS.format(target="cuda"), "bench/operations/reduce.py": MEAN_BENCHMARK,
     },
 }  # fmt: skip
 #: operation -> the most files that may be edited by hand

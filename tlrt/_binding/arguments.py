@@ -4,8 +4,6 @@ Each check returns the argument in its plain form, or raises with the operation,
 expected. Arrays are converted by :mod:`tlrt._binding.convert`.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Everything here refuses with the operation, the argument, what it got and what was expected.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,7 +34,7 @@ def type_name(value: object) -> str:
 class Live:
     """A host array whose content changes while its place stays: an argument of a captured step."""
 
-    def naturals(self, op: str, name: str, expected: str) -> Naturals:
+    def naturals(self, op: str, name: str, expected: str) -> "Naturals":
         """Its content, to be read in place. Raises CaptureError unless integers are expected."""
         raise NotImplementedError
 

@@ -10,8 +10,6 @@ Its declarations are the text of the C headers. cffi's ABI mode verifies nothing
 compared with the one compiled into the library. Nothing is loaded before the first use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

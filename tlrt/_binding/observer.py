@@ -4,8 +4,6 @@ A device holds its observers (``Device.observe``). While it has none, nothing is
 library. Events of one kind reach the observers in the order in which they were added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -65,7 +63,7 @@ class Calls:
         for name, function in functions.items():
             setattr(self, name, function)  # interns the name, which CPython's inline cache of the attribute compares by identity
 
-    def observed(self, device: Any) -> Calls:
+    def observed(self, device: Any) -> "Calls":
         """The same entry points, reported to the observers of a device."""
         return Calls({name: _reported(device, name, function) for name, function in self.__dict__.items()})
 

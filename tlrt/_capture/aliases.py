@@ -1,7 +1,5 @@
 """Finds the handles that are to the same memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What a recording consists of: calls of the C library and work of Python, and the memory that they use."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,13 +41,13 @@ class Storage:
     #: place of the last item that uses it
     last: int = -1
     #: the storage whose memory it takes over
-    reused: Storage | None = None
+    reused: "Storage | None" = None
 
     def __post_init__(self) -> None:
         self.is_pinned = self.is_outside
 
     @property
-    def root(self) -> Storage:
+    def root(self) -> "Storage":
         """The storage whose memory it is."""
         return self if self.reused is None else self.reused
 

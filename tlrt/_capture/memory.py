@@ -1,7 +1,5 @@
 """Plans the memory of a recording: what keeps its content, and what takes over memory that is no longer used."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tlrt._capture.calls import Call, HostWork, Storage, ffi, lib

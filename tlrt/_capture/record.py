@@ -5,8 +5,6 @@ its arguments as C gets them. Handles become :class:`~tlrt._capture.calls.Storag
 own: the tape may release every buffer it made, and the storage stays.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +46,6 @@ class Recorder(Observer):
         self._key: tuple[int, Callable[[], int]] | None = None
         #: host memory whose content changes between replays: address and bytes
         self._changing: list[tuple[int, int]] = []
-
-    # ---- while the function runs
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -133,8 +129,6 @@ class Recorder(Observer):
         return made
 
     uploader = staticmethod(uploader)
-
-    # ---- events
 
     def before_call(self, device: Device, symbol: str, arguments: tuple[Any, ...]) -> list[list[bool]]:
         """Finds the output slots that are empty, which the call fills with new buffers."""
@@ -287,8 +281,6 @@ class Recorder(Observer):
             self.items.append(update.replay_call(self, made[0]))
         else:
             self.add_host_work(update.name, update.replay_in_python, update.gradients, made)
-
-    # ---- afterwards
 
     def add_copy(self, source: Buffer, target: Storage) -> None:
         """Records a copy onto existing storage."""

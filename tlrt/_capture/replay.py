@@ -1,7 +1,5 @@
 """Makes a recording runnable: a list of functions without arguments, on CUDA mostly graphs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -99,12 +97,9 @@ def _explain_refusal(error: TorchleanError, name: str) -> TorchleanError:
     """The error of a call that was not taken into a graph, with what to do about it where the call alone cannot know."""
     if not (isinstance(error, UnavailableError) and "rfft" in name):
         return error
-    return refusal(
-        CaptureError,
-        "capture",
-        name,
-        "a transform whose FFT plan is gone",
+    expected = (
         f"it among the {PLANS} that a device keeps: the step transforms more shapes than that, or another thread made plans on "
         f"the device meanwhile (capture parts with at most {PLANS} shapes of transforms as steps of their own; let other "
-        f"threads use devices of their own) [{error}]",
+        f"threads use devices of their own) [{error}]"
     )
+    return refusal(CaptureError, "capture", name, "a transform whose FFT plan is gone", expected)

@@ -1,7 +1,5 @@
 """One thread at a time at the captured steps of a session."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Attention and position encodings."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ Formulas, special values and errors are those of the operation of the same name 
 Every method raises ShapeError where shapes do not fit, and records nothing then.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -83,8 +81,6 @@ class BaseOperations(Generic[Ref]):
 
     def _undo(self, mark: Any) -> None:
         """Forgets the values recorded since the mark, as the operation they belong to was refused."""
-
-    # ---- what operations share
 
     def _pair(self, name: str, a: Ref, b: Ref) -> Ref:
         """A binary elementwise operation; operands of different shapes are broadcast to their common one."""

@@ -1,7 +1,5 @@
 """Convolution, channels first, of one image or a batch of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tlrt._operations.base import Ref, Sizes, atomic, per_axis

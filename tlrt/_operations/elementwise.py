@@ -1,7 +1,5 @@
 """Elementwise operations: operands of different shapes are broadcast to their common one."""
 
-from __future__ import annotations
-
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations

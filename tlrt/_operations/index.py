@@ -1,7 +1,5 @@
 """Operations that read or write at indices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy.typing as npt

@@ -1,7 +1,5 @@
 """Matrix products."""
 
-from __future__ import annotations
-
 import math
 
 from tlrt._operations.base import Ref, atomic

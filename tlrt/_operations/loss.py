@@ -1,7 +1,5 @@
 """Losses."""
 
-from __future__ import annotations
-
 import numpy.typing as npt
 
 from tlrt._binding import convert

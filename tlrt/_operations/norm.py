@@ -1,7 +1,5 @@
 """Softmax and normalisation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tlrt._operations.base import Ref, atomic

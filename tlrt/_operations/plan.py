@@ -5,8 +5,6 @@ row with the dimensions read from the shapes once: the result's shape, the argum
 the VJP reads. Plans are cached by operation, shapes and parameters, so a step of a training loop finds them made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Pooling, channels first, of one image or a batch of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tlrt._binding.arguments import integers

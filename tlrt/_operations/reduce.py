@@ -1,7 +1,5 @@
 """Reductions along an axis or over all elements."""
 
-from __future__ import annotations
-
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.forwarding import ForwardingOperations

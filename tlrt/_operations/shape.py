@@ -1,7 +1,5 @@
 """Views, and operations that move elements to other places."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Fourier transforms."""
 
-from __future__ import annotations
-
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref
 from tlrt._operations.forwarding import ForwardingOperations

@@ -9,8 +9,6 @@ A layer makes its parameters by :meth:`Session.param` under dotted names ("hidde
 Initial weights come from the session's generator and are the same float32 numbers on every device (:mod:`tlrt.nn.init`).
 """
 
-from __future__ import annotations
-
 from tlrt.nn import init, schedules
 from tlrt.nn.attention import MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool
@@ -20,8 +18,6 @@ from tlrt.nn.linear import Embedding, LayerNorm, Linear
 from tlrt.nn.mamba import MambaBlock, SelectiveScan
 from tlrt.nn.norm import BatchNorm
 
-__all__ = [
-    "AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm", "Linear",
-    "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
-    "TransformerBlock", "init", "schedules",
-]  # fmt: skip
+__all__ = ["AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm",
+           "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool",
+           "SpectralConv1d", "TransformerBlock", "init", "schedules"]  # fmt: skip

@@ -1,7 +1,5 @@
 """Self-attention and the transformer's block."""
 
-from __future__ import annotations
-
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer
@@ -30,12 +28,9 @@ class MultiHeadAttention(Layer):
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
-        self.query, self.key, self.value, self.out = (
-            session.param(
-                init.initial_value(weight_init, init.xavier_uniform, session, (width, width)), f"{name}.{part}"
-            )
-            for part in ("query", "key", "value", "out")
-        )
+        weights = (init.initial_value(weight_init, init.xavier_uniform, session, (width, width)) for _ in range(4))
+        names = (f"{name}.{part}" for part in ("query", "key", "value", "out"))
+        self.query, self.key, self.value, self.out = map(session.param, weights, names)
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         s = self.session

@@ -1,7 +1,5 @@
 """Convolutions of any rank and pools; channels first, with a batch before them or without."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Spectral layers of Fourier neural operators on one periodic axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tlrt.errors import ShapeError, refusal

@@ -6,8 +6,6 @@ weights on the specification, the CPU and CUDA. An initialiser is a function of 
 ``weight_init``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

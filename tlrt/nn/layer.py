@@ -5,8 +5,6 @@ It is no attribute, so that a call depends on nothing set elsewhere: the same la
 step, and an evaluation can neither drop values nor move running statistics because somebody forgot to switch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,7 +27,7 @@ class Layer:
         return []
 
     @staticmethod
-    def _collect_parameters(layers: Iterable[Layer]) -> list[Parameter]:
+    def _collect_parameters(layers: "Iterable[Layer]") -> list[Parameter]:
         return [p for layer in layers for p in layer.parameters()]
 
     def __repr__(self) -> str:

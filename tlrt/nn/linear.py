@@ -1,7 +1,5 @@
 """Layers that act on the last axis: Linear, Embedding, LayerNorm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy.typing as npt

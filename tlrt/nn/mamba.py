@@ -1,7 +1,5 @@
 """A selective state space block (Mamba)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

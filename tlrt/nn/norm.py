@@ -1,7 +1,5 @@
 """Batch normalisation with running statistics."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

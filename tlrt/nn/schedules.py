@@ -6,8 +6,6 @@
 They hold no state: a run resumed from a checkpoint goes on with the rate of its step.
 """
 
-from __future__ import annotations
-
 import math
 
 from tlrt.errors import ArgumentError, refusal

@@ -1,7 +1,5 @@
 """``python -m tlrt verify``: every operation, on every device present, against its specification."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import sys
@@ -19,8 +17,6 @@ from tlspec import registry
 from tlspec.cases import DATA, PATH, SIZES, Case
 from tlspec.registry import Op
 
-__all__ = ["main", "run_checks", "start_report", "verify_drawn"]
-
 #: options that this command had once: what of :mod:`audit` does their work
 CAMPAIGNS = {
     **{f"--{name}": name for name in ("exhaustive", "probe", "determinism", "alarms", "hostile", "faults", "soak")},
@@ -34,31 +30,18 @@ def _parser() -> argparse.ArgumentParser:
         description="Checks operations on this machine's devices against their specification.",
         epilog="Exit status: 0 if everything passed, 1 if something failed, 2 if the command line is wrong.",
     )
-    parser.add_argument(
-        "--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)"
-    )
-    parser.add_argument(
-        "--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)"
-    )
-    parser.add_argument(
-        "--cases", type=int, default=6, metavar="N", help="cases per operation and data class (default 6)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
-    parser.add_argument(
-        "--size", choices=[*SIZES, PATH], help="size of the cases (default: small and medium, and a large one)"
-    )
-    parser.add_argument("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
-    parser.add_argument(
-        "--variants", action="store_true", help="also run every SIMD variant and 1 and 2 threads: same bits"
-    )
-    parser.add_argument(
-        "--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the results there; JSON lines to FILE.jsonl")
-    parser.add_argument(
-        "--trace", action="store_true", help="name every case on stderr before it runs, should one crash"
-    )
-    parser.add_argument("--list", action="store_true", help="list the operations and stop")
+    add = parser.add_argument
+    add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
+    add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
+    add("--cases", type=int, default=6, metavar="N", help="cases per operation and data class (default 6)")
+    add("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
+    add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small and medium, and a large one)")
+    add("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
+    add("--variants", action="store_true", help="also run every SIMD variant and 1 and 2 threads: same bits")
+    add("--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them")
+    add("--json", metavar="FILE", help="write the results there; JSON lines to FILE.jsonl")
+    add("--trace", action="store_true", help="name every case on stderr before it runs, should one crash")
+    add("--list", action="store_true", help="list the operations and stop")
     return parser
 
 

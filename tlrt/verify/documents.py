@@ -6,8 +6,6 @@ values comes in parts, each with its ``items`` at a place that ends in ``[+]``. 
 is short. Reading gives back the document that was written.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -17,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-__all__ = ["format_command", "read_document", "to_plain", "write_document"]
 
 #: lists and tables whose items have a line each, however short
 MEASUREMENTS = {"entries", "examples", "functions", "operations", "results", "rows", "sums"}

@@ -6,8 +6,6 @@ is an array of all its numbers, with `lengths` for where to cut it.
 Cotangents (``g``) are drawn unless the file has them. float64, integers and bool are converted to float32 once.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from tlrt.errors import refusal
 from tlspec.cases import Case, build_case, cotangent_names, evaluate, generator, refused_by, shape_of
 from tlspec.registry import Array, Op, Param
-
-__all__ = ["InputError", "cases_of", "infer"]
 
 #: elements, and sizes of dimensions, are below it
 LIMIT = 2**32
@@ -99,11 +96,11 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
         raise InputError(f"{op.name}: {', '.join(missing)}: not given by a shape; add it to the file by name")
     for name, size in [(n, v) for n in known for v in np.atleast_1d(values[n]).tolist()]:
         if size >= LIMIT:
-            raise InputError(f"{op.name}: {name}: got {size}, expected below 2^32")
+            raise refusal(InputError, op.name, name, size, "below 2^32")
     lists = {n for n, is_list in known.items() if is_list} | {p.name for p in sig.params if p.kind == "dims"}
     for name in sorted(lists):
         if len(values[name]) > MOST_AXES:
-            raise InputError(f"{op.name}: {name}: got {len(values[name])} axes, expected at most {MOST_AXES}")
+            raise refusal(InputError, op.name, name, f"{len(values[name])} axes", f"at most {MOST_AXES}")
     if (check := refused_by(op, {**{a.name: inputs.get(a.name) for a in sig.inputs}, **values})) is not None:
         raise InputError(f"{op.name}: {check.name}: expected {check.say or check.expression}")
     for a in sig.inputs + sig.outputs:
@@ -118,14 +115,12 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
         if a.elementwise:
             length = x.size if length is None else length
             if x.size != length:
-                raise InputError(
-                    f"{op.name}: {a.name}: got {x.size} elements, expected {length}, as the other operands"
-                )
+                raise refusal(InputError, op.name, a.name, f"{x.size} elements", f"{length}, as the other operands")
             given[a.name] = x.reshape(-1)
             continue
         shape = shape_of(a, values)
         if x.size != int(np.prod(shape, dtype=np.int64)) or (x.ndim > 1 and x.shape != shape):
-            raise InputError(f"{op.name}: {a.name}: got shape {x.shape}, expected {list(a.dims)} = {shape}")
+            raise refusal(InputError, op.name, a.name, f"shape {x.shape}", f"{list(a.dims)} = {shape}")
         given[a.name] = x.reshape(shape)
     if length is not None:
         values["n"] = length
@@ -134,7 +129,7 @@ def infer(op: Op, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dic
             g = _convert(op, Array(name, out.dims, out.kind), arrays[name])
             shape = (length,) if length is not None else shape_of(out, values)
             if g.size != int(np.prod(shape, dtype=np.int64)):
-                raise InputError(f"{op.name}: {name}: got shape {g.shape}, expected {shape}")
+                raise refusal(InputError, op.name, name, f"shape {g.shape}", shape)
             given[name] = g.reshape(shape)
     return values, given
 
@@ -147,7 +142,7 @@ def _lengths(op: Op, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     else:
         lengths = [arrays[first.name].size] if first.name in arrays else []
     if count in arrays and (got := _integer(op, count, arrays[count])) != len(lengths):
-        raise InputError(f"{op.name}: {count}: got {got}, expected {len(lengths)}, as there are lengths")
+        raise refusal(InputError, op.name, count, got, f"{len(lengths)}, as there are lengths")
     return {"lengths": lengths, count: len(lengths)}
 
 
@@ -159,13 +154,13 @@ def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
     if not stars and x.ndim != len(a.dims):
         if all(is_known(d, values) for d in a.dims):
             return  # flat, with its dimensions in the file
-        raise InputError(f"{op.name}: {a.name}: got shape {x.shape}, expected {len(a.dims)} axes [{', '.join(a.dims)}]")
+        raise refusal(InputError, op.name, a.name, f"shape {x.shape}", f"{len(a.dims)} axes [{', '.join(a.dims)}]")
     items = list(a.dims)
     sizes: list[Any] = list(x.shape)
     if stars:
         at, rest = stars[0], len(items) - 1
         if x.ndim < rest:
-            raise InputError(f"{op.name}: {a.name}: got shape {x.shape}, expected [{', '.join(a.dims)}]")
+            raise refusal(InputError, op.name, a.name, f"shape {x.shape}", f"[{', '.join(a.dims)}]")
         sizes = [*x.shape[:at], list(x.shape[at : x.ndim - (rest - at)]), *x.shape[x.ndim - (rest - at) :]]
         name = items[at][1:]
         if name in values and len(values[name]) != len(sizes[at]) and math.prod(values[name]) == x.size:
@@ -175,9 +170,7 @@ def _bind(op: Op, a: Array, x: np.ndarray, values: dict[str, Any]) -> None:
         if not name.isidentifier():
             continue
         if name in values and values[name] != size:
-            raise InputError(
-                f"{op.name}: {a.name}: got shape {x.shape}: {name} = {size}, expected {name} = {values[name]}"
-            )
+            raise refusal(InputError, op.name, a.name, f"shape {x.shape}: {name} = {size}", f"{name} = {values[name]}")
         values[name] = size
 
 
@@ -192,7 +185,7 @@ def is_known(expression: str, values: Mapping[str, Any]) -> bool:
 
 def _convert(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8 or x.dtype == np.float16:
-        raise InputError(f"{op.name}: {a.name}: got dtype {x.dtype}, expected float32, float64, integers or bool")
+        raise refusal(InputError, op.name, a.name, f"dtype {x.dtype}", "float32, float64, integers or bool")
     if a.kind == "u32":
         if x.dtype.kind not in "iu" or (x.size and (int(x.min()) < 0 or int(x.max()) >= 2**32)):
             raise InputError(f"{op.name}: {a.name}: expected integers in [0, 2^32)")
@@ -203,20 +196,20 @@ def _convert(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
 
 def _integer(op: Op, name: str, x: np.ndarray, bits: int = 32) -> int:
     if x.size != 1 or x.dtype.kind not in "iu":
-        raise InputError(f"{op.name}: {name}: got {x.dtype} of shape {x.shape}, expected one integer")
+        raise refusal(InputError, op.name, name, f"{x.dtype} of shape {x.shape}", "one integer")
     return _in_range(op, name, int(x.reshape(())), bits)
 
 
 def _integers(op: Op, name: str, x: np.ndarray) -> list[int]:
     # an empty list comes as float64
     if x.ndim > 1 or (x.dtype.kind not in "iu" and x.size):
-        raise InputError(f"{op.name}: {name}: got {x.dtype} of shape {x.shape}, expected a list of integers")
+        raise refusal(InputError, op.name, name, f"{x.dtype} of shape {x.shape}", "a list of integers")
     return [_in_range(op, name, int(v), 32) for v in x.reshape(-1)]
 
 
 def _in_range(op: Op, name: str, value: int, bits: int) -> int:
     if not 0 <= value < 2**bits:
-        raise InputError(f"{op.name}: {name}: got {value}, expected an integer in [0, 2^{bits})")
+        raise refusal(InputError, op.name, name, value, f"an integer in [0, 2^{bits})")
     return value
 
 
@@ -231,5 +224,5 @@ def _parameter(op: Op, p: Param, arrays: Mapping[str, np.ndarray]) -> Any:
     if p.kind != "float":
         return _integer(op, p.name, x, 64 if p.kind == "u64" else 32)
     if x.size != 1 or x.dtype.kind not in "fiub":
-        raise InputError(f"{op.name}: {p.name}: got {x.dtype} of shape {x.shape}, expected one number")
+        raise refusal(InputError, op.name, p.name, f"{x.dtype} of shape {x.shape}", "one number")
     return float(np.float32(x.reshape(())))

@@ -1,7 +1,5 @@
 """What a verify run found, and how it is shown: one result per entry point and device, the table, the document."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Sequence
@@ -11,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from tlrt._terminal import format_table
-
-__all__ = ["Failure", "Report", "Result", "describe_versions", "format_results", "summarise"]
 
 
 @dataclass

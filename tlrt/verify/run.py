@@ -5,18 +5,15 @@ inputs keep their bits, canary buffers beside the output keep theirs, and an out
 the call has no element of it left afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tlspec.cases import Case
 from tlspec.entries import arguments_of, composition_arguments
-
-__all__ = ["Fault", "Runtime", "content", "counterpart", "cpu_settings", "cpu_variants", "device_names"]
 
 #: bits of the NaN that outputs are filled with before a call
 POISON = np.uint32(0x7FC0DEAD)
@@ -38,11 +35,7 @@ class Runtime:
             import tlrt
 
             self.device = tlrt.device(device)
-            handle = self.device
-
-            def upload(array: np.ndarray) -> Any:
-                return tlrt.Buffer.from_numpy(array, handle)
-
+            upload = partial(tlrt.Buffer.from_numpy, device=self.device)
         self.upload = upload
         if kernels is None:
             from tlrt import kernels
@@ -53,8 +46,6 @@ class Runtime:
         known = {**values, **arguments, "": self.device}
         keywords = {a.name: known[a.of] for a in arguments_of(name)}
         return getattr(self.kernels, name)(**keywords, **options)
-
-    # ---- cases
 
     def place(self, case: Case) -> dict[str, Any]:
         """The case's arguments as the binding takes them: device buffers, lists of them, and host arrays as they are."""
@@ -69,9 +60,8 @@ class Runtime:
 
     def upload_list(self, value: np.ndarray, lengths: Sequence[int]) -> list[Any]:
         """The elements of a list that a case holds end to end, as buffers."""
-        return (
-            [self.upload(x) for x in np.split(value, np.cumsum(lengths, dtype=np.int64)[:-1])] if len(lengths) else []
-        )
+        parts = np.split(value, np.cumsum(lengths, dtype=np.int64)[:-1]) if len(lengths) else []
+        return [self.upload(x) for x in parts]
 
     def run(
         self, case: Case, *, poison: bool = False, want: Sequence[str] | None = None, in_place: bool = False
@@ -99,9 +89,8 @@ class Runtime:
                         if array.host:
                             given.append(np.full(case.shape(array), np.nan))
                         elif want is None or array.name in want:
-                            filler = np.full(int(np.prod(case.shape(array), dtype=np.int64)), POISON, np.uint32).view(
-                                np.float32
-                            )
+                            size = int(np.prod(case.shape(array), dtype=np.int64))
+                            filler = np.full(size, POISON, np.uint32).view(np.float32)
                             if array.listed:
                                 given.append(self.upload_list(filler, case.values["lengths"]))
                             else:
@@ -189,9 +178,6 @@ def _release(values: Sequence[Any]) -> None:
         for buffer in value if isinstance(value, list) else [value]:
             if hasattr(buffer, "release"):
                 buffer.release()
-
-
-# ---- devices and settings of the CPU path --------------------------------------------------------------------------------
 
 
 def device_names() -> list[str]:

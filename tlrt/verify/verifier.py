@@ -6,8 +6,6 @@ repeated into a poisoned output and must give the same bits, must leave its inpu
 row promises it must give the same bits on CUDA as on the CPU. A failure comes with the line that repeats it alone.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +19,8 @@ from tlrt.verify.report import Failure, Result
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
 from tlspec.cases import PATH, Case, data_classes, draw_case
-from tlspec.compare import compare, reproduction, same_bits
+from tlspec.compare import compare_outputs, reproduction, same_bits
 from tlspec.registry import Op
-
-__all__ = ["Settings", "Verifier", "directions", "plan_cases"]
 
 #: sizes of the cases of one data class, in turn
 ROTATION = ("medium", "small", "small", "medium", "small", "small")
@@ -78,7 +74,8 @@ class Verifier:
 
     def check(self, op: Op, which: str, cases: Iterator[Case] | Sequence[Case] | None = None) -> list[Result]:
         """Runs one entry point; one result per device. Without `cases` those of :func:`plan_cases` are drawn."""
-        results = {d: self._empty_result(op, which, d) for d in self.runtimes}
+        entry, bound = op.entry(which), op.bound_of(which).text
+        results = {d: Result(op.name, entry, op.family, which, d, bound) for d in self.runtimes}
         if cases is None:
             cases = (
                 draw_case(op, seed, data, size, which) for seed, data, size in plan_cases(op, which, self.settings)
@@ -109,9 +106,6 @@ class Verifier:
                             continue
                         if share > 1:
                             self._add_failure(result, case, runtime, "law", f"{place}: {where}")
-
-    def _empty_result(self, op: Op, which: str, device: str) -> Result:
-        return Result(op.name, op.entry(which), op.family, which, device, op.bound_of(which).text)
 
     def check_case(self, case: Case, results: Mapping[str, Result]) -> None:
         """Checks one case on every device and enters the outcome into `results`."""
@@ -151,12 +145,9 @@ class Verifier:
         result.elements += sum(o.size for o in expected.outputs)
         try:
             outs = runtime.run(case)
-            for a, got, ref, tol, bits in zip(
-                case.signature.outputs, outs, expected.outputs, expected.tolerances, expected.bits, strict=True
-            ):
-                if got is None:
+            for a, c in zip(case.signature.outputs, compare_outputs(expected, outs), strict=True):
+                if c is None:
                     raise Fault(f"{a.name} was not computed")
-                c = compare(got, ref, tol, signed_zeros=expected.signed_zeros, bits=bits)
                 if c.share > result.share:
                     result.worst_line = reproduction(case, runtime.name)
                 result.share, result.ulp = max(result.share, c.share), max(result.ulp, c.ulp)

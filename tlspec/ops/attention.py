@@ -13,8 +13,6 @@ product with an integer position is exact modulo a turn, and sine and cosine are
 precision (native/src/formula/rotary.h).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -242,9 +240,6 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     return (dS @ K) * scale, (dS.swapaxes(1, 2) @ Q) * scale, P.swapaxes(1, 2) @ g
 
 
-# ---- positions ---------------------------------------------------------------------------------------------------------
-
-
 def _angles(n, d, base, start):
     """Angle of position p and pair i: (start + p)·base^(-2i/d), and the absolute error a kernel's may have: the frequency in
     turns is rounded to double and to 2^-64, and the reference's own to double."""
@@ -286,10 +281,8 @@ def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
     start = d.choice([0, 0, 1, 4095, 10**6])
-    return {
-        "n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
-        "halves": d.integer(0, 1),
-    }  # fmt: skip
+    return {"n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
+            "halves": d.integer(0, 1)}  # fmt: skip
 
 
 def _norms_keep(f, x):

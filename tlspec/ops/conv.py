@@ -17,8 +17,6 @@ cannot hold (not finite, below 2^-100, from 2^114 or in Hopper's kernels 2^127 o
 multiply-adds, one for each 32 terms or, in Hopper's, for each block of K.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -93,9 +91,6 @@ def _bias(b, rank):
     return b.reshape(-1, *[1] * rank)
 
 
-# ---- bounds, draws, checks -------------------------------------------------------------------------------------------
-
-
 def _bias_height(batch: int, positions: int) -> int:
     """Row tree over an image's positions, column tree over the batch."""
     return tree_height(positions) + column_height(batch)
@@ -117,10 +112,8 @@ AXES = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "pad
 
 def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """The lists of a 2-D row."""
-    return {
-        "spatial": [in_h, in_w], "kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w],
-        "padding": [padding_h, padding_w],
-    }  # fmt: skip
+    return {"spatial": [in_h, in_w], "kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w],
+            "padding": [padding_h, padding_w]}  # fmt: skip
 
 
 def _on_lists(heights):
@@ -237,17 +230,13 @@ def _same_as(other: str):
 
 def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
     r = len(spatial)
-    return {
-        "batch": batch, "in_channels": in_channels, "out_channels": out_channels, "spatial": list(spatial),
-        "kernel": [kernel] * r, "stride": [stride] * r, "padding": [padding] * r,
-    }  # fmt: skip
+    return {"batch": batch, "in_channels": in_channels, "out_channels": out_channels, "spatial": list(spatial),
+            "kernel": [kernel] * r, "stride": [stride] * r, "padding": [padding] * r}  # fmt: skip
 
 
 #: convolutions large enough for Hopper's warp group products, a first layer, and small images whose inner dimension is cut
-PATHS = [
-    _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3),
-    _path(110, 96, 125, (12, 13), 3, 1, 1),
-]  # fmt: skip
+PATHS = [_path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3),
+         _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
 #: the same on one and three axes
 PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1)]
 TRANSPOSE_PATHS = [

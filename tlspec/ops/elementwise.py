@@ -4,8 +4,6 @@
 Every formula lets NaN through, keeps subnormals, and gives the same bits on both devices (which NaN is not specified).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ indices add up one after the other in the order of the index list, so every resu
 that the references give in float32 (``np.add.at`` adds in the order of its indices).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import moved, ordered

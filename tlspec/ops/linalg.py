@@ -10,8 +10,6 @@ assume the worst one, a chain over the whole inner dimension, which covers split
 differ in the last bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec import laws
@@ -20,14 +18,10 @@ from tlspec.registry import op
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
 #: warp group products, and split products
-PATHS = [
-    {"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
-]  # fmt: skip
+PATHS = [{"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452}]  # fmt: skip
 #: the same with a batch: several wide and narrow tiles for a thread block, split products, a thousand small ones
-BATCH_PATHS = [
-    {"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
-    {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60},
-]  # fmt: skip
+BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
+               {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60}]  # fmt: skip
 
 
 @op("A[m, n], B[n, p] -> out[m, p]",

@@ -3,8 +3,6 @@
 Sums follow the row tree of ``native/src/formula/sum_tree.h``; both back ends give the same bits. The mean over nothing is NaN.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height

@@ -15,8 +15,6 @@ Write f = min(h, λ√h) for the row tree's factor.
 - everything else is sums and products of these.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import TINY, U, column_height, custom, factor, tree_height
@@ -25,9 +23,6 @@ from tlspec.registry import check, op
 
 DATA = ("normal", "uniform", "integers", "special", "structured")
 EPS_CHECK = check("eps", "eps >= 0", say="eps >= 0")
-
-
-# ---- error propagation: (value, error) pairs ------------------------------------------------------------------------
 
 
 def times(a, b):

@@ -22,8 +22,6 @@ ADAMW = "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019
 NO_VJP = "an optimiser step is made after differentiation, not part of what is differentiated"
 FINITE = 3.5e38  # above the largest float32, below infinity
 
-# ---- bounds: the float32 computation, followed in float64 ----------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Run:
@@ -240,19 +238,13 @@ def _draw_adam(d: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ADAM_CHECKS = [
-    check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
-    check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
-    check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more"),
-]  # fmt: skip
+ADAM_CHECKS = [check("step", "step >= 1"), *RATES, check("beta1", "beta1 >= 0 and beta1 < 1", say="0 <= beta1 < 1"),
+               check("beta2", "beta2 >= 0 and beta2 < 1", say="0 <= beta2 < 1"),
+               check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")]  # fmt: skip
 adam_is_adamw = laws.equation(
     "without weight decay adamw_step is adam_step",
-    lambda f: zip(
-        f.many(values={"weight_decay": 0.0}),
-        f.many(f.inputs, values={**f.case.values, "weight_decay": 0.0}, op="adam_step"),
-        strict=True,
-    ),
-)
+    lambda f: zip(f.many(values={"weight_decay": 0.0}),
+                  f.many(f.inputs, values={**f.case.values, "weight_decay": 0.0}, op="adam_step"), strict=True))  # fmt: skip
 
 
 @op(

@@ -7,8 +7,6 @@ cell of its own. The 2-D rows take scalars and compute what the N-D rows do, bit
 Orders: a window's cells row-major; the windows that meet a cell row-major as well. Both are the same on every device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -17,11 +15,9 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
 from tlspec.laws import adjoint, equation, homogeneous, linear
-from tlspec.ops.conv import flatten_axes
+from tlspec.ops.conv import AXES, flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
-
-# ---- windows ----------------------------------------------------------------------------------------------------------
 
 
 def _windows(x, kernel, stride, padding, fill):
@@ -72,10 +68,8 @@ def _draw(d, rank=None):
         spatial.append((int(axis), n))
         room = max(1, room // n)
     channels = 0 if d.empty else d.integer(1, max(1, min(room, 40)))
-    return {
-        "channels": channels, "spatial": [n for _, n in sorted(spatial)],
-        "kernel": kernel, "stride": stride, "padding": padding,
-    }  # fmt: skip
+    return {"channels": channels, "spatial": [n for _, n in sorted(spatial)], "kernel": kernel, "stride": stride,
+            "padding": padding}  # fmt: skip
 
 
 def _smooth_draw(d, rank=None):
@@ -97,29 +91,20 @@ def _same_as(name):
 
     def state(f):
         values = f.case.values
-        lists = {
-            "spatial": [values["in_h"], values["in_w"]],
-            **dict(zip(("kernel", "stride", "padding"), _axes(values), strict=True)),
-        }
+        lists = {n: [values[f"{axis}_h"], values[f"{axis}_w"]] for axis, n in AXES.items()}
         yield f().array, f(f.inputs, values={**values, **lists}, op=name).array
 
     return equation(f"{name}2d = {name}", state)
 
 
 _CHECKS = [
-    *(
-        check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
-        for n in ("kernel", "stride", "padding")
-    ),
+    *(check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
+      for n in ("kernel", "stride", "padding")),
     *(check(n, f"positive({n})", say="every entry >= 1") for n in ("kernel", "stride")),
     check("padding", "pool_padding_ok(kernel, padding)", say="padding <= kernel // 2 on every axis"),
-    check(
-        "spatial",
-        "pool_ok(spatial, kernel, stride, padding)",
-        "SHAPE",
-        say="an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window",
-    ),
-]
+    check("spatial", "pool_ok(spatial, kernel, stride, padding)", "SHAPE",
+          say="an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window"),
+]  # fmt: skip
 _CHECKS_2D = [
     *(check(n, f"{n} >= 1") for n in ("kernel_h", "kernel_w", "stride_h", "stride_w")),
     *(check(f"padding_{a}", f"2 * padding_{a} <= kernel_{a}", say=f"padding_{a} <= kernel_{a} // 2") for a in "hw"),

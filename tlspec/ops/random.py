@@ -2,8 +2,6 @@
 give the same bits for any length. A session derives the key of its c-th draw as mix(seed + c).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

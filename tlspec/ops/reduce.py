@@ -5,8 +5,6 @@ is seen as the middle one of (outer, length, inner): with inner = 1 its elements
 tree, otherwise by the column tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Time is cut into chunks of 128 steps whose affine maps compose by (a2, b2)∘(a1
 operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor
@@ -18,9 +16,6 @@ CHUNK = COLUMN_CHUNK
 HUGE = 2.0**128
 #: magnitudes below this are subnormal in float32
 SUBNORMAL = 2.0**-126
-
-
-# ---- the recurrence and its error ---------------------------------------------------------------------------------------
 
 
 def _gradual(x):
@@ -216,10 +211,8 @@ def _composed(f, A, B, x, h0, seq_len, state):
         return
     b = (B.astype(np.float64) * x)[: seq_len // 2 * 2]
     a = A.astype(np.float64)[: seq_len // 2 * 2]
-    pairs = {
-        "A": (a[1::2] * a[::2]).astype(np.float32), "B": np.ones_like(b[::2], np.float32),
-        "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32), "h0": h0,
-    }  # fmt: skip
+    pairs = {"A": (a[1::2] * a[::2]).astype(np.float32), "B": np.ones_like(b[::2], np.float32),
+             "x": (a[1::2] * b[::2] + b[1::2]).astype(np.float32), "h0": h0}  # fmt: skip
     every = f()
     second = Value(every.array[1::2], every.tolerance[1::2])
     yield second, f(pairs, values={"seq_len": seq_len // 2, "state": state})

@@ -4,8 +4,6 @@ All but ``reduce_from_broadcast`` move values and compute nothing, so they are b
 Reshape, flatten and detach share storage with their source and need no kernel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -166,10 +164,8 @@ def _draw_broadcast(d):
     return {"in_dims": in_dims, "out_dims": out_dims, "axis_map": axis_map}
 
 
-_MAP_CHECK = check(
-    "axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", status="SHAPE",
-    say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal",
-)  # fmt: skip
+_MAP_CHECK = check("axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", status="SHAPE",
+                   say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal")  # fmt: skip
 
 
 @op("x[*in_dims]; axis_map: dims -> out[*out_dims]",

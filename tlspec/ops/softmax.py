@@ -5,8 +5,6 @@ A row is shifted by its maximum m, so no exponential overflows and the largest t
 1 ulp from the correctly rounded value, so 3u relative), and both back ends give the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree_height

@@ -11,8 +11,6 @@ Numerical Algorithms, 2nd ed., §24.1.) A factor 2 costs four roundings (twiddle
 prime p up to 127 p + 4, and Bluestein's convolution three transforms over at most 4n points, two of them on the path.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Sizes and rivals of the conv family."""
+"""Sizes and baselines of the conv family."""
 
 import math
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 from tlspec.bounds import call_named
 from tlspec.ops.conv import axes_as_lists, flatten_axes
 from tlspec.shapes import conv_out
@@ -52,25 +52,20 @@ def _torch_backward(torch, x, w, g, stride, padding, transposed):
     )
 
 
-RIVALS = {
-    "conv": Rival(
-        sizes=VOLUMES, flops=_conv_flops, torch=_torch_conv,
-        torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False),
-    ),
-    "conv_transpose": Rival(
+BENCHMARKS = {
+    "conv": Benchmark(sizes=VOLUMES, flops=_conv_flops, torch=_torch_conv,
+        torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, False)),
+    "conv_transpose": Benchmark(
         sizes=[_size(4, 64, 16, 4, 2, 1, rank=3)], flops=_conv_transpose_flops, torch=_torch_conv_transpose,
-        torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True),
-    ),
-    "conv2d": Rival(
-        sizes=[flatten_axes(s) for s in IMAGES + LAYERS], flops=_from_axes(_conv_flops),
+        torch_vjp=lambda torch, x, w, g, stride, padding: _torch_backward(torch, x, w, g, stride, padding, True)),
+    "conv2d": Benchmark(sizes=[flatten_axes(s) for s in IMAGES + LAYERS], flops=_from_axes(_conv_flops),
         torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv2d(
             x, w, b, (stride_h, stride_w), (padding_h, padding_w)
         ),
         torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
             torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), False
-        ),
-    ),
-    "conv_transpose2d": Rival(
+        )),
+    "conv_transpose2d": Benchmark(
         sizes=[flatten_axes(_size(32, 256, 28, 4, 2, 1, 128)), flatten_axes(_size(32, 64, 56))],
         flops=_from_axes(_conv_transpose_flops),
         torch=lambda torch, x, w, b, stride_h, stride_w, padding_h, padding_w: torch.nn.functional.conv_transpose2d(
@@ -78,6 +73,5 @@ RIVALS = {
         ),
         torch_vjp=lambda torch, x, w, g, stride_h, stride_w, padding_h, padding_w: _torch_backward(
             torch, x, w, g, (stride_h, stride_w), (padding_h, padding_w), True
-        ),
-    ),
+        )),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Sizes and rivals of the attention family."""
+"""Sizes and baselines of the attention family."""
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 from tlspec.ops.attention import FILL
 
 
@@ -45,21 +45,16 @@ def _torch_sinusoidal(torch, x, base, start):
 
 POSITION_BENCH = [{"batch": 64, "n": 2048, "d": 64}, {"batch": 32, "n": 4096, "d": 128}]
 
-RIVALS = {
-    "flash_attention": Rival(
-        sizes=[
+BENCHMARKS = {
+    "flash_attention": Benchmark(sizes=[
             {"batch": 8, "n": 512, "d": 64, "mask_mode": 0, "scale": 0.125},
             {"batch": 64, "n": 2048, "d": 64, "mask_mode": 0, "scale": 0.125},
             {"batch": 64, "n": 2048, "d": 64, "mask_mode": 3, "scale": 0.125},
             {"batch": 32, "n": 4096, "d": 128, "mask_mode": 0, "scale": 128**-0.5},
             {"batch": 16, "n": 8192, "d": 64, "mask_mode": 0, "scale": 0.125},
-        ],
-        flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
-        torch=_torch_attention, torch_vjp=_torch_attention_vjp,
-    ),
-    "rotary": Rival(
-        sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
-        torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1),
-    ),
-    "sinusoidal": Rival(sizes=POSITION_BENCH, torch=_torch_sinusoidal),
+        ], flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
+        torch=_torch_attention, torch_vjp=_torch_attention_vjp),
+    "rotary": Benchmark(sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
+        torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1)),
+    "sinusoidal": Benchmark(sizes=POSITION_BENCH, torch=_torch_sinusoidal),
 }  # fmt: skip

@@ -1,10 +1,8 @@
-"""Sizes and rivals of the optim family."""
-
-from __future__ import annotations
+"""Sizes and baselines of the optim family."""
 
 from typing import Any
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 
 SIZES = [{"lengths": [2**16] * 100}, {"lengths": [2**24]}, {"lengths": [2**28]}]
 
@@ -18,10 +16,8 @@ def _sgd_torch(torch: Any, ps: Any, gs: Any, lengths: list[int], lr: float, weig
     pieces = [_pieces(x, lengths) for x in (ps, gs)]
 
     def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False, maximize=False,
-            is_first_step=False,
-        )  # fmt: skip
+        torch._fused_sgd_(*pieces, [], weight_decay=weight_decay, momentum=0.0, lr=lr, dampening=0.0, nesterov=False,
+                          maximize=False, is_first_step=False)  # fmt: skip
         return ps
 
     return step
@@ -34,10 +30,8 @@ def _momentum_torch(
     pieces = [_pieces(x, lengths) for x in (ps, gs, vs)]
 
     def step() -> Any:
-        torch._fused_sgd_(
-            *pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening, nesterov=bool(nesterov),
-            maximize=False, is_first_step=False,
-        )  # fmt: skip
+        torch._fused_sgd_(*pieces, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening,
+                          nesterov=bool(nesterov), maximize=False, is_first_step=False)  # fmt: skip
         return ps, vs
 
     return step
@@ -52,10 +46,8 @@ def _adam_torch(fused: str) -> Any:
         steps = [torch.tensor(float(step), device=device) for _ in lengths]
 
         def run() -> Any:
-            getattr(torch, fused)(
-                *pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, amsgrad=False,
-                maximize=False,
-            )  # fmt: skip
+            getattr(torch, fused)(*pieces, [], steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
+                                  eps=eps, amsgrad=False, maximize=False)  # fmt: skip
             return ps, ms, vs
 
         return run
@@ -81,11 +73,11 @@ def _clip_torch(torch: Any, gs: Any, norm: Any, lengths: list[int], max_norm: fl
     return clip
 
 
-RIVALS = {
-    "sgd_step": Rival(sizes=SIZES, torch=_sgd_torch),
-    "momentum_step": Rival(sizes=SIZES, torch=_momentum_torch),
-    "adam_step": Rival(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adam_")),
-    "adamw_step": Rival(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adamw_")),
-    "global_norm": Rival(sizes=SIZES, numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None], torch=_norm_torch),
-    "clip_scale": Rival(sizes=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES], torch=_clip_torch),
-}
+BENCHMARKS = {
+    "sgd_step": Benchmark(sizes=SIZES, torch=_sgd_torch),
+    "momentum_step": Benchmark(sizes=SIZES, torch=_momentum_torch),
+    "adam_step": Benchmark(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adam_")),
+    "adamw_step": Benchmark(sizes=ADAM_SIZES, torch=_adam_torch("_fused_adamw_")),
+    "global_norm": Benchmark(sizes=SIZES, numpy=lambda np, gs: np.sqrt(np.dot(gs, gs))[None], torch=_norm_torch),
+    "clip_scale": Benchmark(sizes=[{**size, "max_norm": 1e3, "eps": 1e3} for size in SIZES], torch=_clip_torch),
+}  # fmt: skip

@@ -1,16 +1,12 @@
-"""What a row of the benchmark is: the sizes of an operation, its floating-point operations, and its rivals' calls."""
-
-from __future__ import annotations
+"""What a row of the benchmark is: the sizes of an operation, its floating-point operations, and its baselines' calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Rival"]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class Benchmark:
     """How one operation is timed, and against what."""
 
     #: dictionaries of dimensions and parameters ("n" for elementwise operations); an input's name with an interval (low, high)

@@ -1,6 +1,6 @@
-"""Sizes and rivals of the pool family."""
+"""Sizes and baselines of the pool family."""
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 from tlspec.ops.pool import axes_as_lists, flatten_axes
 
 _SHAPES = (
@@ -35,11 +35,11 @@ def _torch_pool2d(kind):
     return run
 
 
-RIVALS = {
-    "max_pool": Rival(sizes=_sizes(), torch=_torch_pool("max")),
-    "max_pool2d": Rival(sizes=_sizes(flat=True), torch=_torch_pool2d("max")),
-    "avg_pool": Rival(sizes=_sizes(), torch=_torch_pool("avg")),
-    "avg_pool2d": Rival(sizes=_sizes(flat=True), torch=_torch_pool2d("avg")),
-    "smooth_max_pool": Rival(sizes=_sizes(beta=4.0)),
-    "smooth_max_pool2d": Rival(sizes=_sizes(flat=True, beta=4.0)),
-}
+BENCHMARKS = {
+    "max_pool": Benchmark(sizes=_sizes(), torch=_torch_pool("max")),
+    "max_pool2d": Benchmark(sizes=_sizes(flat=True), torch=_torch_pool2d("max")),
+    "avg_pool": Benchmark(sizes=_sizes(), torch=_torch_pool("avg")),
+    "avg_pool2d": Benchmark(sizes=_sizes(flat=True), torch=_torch_pool2d("avg")),
+    "smooth_max_pool": Benchmark(sizes=_sizes(beta=4.0)),
+    "smooth_max_pool2d": Benchmark(sizes=_sizes(flat=True, beta=4.0)),
+}  # fmt: skip

@@ -1,6 +1,6 @@
-"""Sizes and rivals of the norm family."""
+"""Sizes and baselines of the norm family."""
 
-from bench.rivals.table import Rival
+from bench.operations.table import Benchmark
 
 
 def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
@@ -10,16 +10,13 @@ def _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps):
     return lambda: torch.ops.aten.native_layer_norm_backward(g, x, (cols,), mu, istd, gamma, gamma, mask)
 
 
-RIVALS = {
-    "layer_norm": Rival(
+BENCHMARKS = {
+    "layer_norm": Benchmark(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 65536, "cols": 1024}, {"rows": 8192, "cols": 12288}],
         torch=lambda torch, x, gamma, beta, cols, eps: torch.nn.functional.layer_norm(x, (cols,), gamma, beta, eps),
-        torch_vjp=lambda torch, x, gamma, g, cols, eps: _torch_layer_norm_vjp(torch, x, gamma, g, cols, eps),
-    ),
-    "batchnorm_channel_first": Rival(
+        torch_vjp=_torch_layer_norm_vjp),
+    "batchnorm_channel_first": Benchmark(
         sizes=[{"channels": 64, "height": 56, "width": 56}, {"channels": 256, "height": 512, "width": 512}],
         torch=lambda torch, x, gamma, beta, eps: torch.nn.functional.batch_norm(
-            x[None], None, None, gamma, beta, True, 0.1, eps
-        ),
-    ),
-}
+            x[None], None, None, gamma, beta, True, 0.1, eps)),
+}  # fmt: skip

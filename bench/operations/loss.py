@@ -1,0 +1,12 @@
+"""Sizes and baselines of the loss family."""
+
+from bench.operations.table import Benchmark
+
+BENCHMARKS = {
+    "mse_loss": Benchmark(sizes=[{"n": 2**20}, {"n": 2**26}],
+        numpy=lambda np, yhat, target: np.mean((yhat - target) ** 2),
+        torch=lambda torch, yhat, target: torch.nn.functional.mse_loss(yhat, target),
+        torch_vjp=lambda torch, yhat, target, g: torch.ops.aten.mse_loss_backward(g[0], yhat, target, 1)),
+    "cross_entropy": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 50257}],
+        torch=lambda torch, logits, labels: torch.nn.functional.cross_entropy(logits, labels)),
+}  # fmt: skip

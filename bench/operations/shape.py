@@ -1,0 +1,62 @@
+"""Sizes and baselines of the shape family."""
+
+from bench.operations.table import Benchmark
+from tlspec.ops.shape import insert_axes, repeated_axes
+
+_BROADCASTS = [
+    {"in_dims": [64, 1, 512], "out_dims": [64, 512, 512], "axis_map": [1, 2, 3]},
+    {"in_dims": [256, 1], "out_dims": [64, 256, 16384], "axis_map": [0, 1, 2]},
+    {"in_dims": [32, 1, 1024, 1], "out_dims": [32, 16, 1024, 512], "axis_map": [1, 2, 3, 4]},
+]
+
+_BLOCKS = [{"a": 64, "b": 128, "c": 96}, {"a": 512, "b": 1024, "c": 512}]
+
+
+def _numpy_broadcast(np, x, in_dims, out_dims, axis_map):
+    return np.broadcast_to(insert_axes(x, in_dims, axis_map), out_dims).copy()
+
+
+def _torch_broadcast(torch, x, in_dims, out_dims, axis_map):
+    return insert_axes(x, in_dims, axis_map).expand(out_dims).contiguous()
+
+
+def _numpy_reduce(np, x, in_dims, out_dims, axis_map):
+    return np.sum(x, axis=repeated_axes(in_dims, out_dims, axis_map)).reshape(in_dims)
+
+
+def _torch_reduce(torch, x, in_dims, out_dims, axis_map):
+    return torch.sum(x, dim=repeated_axes(in_dims, out_dims, axis_map)).reshape(in_dims)
+
+
+BENCHMARKS = {
+    "concat1d": Benchmark(
+        sizes=[{"n": 2**24, "m": 2**24}, {"n": 2**27, "m": 2**27}], numpy=lambda np, a, b: np.concatenate([a, b]),
+        torch=lambda torch, a, b: torch.cat([a, b])),
+    "slice1d": Benchmark(
+        sizes=[
+            {"n": 2**25, "start": 2**23 + 1, "len": 2**24}, {"n": 2**28, "start": 2**20, "len": 2**27},
+            {"n": 2**28, "start": 2**20 + 3, "len": 2**27},
+        ], numpy=lambda np, x, start, len: x[start : start + len].copy(),
+        torch=lambda torch, x, start, len: x[start : start + len].clone()),
+    "broadcast_vec_to_rows": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
+        numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
+        torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous()),
+    "broadcast_vec_to_cols": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
+        numpy=lambda np, vec, rows, cols: np.broadcast_to(vec[:, None], (rows, cols)).copy(),
+        torch=lambda torch, vec, rows, cols: vec[:, None].expand(rows, cols).contiguous()),
+    "broadcast_to": Benchmark(sizes=_BROADCASTS, numpy=_numpy_broadcast, torch=_torch_broadcast),
+    "reduce_from_broadcast": Benchmark(sizes=_BROADCASTS, numpy=_numpy_reduce, torch=_torch_reduce),
+    "transpose2d": Benchmark(
+        sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
+        numpy=lambda np, x: x.T.copy(), torch=lambda torch, x: x.T.contiguous()),
+    "swap_adjacent_at_depth": Benchmark(
+        sizes=[{"dims": [*d], "depth": 1} for d in ((16, 512, 16, 64), (64, 2048, 16, 128), (64, 2048, 2048))],
+        numpy=lambda np, x, depth: np.swapaxes(x, depth, depth + 1).copy(),
+        torch=lambda torch, x, depth: torch.swapaxes(x, depth, depth + 1).contiguous()),
+    "transpose3d_bca": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(1, 2, 0).copy(),
+        torch=lambda torch, x: x.permute(1, 2, 0).contiguous()),
+    "transpose3d_cab": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(2, 0, 1).copy(),
+        torch=lambda torch, x: x.permute(2, 0, 1).contiguous()),
+    "transpose3d_acb": Benchmark(sizes=_BLOCKS, numpy=lambda np, x: x.transpose(0, 2, 1).copy(),
+        torch=lambda torch, x: x.permute(0, 2, 1).contiguous()),
+}  # fmt: skip
