@@ -298,10 +298,10 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
 {
     const int64_t d = a.p.d, size = a.p.batch * a.p.granules;
     uint8_t *const of_q = finite ? finite + size : nullptr, *const of_g = finite ? finite + 2 * size : nullptr;
-    const Question questions[5] = {
+    const ValueScan scans[5] = {
         {a.p.K, finite, true}, {a.p.Q, of_q, true}, {a.g, of_g, true}, {a.p.V, nullptr, true}, {a.out, nullptr, false}};
     if (finite || unsafe)
-        TL_TRY(examine(ctx, a.p, questions, unsafe ? 5 : 3, unsafe));
+        TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 5 : 3, unsafe));
     a.finite_k = finite, a.finite_q = of_q, a.finite_g = of_g;
     a.p.unsafe = unsafe;
     if (unsafe)

@@ -186,70 +186,70 @@ template <class C> static int32_t forward_tensor(tl_context *ctx, ForwardArgs a)
     return tl_launch_shared(ctx, "flash_attention", forward_tensor_kernel<C>, grid, C::THREADS, bytes, a);
 }
 
-/* ---- what the values are like ------------------------------------------------------------------------------------ */
+/* ---- which values are finite, and which of them tensor cores take ------------------------------------------------- */
 
-struct Examination {
-    Question questions[5];
+struct ValueScanArgs {
+    ValueScan scans[5];
     int64_t batch, n, d, granules;
     uint8_t *unsafe;
 };
 
 /* A warp owns a granule of rows of one array: contiguous memory. Whoever finds an unsafe member writes the same 1. */
-__global__ void __launch_bounds__(256) examine_kernel(const Examination a)
+__global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
 {
     const int64_t granule = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
     if (granule >= a.batch * a.granules)
         return;
-    const Question &question = a.questions[blockIdx.y];
+    const ValueScan &scan = a.scans[blockIdx.y];
     const int64_t b = granule / a.granules, first = granule % a.granules * GRANULE;
     const int64_t count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
-    const float *from = question.x + (b * a.n + first) * a.d;
-    bool odd = false, bad = false;
-    auto look = [&](float x) {
-        odd |= !(fabsf(x) <= FLT_MAX);
-        bad |= !(fabsf(x) < TENSOR_MOST) || (question.split && tl_split_unsafe(x));
+    const float *from = scan.x + (b * a.n + first) * a.d;
+    bool nonfinite = false, unsplittable = false;
+    auto inspect = [&](float x) {
+        nonfinite |= !(fabsf(x) <= FLT_MAX);
+        unsplittable |= !(fabsf(x) < TENSOR_MOST) || (scan.split && tl_split_unsafe(x));
     };
     if (count % 4 == 0 && tl_aligned4(from)) {
 #pragma unroll 4
         for (int64_t i = threadIdx.x % 32 * 4; i < count; i += 128) {
             const float4 x = tl_load4(from + i);
-            look(x.x);
-            look(x.y);
-            look(x.z);
-            look(x.w);
+            inspect(x.x);
+            inspect(x.y);
+            inspect(x.z);
+            inspect(x.w);
         }
     } else {
 #pragma unroll 8
         for (int64_t i = threadIdx.x % 32; i < count; i += 32)
-            look(from[i]);
+            inspect(from[i]);
     }
-    odd = __any_sync(0xffffffffu, odd);
-    bad = __any_sync(0xffffffffu, bad);
+    nonfinite = __any_sync(0xffffffffu, nonfinite);
+    unsplittable = __any_sync(0xffffffffu, unsplittable);
     if (threadIdx.x % 32 == 0) {
-        if (question.finite)
-            question.finite[granule] = !odd;
-        if (a.unsafe && bad)
+        if (scan.finite)
+            scan.finite[granule] = !nonfinite;
+        if (a.unsafe && unsplittable)
             a.unsafe[b] = 1;
     }
 }
 
-int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe)
+int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe)
 {
-    Examination a{{}, p.batch, p.n, p.d, p.granules, unsafe};
+    ValueScanArgs a{{}, p.batch, p.n, p.d, p.granules, unsafe};
     for (int i = 0; i < count; i++)
-        a.questions[i] = questions[i];
+        a.scans[i] = scans[i];
     if (unsafe)
         TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
     const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
-    return tl_launch(ctx, "examine", examine_kernel, grid, 256, a);
+    return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
 }
 
 static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uint8_t *unsafe)
 {
     const int64_t d = a.p.d;
-    const Question questions[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
+    const ValueScan scans[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
     if (finite || unsafe)
-        TL_TRY(examine(ctx, a.p, questions, unsafe ? 3 : 1, unsafe));
+        TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
     a.finite = finite;
     a.p.unsafe = unsafe;
     /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,

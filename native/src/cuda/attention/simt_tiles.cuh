@@ -285,16 +285,16 @@ inline bool tensor_takes(const Problem &p)
            fabsf(p.scale) <= 0x1p60f;
 }
 
-/* What is asked about arrays (batch, n, d) before the products. */
-struct Question {
+/* What a scan finds out about an array (batch, n, d) before the products. */
+struct ValueScan {
     const float *x;
-    uint8_t *finite; /* [b][granule]: no infinity and no NaN; NULL: not asked */
-    bool split;      /* is to be split for tensor cores, so that values may not be too small either */
+    uint8_t *finite; /* [b][granule]: no infinity and no NaN; or NULL */
+    bool split;      /* the array is split for tensor cores, so that values may not be too small either */
 };
 
-/* Answers up to 5 questions and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
+/* Runs up to 5 scans and, where `unsafe` is given, sets unsafe[b] for the members that tensor cores are not to
  * take. Defined in attention/forward.cu. */
-int32_t examine(tl_context *ctx, const Problem &p, const Question *questions, int count, uint8_t *unsafe);
+int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, int count, uint8_t *unsafe);
 
 /* Whether the context's device has Hopper's warp group products and they take the problem, which tensor cores take; the
  * forward by them, into `out`. Defined in attention/wgmma.cu. */

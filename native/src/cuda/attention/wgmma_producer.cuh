@@ -18,9 +18,10 @@ template <class C> struct Producer {
     PanelRing<C, 1> ring;
     Ring<C::HEADERS, true> header_ring;
     int64_t b;
-    int r0, thread;                         /* the block's first row */
-    int i, c, place;                        /* of a panel as it is: chunk c of rows i + 16u */
-    int turned_i, turned_row, turned_place; /* transposed: rows turned_row + 2e of the tile, coordinates turned_i + e */
+    int r0, thread;  /* the block's first row */
+    int i, c, place; /* of a panel as it is: chunk c of rows i + 16u */
+    /* Of a transposed panel: rows transposed_row + 2e of the tile, coordinates transposed_i + e. */
+    int transposed_i, transposed_row, transposed_place;
 
     __device__ __forceinline__ Producer(const WgmmaArgs &args, char *stages_, Header<C::OF_KEYS> *headers_,
                                         const uint64_t (*barriers)[C::STAGES],
@@ -33,30 +34,30 @@ template <class C> struct Producer {
         c = thread % 8;
         place = i * ROW + (c ^ i % 8) * 16;
         /* A quarter of a warp has two neighbouring blocks of coordinates and four chunks: different banks. */
-        turned_i = 4 * (lane % 2 + lane / 8 * 2) + 32 * (warp % 2);
-        turned_row = chunk / 2 * 8 + chunk % 2;
-        turned_place = turned_i * ROW + (chunk ^ turned_i % 8) * 16;
+        transposed_i = 4 * (lane % 2 + lane / 8 * 2) + 32 * (warp % 2);
+        transposed_row = chunk / 2 * 8 + chunk % 2;
+        transposed_place = transposed_i * ROW + (chunk ^ transposed_i % 8) * 16;
     }
 
     /* Panel INDEX of a tile: of which array, as it is or transposed, and which part. */
-    template <int INDEX> static constexpr bool TURNED = INDEX >= C::CHUNKS * (1 + C::SLOPES);
+    template <int INDEX> static constexpr bool TRANSPOSED = INDEX >= C::CHUNKS * (1 + C::SLOPES);
     template <int INDEX> __device__ __forceinline__ const float *source() const
     {
         constexpr int after = INDEX - C::CHUNKS * (1 + C::SLOPES);
         const float *const first = C::OF_KEYS ? p.Q : p.K, *const second = C::OF_KEYS ? a.g : p.V;
         const bool of_weights = C::WEIGHTS && after < 2 * C::HALVES;
-        return (TURNED<INDEX> ? of_weights : INDEX >= C::CHUNKS) ? second : first;
+        return (TRANSPOSED<INDEX> ? of_weights : INDEX >= C::CHUNKS) ? second : first;
     }
 
     /* What does not exist is 0. */
     template <int INDEX> __device__ __forceinline__ void read(float4 (&held)[4], int j) const
     {
         constexpr int after = INDEX - C::CHUNKS * (1 + C::SLOPES), product = after % (2 * C::HALVES);
-        constexpr int from_row = TURNED<INDEX> ? product / C::HALVES * CHUNK : 0;
-        constexpr int from = TURNED<INDEX> ? product % C::HALVES * 64 : INDEX % C::CHUNKS * CHUNK;
-        constexpr int apart = TURNED<INDEX> ? 2 : 16;
-        const int row = j + from_row + (TURNED<INDEX> ? turned_row : i);
-        const int column = from + (TURNED<INDEX> ? turned_i : 4 * c);
+        constexpr int from_row = TRANSPOSED<INDEX> ? product / C::HALVES * CHUNK : 0;
+        constexpr int from = TRANSPOSED<INDEX> ? product % C::HALVES * 64 : INDEX % C::CHUNKS * CHUNK;
+        constexpr int apart = TRANSPOSED<INDEX> ? 2 : 16;
+        const int row = j + from_row + (TRANSPOSED<INDEX> ? transposed_row : i);
+        const int column = from + (TRANSPOSED<INDEX> ? transposed_i : 4 * c);
         const float *const x = source<INDEX>() + (b * p.n + row) * p.d + column;
         const int rest = column < (int)p.d ? (int)p.n - row : 0;
         TL_UNROLL_FOR (int u = 0; u < 4; u++)
@@ -70,8 +71,8 @@ template <class C> struct Producer {
         TL_UNROLL_FOR (int u = 0; u < 4; u++) {
             float4 x = held[u];
             int at = place + 16 * ROW * u;
-            if constexpr (TURNED<INDEX>) {
-                at = (turned_place ^ 16 * u) + ROW * u;
+            if constexpr (TRANSPOSED<INDEX>) {
+                at = (transposed_place ^ 16 * u) + ROW * u;
                 x = u == 0   ? make_float4(held[0].x, held[1].x, held[2].x, held[3].x)
                     : u == 1 ? make_float4(held[0].y, held[1].y, held[2].y, held[3].y)
                     : u == 2 ? make_float4(held[0].z, held[1].z, held[2].z, held[3].z)

@@ -42,12 +42,12 @@ struct SplitArgs {
 
 using Guard = tl_split_guard;
 
-/* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TURNED where its rows lie across k. A thread
+/* One operand's tiles: WIDTH rows (columns of op(B)) by STEP of k each, TRANSPOSED where its rows lie across k. A thread
  * copies 16 bytes COPIES times, BELOW rows of memory apart, from element (i, k) of a tile on. */
-template <class T, int WIDTH, bool TURNED> struct Operand {
-    static constexpr int SIZE = TURNED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / 4 / T::THREADS;
-    static constexpr int BELOW = T::THREADS / (TURNED ? WIDTH / 4 : STEP / 4);
-    static_assert(WIDTH % 32 == 0 && (!TURNED || BELOW == 8), "ownership");
+template <class T, int WIDTH, bool TRANSPOSED> struct Operand {
+    static constexpr int SIZE = TRANSPOSED ? STEP * WIDTH : WIDTH * ALONG, COPIES = WIDTH * STEP / 4 / T::THREADS;
+    static constexpr int BELOW = T::THREADS / (TRANSPOSED ? WIDTH / 4 : STEP / 4);
+    static_assert(WIDTH % 32 == 0 && (!TRANSPOSED || BELOW == 8), "ownership");
 
     const float *array, *from; /* from: where the next tile's first copy starts */
     int64_t length;            /* of a row in memory */
@@ -56,31 +56,31 @@ template <class T, int WIDTH, bool TURNED> struct Operand {
     /* Elements i0 .. of `width`, k from 0. */
     __device__ __forceinline__ Operand(const float *x, int64_t i0, int64_t width, int64_t n) : array(x)
     {
-        i = TURNED ? threadIdx.x % (WIDTH / 4) * 4 : threadIdx.x / (STEP / 4);
-        k = TURNED ? threadIdx.x / (WIDTH / 4) : threadIdx.x % (STEP / 4) * 4;
-        length = TURNED ? width : n;
-        from = TURNED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
+        i = TRANSPOSED ? threadIdx.x % (WIDTH / 4) * 4 : threadIdx.x / (STEP / 4);
+        k = TRANSPOSED ? threadIdx.x / (WIDTH / 4) : threadIdx.x % (STEP / 4) * 4;
+        length = TRANSPOSED ? width : n;
+        from = TRANSPOSED ? x + k * length + i0 + i : x + (i0 + i) * length + k;
         rows = (int)(width - i0) - i;
         rest = (int)n - k;
     }
 
     static __device__ __forceinline__ int at(int i, int k)
     {
-        return TURNED ? k * WIDTH + ((i / 4 ^ (k / 16 * 4 | k / 2 % 2 * 2)) * 4 | i % 4) : i * ALONG + k;
+        return TRANSPOSED ? k * WIDTH + ((i / 4 ^ (k / 16 * 4 | k / 2 % 2 * 2)) * 4 | i % 4) : i * ALONG + k;
     }
     __device__ __forceinline__ int place(int copy) const
     {
-        return TURNED ? copy * BELOW * WIDTH + (at(i, k) ^ copy / 2 * 16) : at(i, k) + copy * BELOW * ALONG;
+        return TRANSPOSED ? copy * BELOW * WIDTH + (at(i, k) ^ copy / 2 * 16) : at(i, k) + copy * BELOW * ALONG;
     }
 
     /* Starts copying the next tile; what does not exist is 0. */
     __device__ __forceinline__ void copy(float *to)
     {
         TL_UNROLL_FOR (int c = 0; c < COPIES; c++) {
-            const bool present = TURNED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
+            const bool present = TRANSPOSED ? rows > 0 && rest > c * BELOW : rows > c * BELOW && rest > 0;
             tl_copy_async<16>(to + place(c), present ? from + c * BELOW * length : array, present);
         }
-        from += TURNED ? STEP * length : STEP;
+        from += TRANSPOSED ? STEP * length : STEP;
         rest -= STEP;
     }
 

@@ -40,11 +40,11 @@ namespace tl_linalg_wgmma {
 /* ---- producers --------------------------------------------------------------------------------------------------- */
 
 /* One operand's part of a producing group, as rows of four floats in `held`.
- * TURNED, the operand's rows lie across k in memory: blocks of 4 x 4 whose k starts at 4c + 16u, u < BLOCKS, and whose
+ * TRANSPOSED, the operand's rows lie across k in memory: blocks of 4 x 4 whose k starts at 4c + 16u, u < BLOCKS, and whose
  * rows start at i; held[4u + e] is k + e, read as 16 bytes of four rows, and what is stored is the block transposed. A
  * quarter of a warp has two neighbouring i and four c, so that it reads whole sectors and stores to different banks.
  * Else chunk c of rows i + u·APART. */
-template <int WIDTH, bool TURNED> struct Source {
+template <int WIDTH, bool TRANSPOSED> struct Source {
     static constexpr int COPIES = WIDTH * (STEP / 4) / GROUP, BLOCKS = COPIES / 4, APART = GROUP / 8;
     static_assert(BLOCKS == WIDTH / 64 && (WIDTH == 64 || WIDTH == 128), "ownership");
 
@@ -56,7 +56,7 @@ template <int WIDTH, bool TURNED> struct Source {
 
     __device__ __forceinline__ explicit Source(int thread)
     {
-        if constexpr (TURNED) {
+        if constexpr (TRANSPOSED) {
             const int lane = thread % 32, warp = thread / 32;
             i = 4 * (lane % 2 + lane / 8 * 2) + 32 * (warp % (WIDTH / 32));
             c = lane / 2 % 4 + warp / (WIDTH / 32) * 4;
@@ -70,8 +70,8 @@ template <int WIDTH, bool TURNED> struct Source {
     __device__ __forceinline__ void open(const float *x, int64_t i0, int64_t width, int64_t k0, int64_t n)
     {
         const int64_t k = k0 + 4 * c, left = width - i0 - i;
-        length = (uint32_t)(TURNED ? width : n);
-        from = TURNED ? x + k * width + i0 + i : x + (i0 + i) * n + k;
+        length = (uint32_t)(TRANSPOSED ? width : n);
+        from = TRANSPOSED ? x + k * width + i0 + i : x + (i0 + i) * n + k;
         rows = left < WIDTH ? (int)left : WIDTH;
         rest = (int)(n - k);
     }
@@ -83,26 +83,26 @@ template <int WIDTH, bool TURNED> struct Source {
     /* What does not exist is 0. */
     __device__ __forceinline__ void read()
     {
-        const int present = TURNED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
+        const int present = TRANSPOSED ? (rows > 0 ? rest : 0) : (rest > 0 ? rows : 0);
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
-            const int at = TURNED ? 16 * (u / 4) + u % 4 : APART * u;
+            const int at = TRANSPOSED ? 16 * (u / 4) + u % 4 : APART * u;
             held[u] = present > at ? *below(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
     /* To the group's next step. */
     __device__ __forceinline__ void advance()
     {
-        from = TURNED ? reinterpret_cast<const float *>(below(GROUPS * STEP)) : from + GROUPS * STEP;
+        from = TRANSPOSED ? reinterpret_cast<const float *>(below(GROUPS * STEP)) : from + GROUPS * STEP;
         rest -= GROUPS * STEP;
     }
     /* Where chunk u goes in a tile, and what it holds. */
     __device__ __forceinline__ uint32_t at(int u) const
     {
-        return TURNED ? (place ^ (64 * (u / 4) + 16 * (u % 4))) + ROW * (u % 4) : place + ROW * APART * u;
+        return TRANSPOSED ? (place ^ (64 * (u / 4) + 16 * (u % 4))) + ROW * (u % 4) : place + ROW * APART * u;
     }
     __device__ __forceinline__ float4 chunk(int u) const
     {
-        if constexpr (!TURNED)
+        if constexpr (!TRANSPOSED)
             return held[u];
         const float4 &x = held[u / 4 * 4], &y = held[u / 4 * 4 + 1], &z = held[u / 4 * 4 + 2], &w = held[u / 4 * 4 + 3];
         return u % 4 == 0   ? make_float4(x.x, y.x, z.x, w.x)
