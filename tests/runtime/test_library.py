@@ -125,7 +125,7 @@ def test_importing_loads_nothing(python):
 
 def test_every_status_has_a_class():
     core, _ = _library.headers()
-    codes = {name: int(code) for name, code in re.findall(r"TORCHLEAN_([A-Z_]+) =\s*(\d+)", core) if name != "OK"}
+    codes = {name: int(code) for name, code in re.findall(r"TORCHLEAN_([A-Z_]+) = (\d+)", core) if name != "OK"}
     assert set(codes.values()) == set(errors.by_status)
     library = _library.load()
     for name, code in codes.items():
