@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import os
 import random
 import re
@@ -32,32 +31,14 @@ def driver():
     return hostile.build()
 
 
-def rarer(count: int, calls: int, share: float = 0.1) -> bool:
-    """Whether what happened `count` times in `calls` is certainly rarer than `share`: so few would come by chance once in a
-    million runs. A plain comparison of shares fails by chance wherever the true one is near the limit."""
-    if count >= share * calls:
-        return False
-
-    def chance(i: int) -> float:
-        ways = math.lgamma(calls + 1) - math.lgamma(i + 1) - math.lgamma(calls - i + 1)
-        return math.exp(ways + i * math.log(share) + (calls - i) * math.log1p(-share))
-
-    return sum(map(chance, range(count + 1))) < 1e-6
-
-
-def test_rare_outcomes_differ_from_unlucky_counts():
-    assert rarer(0, 176) and rarer(2, 250) and not rarer(17, 176) and not rarer(25, 250)
-
-
 def test_no_call_crashes_leaks_or_lies(driver):
     document = hostile.calls(60_000, driver=driver, workers=1, sanitize="")
     assert hostile.ok(document), hostile.table(document)
     assert document["calls"] > 55_000
-    # both sides of every function are tried
+    # both sides of every function are tried; the expected shares lie between 0.3 and 0.71, so that calls drawn anew (because
+    # there is another operation) stay within the limits
     odd = {
-        n: r
-        for n, r in document["entries"].items()
-        if r["calls"] < 40 or rarer(r["accepted"], r["calls"]) or rarer(r["calls"] - r["accepted"], r["calls"])
+        n: r for n, r in document["entries"].items() if not 0.1 < r["accepted"] / r["calls"] < 0.9 or r["calls"] < 40
     }
     # captures and graphs are a CUDA context's
     one_sided = {n for n in odd if n.startswith(("torchlean_cuda_capture_", "torchlean_cuda_graph_"))}
