@@ -14,8 +14,11 @@ pytestmark = pytest.mark.every_choice
 
 #: written by the generator, so their length follows from the number of operations
 GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
-#: no file may have more lines; one of more than 600 is a question to its reviewer
+#: no file may have more lines
 LIMIT = 1000
+#: a file of more lines than this is named here, with the reason why it is one concept
+QUESTION = 600
+LONG = {"tlrt/tape.py": "the tape is one class: recording and walking back share its state"}
 
 
 @pytest.mark.parametrize("family", registry.families())
@@ -66,12 +69,10 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
 
 
 def test_files_stay_readable() -> None:
-    long = {
-        name(p): n
-        for p in files(".py", ".c", ".h", ".cu", ".cuh", ".def")
-        if (n := len(p.read_text().splitlines())) > LIMIT
-    }
-    assert {k: v for k, v in long.items() if k not in GENERATED and not k.startswith("native/generated/")} == {}
+    lines = {name(p): len(p.read_text().splitlines()) for p in files(".py", ".c", ".h", ".cu", ".cuh", ".def")}
+    by_hand = {k: n for k, n in lines.items() if k not in GENERATED and not k.startswith("native/generated/")}
+    assert {k: n for k, n in by_hand.items() if n > LIMIT} == {}
+    assert {k for k, n in by_hand.items() if n > QUESTION} <= LONG.keys() <= by_hand.keys()
 
 
 def test_every_row_has_a_vjp_or_a_reason() -> None:
