@@ -14,6 +14,7 @@ from audit import command, exhaustive, pairs
 from audit.checker import BINARY, CheckerError, checker, float_text
 from audit.environment import ROOT
 from audit.exhaustive import PARAMETERS, SECOND, Exhaustive, entries
+from tests import DEVICES
 from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
@@ -44,10 +45,8 @@ def one(name: str, **options: Any) -> dict[str, Any]:
     return dict(run.document()["functions"][0])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_every_function_at_a_stride(device: str) -> None:
-    if device not in {d.partition(":")[0] for d in tlrt.devices()}:
-        pytest.skip("no CUDA device on this machine")
     devices = ["cpu"] if device == "cpu" else ["cpu", tlrt.device("cuda").name]
     run = Exhaustive(devices, entries(), stride=65521)
     run.run()

@@ -18,6 +18,7 @@ pytest.importorskip("safetensors")
 
 from bench import examples as evidence
 from examples import common, fno_burgers, text
+from tests import DEVICES
 
 #: a size at which a step takes milliseconds; batches are whole there, so losses of different steps compare
 TINY = {
@@ -55,10 +56,8 @@ def tensors(folder, name):
 
 
 @each
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_trains_and_resumes_bit_for_bit(name, device, tmp_path, capsys):
-    if device == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     wanted = start(name, whole, device=device)
     assert wanted["finished"] and len(wanted["losses"]) == STEPS and np.isfinite(wanted["losses"]).all()

@@ -17,11 +17,8 @@ from tlspec.registry import Op
 def sizes(batch: int, channels: tuple[int, int], *lists: list[int]) -> dict[str, Any]:
     names = ("spatial", "kernel", "stride", "padding")
     return {
-        "batch": batch,
-        "in_channels": channels[0],
-        "out_channels": channels[1],
-        **dict(zip(names, lists, strict=True)),
-    }
+        "batch": batch, "in_channels": channels[0], "out_channels": channels[1], **dict(zip(names, lists, strict=True)),
+    }  # fmt: skip
 
 
 EDGES = {

@@ -151,13 +151,10 @@ class Copy:
         inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
         path = os.pathsep.join(p for p in (str(self.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            command, cwd=self.folder,
+            env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
 
 

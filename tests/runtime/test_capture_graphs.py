@@ -1,6 +1,5 @@
 """The C functions behind captured steps: what a capture takes and refuses, and what its graph keeps alive."""
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from numpy.testing import assert_raises
 
 import tlrt
+from tests import run_in_thread
 from tlrt import kernels
 from tlrt._binding.library import load
 
@@ -113,11 +113,7 @@ def test_what_is_refused_leaves_the_capture(dev: tlrt.Device, lib: Any, ffi: Any
         assert name in said()
     assert_raises(tlrt.errors.UnavailableError, kernels.dgemm, dev, np.eye(2), np.eye(2), 2, 2, 2)
     assert_raises(tlrt.errors.ShapeError, kernels.add, x, dev.empty(3))
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(lib.torchlean_cuda_buffer_fill(x._handle, 3.0)))
-    thread.start()
-    thread.join()
-    assert found == [UNAVAILABLE]
+    assert run_in_thread(lambda: lib.torchlean_cuda_buffer_fill(x._handle, 3.0)) == UNAVAILABLE
     kernels.add(x, x, out=x)
     graph = end(dev)
     assert lib.torchlean_cuda_graph_launch(graph) == 0 and x.numpy().tolist() == [2, 4]

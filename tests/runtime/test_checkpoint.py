@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_raises, assert_raises_regex
 
-import tlrt
+from tests import DEVICES
 from tlrt import Session, checkpoint, nn, optim
 from tlrt.checkpoint import CheckpointError
 
@@ -19,15 +19,12 @@ OPTIMIZERS = {
     "adam": lambda p: optim.Adam(p, lr=0.01),
     "adamw": lambda p: optim.AdamW(p, lr=0.01),
 }
-DEVICES = ["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 class Run:
     """A small model with dropout, its optimiser and its losses."""
 
     def __init__(self, device: str, kind: str = "adamw", seed: int = 3) -> None:
-        if device == "cuda" and len(tlrt.devices()) == 1:
-            pytest.skip("no CUDA device on this machine")
         self.session = s = Session(device, seed=seed)
         rng = np.random.default_rng(1)
         self.w = s.param(rng.standard_normal((4, 3)), "layer.weight")
@@ -57,7 +54,7 @@ class Run:
         return checkpoint.load(path, self.session, self.optimizer)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["spec", *DEVICES])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_resumed_run_is_the_uninterrupted_one(device, kind, tmp_path):
     whole = Run(device, kind)

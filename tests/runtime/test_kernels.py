@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests import unchanged_memory
 from tlrt import errors, kernels
 from tlspec import entries
 
@@ -43,16 +44,12 @@ def test_documented_and_typed(name):
 
 
 WRONG = {
-    "device": ("cpu", "expected Device"),
-    "buffer": (np.ones(1, np.float32), "got ndarray of float32, expected Buffer"),
-    "list": (np.ones(1, np.float32), "[0]: got float32, expected Buffer"),
-    "u32": ([0.5], "expected integers"),
-    "f64": (["a"], "expected float64"),
-    "dim": (1.0, "got float, expected an integer"),
-    "dims": ([1, "2"], "[1]: got str, expected an integer"),
-    "int": (None, "got None, expected an integer"),
+    "device": ("cpu", "expected Device"), "buffer": (np.ones(1, np.float32), "got ndarray of float32, expected Buffer"),
+    "list": (np.ones(1, np.float32), "[0]: got float32, expected Buffer"), "u32": ([0.5], "expected integers"),
+    "f64": (["a"], "expected float64"), "dim": (1.0, "got float, expected an integer"),
+    "dims": ([1, "2"], "[1]: got str, expected an integer"), "int": (None, "got None, expected an integer"),
     "float": ("1", "got str, expected a number"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "argument"), [(n, a.name) for n, e in ENTRIES.items() for a in entries.arguments(e)])
@@ -221,31 +218,27 @@ def test_host_float64(dev):
         (lambda: kernels.dgemm(dev, a, b, 3, 2, 4, out=out), errors.ShapeError, "dgemm: A: got shape"),
         (lambda: kernels.dgemm(dev, a, b, 2, 3, 5, out=out), errors.ShapeError, "dgemm: B: got shape"),
         (
-            lambda: kernels.dgemm(dev, a.astype(complex), b, 2, 3, 4, out=out),
-            TypeError,
+            lambda: kernels.dgemm(dev, a.astype(complex), b, 2, 3, 4, out=out), TypeError,
             "dgemm: A: got dtype complex128",
         ),
         (
-            lambda: kernels.dgemm(dev, a.astype(np.float16), b, 2, 3, 4, out=out),
-            TypeError,
+            lambda: kernels.dgemm(dev, a.astype(np.float16), b, 2, 3, 4, out=out), TypeError,
             "dgemm: A: got dtype float16",
         ),
         (lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=out.T), errors.ShapeError, "dgemm: out: got shape"),
         (
-            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=out.astype("f4")),
-            TypeError,
+            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=out.astype("f4")), TypeError,
             "dgemm: out: got ndarray of float32",
         ),
         (
-            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=np.ones((2, 8))[:, ::2]),
-            TypeError,
+            lambda: kernels.dgemm(dev, a, b, 2, 3, 4, out=np.ones((2, 8))[:, ::2]), TypeError,
             "dgemm: out: got a strided",
         ),
         (lambda: kernels.dgemm(dev, b[:1], b, 1, 4, 4, out=b[1:2]), ValueError, "dgemm: B: got shape"),
         (lambda: kernels.dgemm(dev, a, b, 2.0, 3, 4, out=out), TypeError, "dgemm: m: got float"),
         (lambda: kernels.dgemm(dev, a, b, -2, 3, 4), errors.ShapeError, "dgemm: "),
         (lambda: kernels.dgemm(dev, a, b, 2**31, 3, 4), errors.ShapeError, "dgemm: A: "),
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(kind) as caught:
             bad()
         assert str(caught.value).startswith(said), caught.value
@@ -320,10 +313,8 @@ def test_renamed_arguments_are_renamed_in_messages(dev):
 
 def test_refusals_leak_nothing(dev):
     a, b = dev.zeros(2), dev.zeros(3)
-    before = dev.memory()
-    for _ in range(200):
-        assert_raises(errors.ShapeError, kernels.add, a, b)
-        assert_raises(errors.ShapeError, kernels.mul_bwd, a, b, a)
-        assert_raises(TypeError, kernels.add, a, 3)
-    after = dev.memory()
-    assert (after.live_buffers, after.live_bytes) == (before.live_buffers, before.live_bytes)
+    with unchanged_memory(dev):
+        for _ in range(200):
+            assert_raises(errors.ShapeError, kernels.add, a, b)
+            assert_raises(errors.ShapeError, kernels.mul_bwd, a, b, a)
+            assert_raises(TypeError, kernels.add, a, 3)

@@ -225,12 +225,9 @@ def test_dropout_acts_in_training_alone(s):
 
 def test_sequential_hands_the_mode_down(s):
     model = nn.Sequential(
-        nn.Linear(s, 4, 6, name="a"),
-        s.relu,
-        nn.BatchNorm(s, 6, name="n"),
-        nn.Dropout(0.5),
+        nn.Linear(s, 4, 6, name="a"), s.relu, nn.BatchNorm(s, 6, name="n"), nn.Dropout(0.5),
         nn.Linear(s, 6, 2, name="b"),
-    )
+    )  # fmt: skip
     assert [p.name for p in model.parameters()] == [
         "a.weight", "a.bias", "n.weight", "n.bias", "n.running_mean", "n.running_var", "b.weight", "b.bias",
     ]  # fmt: skip

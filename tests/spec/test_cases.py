@@ -44,13 +44,9 @@ def test_another_process_draws_the_same() -> None:
     seen = set()
     for salt in ("1", "2"):
         run = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": salt, "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+            [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": salt, "PATH": ""}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
         seen.add(run.stdout)
     assert len(seen) == 1
 
