@@ -198,6 +198,12 @@ def test_a_parameter_of_another_shape_is_refused(tmp_path):
         assert a.value.all() and w.value.all()
 
 
+def read(path) -> tuple[dict, dict[str, np.ndarray]]:
+    """A checkpoint's description and its arrays."""
+    with safetensors.safe_open(str(path), framework="np") as file:
+        return json.loads(file.metadata()["tlrt"]), safetensors.load_file(path)
+
+
 def deeply_nested(about: dict) -> str:
     return json.dumps(about).replace('"extra": {}', '"extra": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
 
@@ -220,9 +226,7 @@ def test_spoilt_descriptions_are_refused(tmp_path, how):
         w = s.param([1.0, 2.0], "w")
         optimizer = optim.AdamW([w], lr=0.01)
         checkpoint.save(tmp_path / "x", s, optimizer)
-        with safetensors.safe_open(str(tmp_path / "x"), framework="np") as file:
-            about = json.loads(file.metadata()["tlrt"])
-            tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118 (not a mapping)
+        about, tensors = read(tmp_path / "x")
         spoil, words = SPOILT[how]
         assert spoil(about) != json.dumps(about)
         safetensors.save_file(tensors, tmp_path / "x", {"tlrt": spoil(about)})
@@ -236,11 +240,9 @@ def test_an_optimizer_state_of_another_type_is_refused(tmp_path):
         w = s.param([1.0, 2.0], "w")
         optimizer = optim.AdamW([w])
         checkpoint.save(tmp_path / "x", s, optimizer)
-        with safetensors.safe_open(str(tmp_path / "x"), framework="np") as file:
-            about = file.metadata()
-            tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118 (not a mapping)
+        about, tensors = read(tmp_path / "x")
         tensors["optimizer/0/m/w"] = tensors["optimizer/0/m/w"].astype(np.float16)
-        safetensors.save_file(tensors, tmp_path / "x", about)
+        safetensors.save_file(tensors, tmp_path / "x", {"tlrt": json.dumps(about)})
         assert_raises_regex(CheckpointError, "m/w: got float16 of shape", checkpoint.load, tmp_path / "x", s, optimizer)
 
 
