@@ -78,8 +78,7 @@ def test_a_call_is_its_seed_and_number(driver):
 
     many = calls("--from", "0", "--calls", "400")
     one = next(line for line in many if "call 333:" in line or "call 334:" in line)
-    number = one.split()[3].rstrip(":")
-    again = calls("--from", number, "--calls", "1")[0]
+    again = calls("--from", one.split()[3].rstrip(":"), "--calls", "1")[0]
     plain = [w.split("=")[0] for w in one.split(", ")]
     assert [w.split("=")[0] for w in again.split(", ")] == plain
 
@@ -175,8 +174,7 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
         "try_damaged",
         lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []},
     )
-    args = argparse.Namespace(calls=1000, files=7, workers=1)
-    outcome = command._hostile(args, ["cpu", "cuda:1"])
+    outcome = command._hostile(argparse.Namespace(calls=1000, files=7, workers=1), ["cpu", "cuda:1"])
     assert runs == [
         (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
         (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),

@@ -274,8 +274,7 @@ def test_what_cannot_be_packed(row: Op, runtime: Runtime) -> None:
 
 def test_empty_lists(row: Op, runtime: Runtime) -> None:
     """Nothing happens, on the device that is named or that another buffer tells; without either the call is refused."""
-    case = case_of(row, [])
-    call = ListCall(case, runtime)
+    call = ListCall(case_of(row, []), runtime)
     results = call.make()
     for a, got in zip(row.signature.outputs, results if isinstance(results, tuple) else [results], strict=True):
         assert got == [] if a.listed else not got.numpy().any()

@@ -237,8 +237,7 @@ def test_spoilt_descriptions_are_refused(tmp_path, how):
 
 def test_an_optimizer_state_of_another_type_is_refused(tmp_path):
     with Session("cpu") as s:
-        w = s.param([1.0, 2.0], "w")
-        optimizer = optim.AdamW([w])
+        optimizer = optim.AdamW([s.param([1.0, 2.0], "w")])
         checkpoint.save(tmp_path / "x", s, optimizer)
         about, tensors = read(tmp_path / "x")
         tensors["optimizer/0/m/w"] = tensors["optimizer/0/m/w"].astype(np.float16)

@@ -140,8 +140,7 @@ def test_gradients_by_parameter(s):
     unreached = s.param([1.0, 1.0], "unreached")
     used = s.param([2.0], "used")
     s.relu(used)
-    loss = s.reduce_sum(s.mul(w, frozen))
-    gradients = s.backward(loss)
+    gradients = s.backward(s.reduce_sum(s.mul(w, frozen)))
     assert gradients[w].numpy().tolist() == [[3.0, 4.0]]
     assert unreached.grad.numpy().tolist() == [0.0, 0.0] and used.grad.numpy().tolist() == [0.0]
     assert frozen.grad is None and frozen not in gradients and list(gradients) == [w, unreached, used]
@@ -300,8 +299,7 @@ def test_options():
 
 
 def test_a_vjp_that_raises_leaves_the_session_usable(s, monkeypatch):
-    w = s.param([1.0, 2.0], "w")
-    y = s.reduce_sum(s.tanh(s.exp(w)))
+    y = s.reduce_sum(s.tanh(s.exp(s.param([1.0, 2.0], "w"))))
     live = s.device.memory().live_buffers
     step = s.tape._step
 
@@ -359,8 +357,7 @@ def test_what_no_grad_computes_is_a_constant(s):
     s.use(w)
     with s.no_grad():
         square = s.mul(w, w)
-    found = s.backward(s.reduce_sum(s.mul(square, w)))
-    assert found[w].numpy().tolist() == [9]
+    assert s.backward(s.reduce_sum(s.mul(square, w)))[w].numpy().tolist() == [9]
 
 
 def test_operations_tell_zeros_of_both_signs_apart(s):

@@ -72,8 +72,7 @@ def test_heights_grow() -> None:
 
 
 def test_constants_are_those_of_the_header() -> None:
-    text = HEADER.read_text()
-    named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", text)}
+    named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", HEADER.read_text())}
     assert named == {
         "TL_SUM_LANES": bounds.LANES, "TL_SUM_LEAF": bounds.LEAF, "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
@@ -81,8 +80,7 @@ def test_constants_are_those_of_the_header() -> None:
 
 
 def test_spacing_is_numpys() -> None:
-    rng = np.random.default_rng(0)
-    bits = rng.integers(0, 255 << 23, size=10000, dtype=np.uint32)
+    bits = np.random.default_rng(0).integers(0, 255 << 23, size=10000, dtype=np.uint32)
     x = bits.view(np.float32)
     assert np.array_equal(bounds.spacing(x.astype(np.float64)), np.spacing(x).astype(np.float64))
     assert bounds.spacing(0.0) == bounds.TINY and bounds.spacing(2.0**-140) == bounds.TINY
