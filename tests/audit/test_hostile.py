@@ -156,12 +156,8 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
     runs = []
 
     def calls(count, **how):
-        runs.append(
-            (
-                count, how.get("device", -1), how.get("sanitize", "address,undefined"), how.get("threads", 1),
-                how.get("shared", False),
-            )
-        )  # fmt: skip
+        plain = {"device": -1, "sanitize": "address,undefined", "threads": 1, "shared": False}
+        runs.append((count, *{**plain, **{k: how[k] for k in plain if k in how}}.values()))
         failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
         return {
             "failures": failures, "entries": {}, "calls": count, "accepted": 0, "seconds": 0.0,

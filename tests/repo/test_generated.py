@@ -65,7 +65,6 @@ def test_multiplications_fuse_only_where_written(build: str) -> None:
     fused: dict[str, int] = {}
     place = ""
     with subprocess.Popen(objdump, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.endswith(">:\n"):
                 place = line.split("<")[1][:-3]

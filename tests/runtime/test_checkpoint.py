@@ -105,18 +105,16 @@ def refused(run: Run, path, match: str) -> None:
 def test_foreign_files(tmp_path):
     run, path = Run("cpu"), tmp_path / "a.safetensors"
     assert_raises(FileNotFoundError, run.load, path)
-    path.write_bytes(b"")
-    refused(run, path, "damaged")
-    path.write_bytes(b"PK\x03\x04 some zip")
-    refused(run, path, "damaged")
-    safetensors.save_file({"layer.weight": np.zeros((4, 3), np.float32)}, path)
-    refused(run, path, "another program")
-    safetensors.save_file({}, path, {"tlrt": "{not json"})
-    refused(run, path, "another program")
-    safetensors.save_file({}, path, {"tlrt": json.dumps({"version": 99})})
-    refused(run, path, "version 99, expected 1")
-    safetensors.save_file({}, path, {"tlrt": json.dumps({"version": 1})})
-    refused(run, path, "metadata")
+    for content, said in (
+        (b"", "damaged"),
+        (b"PK\x03\x04 some zip", "damaged"),
+        (safetensors.save({"layer.weight": np.zeros((4, 3), np.float32)}), "another program"),
+        (safetensors.save({}, {"tlrt": "{not json"}), "another program"),
+        (safetensors.save({}, {"tlrt": json.dumps({"version": 99})}), "version 99, expected 1"),
+        (safetensors.save({}, {"tlrt": json.dumps({"version": 1})}), "metadata"),
+    ):
+        path.write_bytes(content)
+        refused(run, path, said)
 
 
 def test_checkpoints_of_another_program(tmp_path):

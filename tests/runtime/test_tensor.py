@@ -178,6 +178,3 @@ def test_nothing_is_a_legal_amount(s, shape):
         assert w.value.shape == shape and "shape=" in repr(s.use(w))
         s.reset()
     optimizer.close()
-
-
-# ---- fast kernels as an option
