@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tlrt import kernels
 from tlspec.declarations import declarations
 
 #: the repository's root
@@ -59,3 +60,16 @@ def run_in_thread(work: Callable[[], Any]) -> Any:
     """The result of `work` in a thread of its own, or the exception that it raises there."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
+
+
+def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel whose results are off by a relative 2^-17."""
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        made = kernel(*arguments, **options)
+        for buffer in made if isinstance(made, tuple) else (made,):
+            if buffer is not None:
+                kernels.scale(buffer, 1 + 2.0**-17, out=buffer)
+        return made
+
+    return wrong

@@ -60,14 +60,13 @@ class Call:
         self.case, self.runtime = case, runtime
         self.arguments: dict[str, Any] = runtime.place(case)
         self.values: dict[str, Any] = dict(case.values)
-        self.out: list[Any] = []
-        for a in case.signature.outputs:
-            n = int(np.prod(case.shape(a), dtype=np.int64))
-            self.out.append(
-                np.full(case.shape(a), 7.0)
-                if a.host
-                else runtime.upload(np.full(n, POISON, np.uint32).view(np.float32))
-            )
+        self.out: list[Any] = [self.filled(a, case.shape(a)) for a in case.signature.outputs]
+
+    def filled(self, output: Any, shape: tuple[int, ...]) -> Any:
+        """What an output holds before the call."""
+        n = int(np.prod(shape, dtype=np.int64))
+        poison = np.full(n, POISON, np.uint32).view(np.float32)
+        return np.full(shape, 7.0) if output.host else self.runtime.upload(poison)
 
     @property
     def buffers(self) -> list[str]:
@@ -359,16 +358,9 @@ class Spoilt(Call):
         for a in case.signature.inputs:
             x = arrays.get(a.name, np.zeros(1, np.float32))
             self.arguments[a.name] = x if x is None or a.host else runtime.upload(x)
-        self.out = []
-        for a in case.signature.outputs:
-            n = (
-                next(x.size for x in case.inputs.values() if x is not None)
-                if a.elementwise
-                else int(np.prod(fitting(a, self.values)))
-            )
-            self.out.append(
-                np.full(n, 7.0) if a.host else runtime.upload(np.full(n, POISON, np.uint32).view(np.float32))
-            )
+        first = next((x.size for x in case.inputs.values() if x is not None), 0)
+        shapes = [(first,) if a.elementwise else fitting(a, self.values) for a in case.signature.outputs]
+        self.out = [self.filled(a, shape) for a, shape in zip(case.signature.outputs, shapes, strict=True)]
 
 
 def matching(case: Case) -> Iterator[tuple[int, str]]:

@@ -189,10 +189,8 @@ def test_a_parameter_of_another_shape_is_refused(tmp_path):
         checkpoint.save(tmp_path / "x", s)
     with Session("cpu") as s:
         a, w = s.param(np.ones(2), "a"), s.param(np.ones((4, 3)), "w")
-        with pytest.raises(
-            CheckpointError, match=r"w: got float32 of shape \(4, 4\), expected float32 of shape \(4, 3\)"
-        ):
-            checkpoint.load(tmp_path / "x", s)
+        said = r"w: got float32 of shape \(4, 4\), expected float32 of shape \(4, 3\)"
+        assert_raises_regex(CheckpointError, said, checkpoint.load, tmp_path / "x", s)
         assert a.value.all() and w.value.all()
 
 

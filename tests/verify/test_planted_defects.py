@@ -92,14 +92,9 @@ class Spoilt:
         arguments = {names[k]: v for k, v in keywords.items()}
         inside = Inside(self.entry, arguments, out is not None, want, original, self.count)
         arrays = self.defect(inside)
-        wrapped = [
-            None
-            if x is None
-            else x
-            if a.host
-            else tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32), inside.device)
-            for a, x in zip(self.entry.signature.outputs, arrays, strict=True)
-        ]
+        upload = lambda x: tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32), inside.device)
+        pairs = zip(self.entry.signature.outputs, arrays, strict=True)
+        wrapped = [x if x is None or a.host else upload(x) for a, x in pairs]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
 

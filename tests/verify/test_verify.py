@@ -206,14 +206,9 @@ def test_own_arrays_of_nine_axes(which: str) -> None:
 
 
 def test_own_dimensions_of_too_many_elements() -> None:
-    row = some(
-        lambda r: (
-            len(r.signature.inputs) == 1
-            and len(r.signature.dims) == 2
-            and len(r.signature.inputs[0].dims) == 1
-            and r.signature.outputs[0].dims == r.signature.dims
-        )
-    )
+    sizes = lambda sig: [len(a.dims) for a in sig.inputs]
+    spread = lambda sig: sizes(sig) == [1] and len(sig.dims) == 2 and sig.outputs[0].dims == sig.dims
+    row = some(lambda r: spread(r.signature))
     a = row.signature.inputs[0]
     other = next(d for d in row.signature.dims if d not in a.dims)
     with pytest.raises(InputError, match=rf"out: \[rows, cols\] has {2**32} elements, expected fewer than 2\^32"):
