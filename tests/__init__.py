@@ -73,3 +73,10 @@ def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return wrong
+
+
+def exit_status(main: Callable[[list[str]], Any], words: list[str]) -> object:
+    """The status with which a command line that is refused ends the program."""
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return stopped.value.code

@@ -14,7 +14,7 @@ from audit import command, exhaustive, pairs
 from audit.checker import BINARY, CheckerError, checker, float_text
 from audit.environment import ROOT
 from audit.exhaustive import PARAMETERS, SECOND, Exhaustive, entries
-from tests import DEVICES
+from tests import DEVICES, exit_status
 from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
@@ -199,6 +199,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     "arguments", [["exhaustive", "--stride", "0"], ["alarms", "--comparisons", "0"], ["probe", "--ops", "nil"]]
 )
 def test_wrong_command_line(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command.main(arguments)
-    assert stopped.value.code == 2
+    assert exit_status(command.main, arguments) == 2

@@ -28,9 +28,7 @@ def hardswish(x):
     out = x · min(max(x + 3, 0), 6) / 6
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf.
-    """
+    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf."""
     return np.where(x <= -3, -0.0, np.where(x >= 3, x, np.clip(x, -3, 3) * (np.clip(x, -3, 3) + 3) / 6))
 
 
@@ -61,11 +59,8 @@ def reduce_mean_axis1(x):
     out[i] = (Σ_j x[i, j]) / cols, by the row tree, then one division.
 
     Shapes: x (rows, cols), out (rows).
-
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite.
-
-    Errors: SHAPE if cols = 0.
-    """
+    Errors: SHAPE if cols = 0."""
     return x.mean(axis=1)
 
 
