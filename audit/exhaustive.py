@@ -2,10 +2,10 @@
 
 The results come from the library as anyone calls it; the checker (``native/tools``) makes the inputs and decides what the
 correctly rounded result is: in double, and in quadruple precision where the double value lies within 2^-42 of a midpoint.
-Gradients are walked with g = 1; those that read the output take it as their argument, in the function's range. Inputs are
-numbered by bit pattern; sample s is pattern s·stride. A chunk is 2^24 samples, done by one thread on every device, so that
-an interrupted run continues with the chunks that are missing. The 64-bit hash of every block of 2^20 results lets runs
-on different machines be compared.
+Gradients are walked with g = 1; those that read the output take it as their argument, in the function's range; of those of a
+quotient, the one with respect to the divisor is walked. Inputs are numbered by bit pattern; sample s is pattern s·stride. A
+chunk is 2^24 samples, done by one thread on every device, so that an interrupted run continues with the chunks that are
+missing. The 64-bit hash of every block of 2^20 results lets runs on different machines be compared.
 """
 
 import hashlib
@@ -37,6 +37,8 @@ INTERVAL = 20.0
 PARAMETERS: Mapping[str, Mapping[str, float]] = {
     "scale": {"c": 0.7}, "clamp": {"lo": -0.75, "hi": 1.5}, "safe_log": {"eps": 1e-6},
 }  # fmt: skip
+#: operations of two arguments whose gradient with respect to the second is walked: both arguments, and the first's value
+SECOND: Mapping[str, tuple[str, str, float]] = {"div": ("a", "b", 1536.0)}
 #: the range of an output that a gradient reads
 RANGES = {"sigmoid_bwd": (0.0, 1.0), "tanh_bwd": (-1.0, 1.0)}
 #: inputs of the special-value table, by bit pattern
@@ -55,12 +57,14 @@ class Entry:
     name: str
     op: Op
     which: str
-    #: name of the argument walked, and whether a cotangent of ones goes with it
+    #: name of the argument walked, what the other arguments are filled with, and the parameters
     argument: str
-    cotangent: bool
+    filled: Mapping[str, float]
     values: Mapping[str, float]
     #: distance from the correctly rounded result that the row's bound allows
     limit: int
+    #: which outputs are computed, where there are several
+    want: tuple[bool, ...] | None = None
 
 
 def _limit(text: str) -> int | None:
@@ -71,23 +75,28 @@ def _limit(text: str) -> int | None:
 
 
 def entries(names: str | None = None, gradients: bool = True) -> list[Entry]:
-    """The functions of one argument among the rows named: forward functions first, then gradients."""
+    """The functions of one argument among the rows named: forward functions first, then gradients (see SECOND)."""
     forward: list[Entry] = []
     backward: list[Entry] = []
     for op in registry.ops(names):
-        sig = op.signature
+        sig, rule = op.signature, op.vjp_rule
+        if op.name in SECOND and rule is not None and gradients:
+            first, second, value = SECOND[op.name]
+            limit = _limit(rule.bound.text.split(" / ")[1])
+            assert limit is not None
+            given = {first: value, "g": 1.0}
+            backward.append(Entry(f"{op.name}_bwd", op, "vjp", second, given, {}, limit, (False, True)))
         if not sig.elementwise or len(sig.inputs) != 1 or any(p.kind != "float" for p in sig.params):
             continue
         values = PARAMETERS.get(op.name, {})
         limit = _limit(op.bound.text)
         if limit is not None:
-            forward.append(Entry(op.name, op, "forward", sig.inputs[0].name, False, values, limit))
-        rule = op.vjp_rule
+            forward.append(Entry(op.name, op, "forward", sig.inputs[0].name, {}, values, limit))
         if rule is None or rule.via is not None or not gradients:
             continue
         limit, others = _limit(rule.bound.text), [r for r in rule.reads if r != "g"]
         if limit is not None and len(others) == 1:
-            backward.append(Entry(f"{op.name}_bwd", op, "vjp", others[0], True, values, limit))
+            backward.append(Entry(f"{op.name}_bwd", op, "vjp", others[0], {"g": 1.0}, values, limit))
     return forward + backward
 
 
@@ -98,7 +107,7 @@ class _Worker:
         self.campaign, self.runtimes = campaign, runtimes
         self.inputs = np.empty(campaign.chunk, np.float32)
         self.results = [np.empty(campaign.chunk, np.float32) for _ in runtimes]
-        self.ones: dict[tuple[int, int], Any] = {}
+        self.constants: dict[tuple[int, float, int], Any] = {}
 
     def evaluate(self, entry: Entry, inputs: np.ndarray) -> list[np.ndarray]:
         """The results of all devices, in arrays of this worker."""
@@ -108,11 +117,15 @@ class _Worker:
         for k, runtime in enumerate(self.runtimes):
             x = runtime.upload(inputs)
             arguments = {entry.argument: x}
-            if entry.cotangent:
-                if (k, inputs.size) not in self.ones:
-                    self.ones[k, inputs.size] = runtime.device.full(inputs.size, 1.0)
-                arguments["g"] = self.ones[k, inputs.size]
-            y = runtime.call(entry.name, arguments, entry.values)
+            for name, value in entry.filled.items():
+                key = k, value, inputs.size
+                if key not in self.constants:
+                    self.constants[key] = runtime.device.full(inputs.size, value)
+                arguments[name] = self.constants[key]
+            if entry.want is None:
+                y = runtime.call(entry.name, arguments, entry.values)
+            else:
+                y = next(y for y in runtime.call(entry.name, arguments, entry.values, want=entry.want) if y is not None)
             got = self.results[k][: inputs.size]
             data = library.ffi.from_buffer("float[]", got, require_writable=True)
             # into an array that is there already: a fresh one costs more in page faults than the function itself
@@ -220,8 +233,8 @@ class Exhaustive:
         with open_runtimes(self.devices, self.kernels) as runtimes:
             worker = _Worker(self, runtimes)
             yield worker
-            for one in worker.ones.values():
-                one.release()
+            for constant in worker.constants.values():
+                constant.release()
 
     def _check_special(self, worker: _Worker, entry: Entry) -> list[dict[str, Any]]:
         bits = np.array(list(SPECIAL.values()), np.uint32)

@@ -7,7 +7,7 @@ principal components as the code has numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,7 @@ def _baselines(x: Any, x_test: Any, code: int) -> dict[str, float]:
 
 
 EXAMPLE = common.Example("autoencoder", __doc__ or "", PRESETS, build)
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    return common.main(EXAMPLE, argv)
-
+main = partial(common.main, EXAMPLE)
 
 if __name__ == "__main__":
     main()

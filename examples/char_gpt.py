@@ -9,7 +9,6 @@ same batches and stores both curves; it needs --set dropout=0, as the two librar
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -132,11 +131,7 @@ def after(session: Session, program: common.Program, given: argparse.Namespace, 
 
 
 EXAMPLE = common.Example("char_gpt", __doc__ or "", PRESETS, build, arguments, check, after)
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    return common.main(EXAMPLE, argv)
-
+main = partial(common.main, EXAMPLE)
 
 if __name__ == "__main__":
     main()

@@ -30,6 +30,7 @@ from tlrt.optim import Optimizer
 
 Settings = dict[str, Any]
 
+NOT_INSTALLED = "is not installed; the extra 'examples' has it: pip install 'torchlean-cuda[examples]'"
 #: steps after which the pool has met every size that a step asks for
 WARM = 20
 
@@ -81,10 +82,7 @@ def main(example: Example, argv: Sequence[str] | None = None) -> dict[str, Any]:
     if example.check is not None:
         example.check(settings, arguments)
     if find_spec("safetensors") is None:
-        raise SystemExit(
-            "no checkpoint could be saved: safetensors is not installed; the extra 'examples' has it:"
-            " pip install 'torchlean-cuda[examples]'"
-        )
+        raise SystemExit(f"no checkpoint could be saved: safetensors {NOT_INSTALLED}")
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.threads:
@@ -312,10 +310,7 @@ def _pyplot(arguments: argparse.Namespace) -> Any:
     try:
         import matplotlib
     except ImportError:
-        print(
-            "no loss curve: matplotlib is not installed; the extra 'examples' has it: pip install 'torchlean-cuda[examples]'",
-            file=sys.stderr,
-        )
+        print(f"no loss curve: matplotlib {NOT_INSTALLED}", file=sys.stderr)
         return None
     matplotlib.use("Agg")
     import matplotlib.pyplot

@@ -6,7 +6,7 @@ one-cycle schedule. Reports the loss and the accuracy on images it has not seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
 
 EXAMPLE = common.Example("digits", __doc__ or "", PRESETS, build)
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    return common.main(EXAMPLE, argv)
-
+main = partial(common.main, EXAMPLE)
 
 if __name__ == "__main__":
     main()

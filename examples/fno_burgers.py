@@ -8,7 +8,8 @@ on functions it has not seen, on the training grid and on one twice as fine, bes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,11 +154,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
 
 EXAMPLE = common.Example("fno_burgers", __doc__ or "", PRESETS, build)
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    return common.main(EXAMPLE, argv)
-
+main = partial(common.main, EXAMPLE)
 
 if __name__ == "__main__":
     main()

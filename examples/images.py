@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from examples.common import NOT_INSTALLED
+
 
 def digits() -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """((images, labels) to train on, those to test on): images (n, 1, 8, 8) in [0, 1], in a shuffled order that is always the
@@ -14,9 +16,7 @@ def digits() -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArr
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit(
-            "scikit-learn is not installed; the extra 'examples' has it: pip install 'torchlean-cuda[examples]'"
-        ) from None
+        raise SystemExit(f"scikit-learn {NOT_INSTALLED}") from None
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = (data.images[order, None] / 16.0).astype(np.float32)

@@ -7,7 +7,6 @@ the loss on text it has not seen, beside that of the frequencies of characters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -85,11 +84,7 @@ def build(session: Session, settings: common.Settings) -> common.Program:
 
 
 EXAMPLE = common.Example("mamba", __doc__ or "", PRESETS, build)
-
-
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    return common.main(EXAMPLE, argv)
-
+main = partial(common.main, EXAMPLE)
 
 if __name__ == "__main__":
     main()

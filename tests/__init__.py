@@ -1,6 +1,82 @@
-"""The test suite: a folder for each package, and ``repo`` for what must hold of the tree."""
+"""The test suite: a folder for each package, and ``repo`` for what must hold of the tree. Here is what several folders use."""
 
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tlrt import kernels
+from tlspec.declarations import declarations
 
 #: the repository's root
 ROOT = Path(__file__).resolve().parents[1]
+#: the devices of a parametrised test; where there is no GPU, a test marked `cuda` is skipped
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def declared_functions() -> list[str]:
+    """The names of the functions that the library's headers declare."""
+    headers = (ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
+    return re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in headers)))
+
+
+@contextmanager
+def unchanged_memory(device: Any) -> Iterator[None]:
+    """Demands as many live buffers and bytes at the end as at the beginning."""
+    before = device.memory()
+    yield
+    after = device.memory()
+    assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """The garbage collector does not run within."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns every microsecond."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_in_thread(work: Callable[[], Any]) -> Any:
+    """The result of `work` in a thread of its own, or the exception that it raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel whose results are off by a relative 2^-17."""
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        made = kernel(*arguments, **options)
+        for buffer in made if isinstance(made, tuple) else (made,):
+            if buffer is not None:
+                kernels.scale(buffer, 1 + 2.0**-17, out=buffer)
+        return made
+
+    return wrong
+
+
+def exit_status(main: Callable[[list[str]], Any], words: list[str]) -> object:
+    """The status with which a command line that is refused ends the program."""
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return stopped.value.code

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tlrt
-from tests import ROOT
+from tests import DEVICES, ROOT
 from tlrt.spec import SpecDevice
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
@@ -103,6 +103,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("entry", entries, ids=entry_id, scope="session")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A device that is absent is a skip that the summary counts."""
+    if item.get_closest_marker("cuda") and len(tlrt.devices()) == 1:
+        pytest.skip("no CUDA device on this machine")
+
+
 def pytest_collection_finish() -> None:
     """What collection made (thousands of tests) lives until the end: the collections that tests ask for pass it over."""
     gc.collect()
@@ -115,11 +121,8 @@ def thorough() -> bool:
     return settings.default is not None and settings.default.max_examples >= settings.get_profile("ci").max_examples
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(scope="session", params=DEVICES)
 def runtime(request: pytest.FixtureRequest) -> Runtime:
-    """Each device; a device that is absent is a skip that the summary counts."""
-    if request.param == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     return Runtime(request.param)
 
 
@@ -133,11 +136,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=DEVICES)
 def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
     """A device of the test's own; at the end no buffer may be live."""
-    if request.param == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     with tlrt.Device.new(request.param) as device:
         yield device
         gc.collect()
@@ -145,11 +146,9 @@ def dev(request: pytest.FixtureRequest) -> Iterator[tlrt.Device]:
             assert device.memory().live_buffers == 0, "buffers leaked"
 
 
-@pytest.fixture(params=["spec", "cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=["spec", *DEVICES])
 def s(request: pytest.FixtureRequest) -> Iterator[tlrt.Session]:
     """A session on each device; nothing may be live on its device afterwards."""
-    if request.param == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     device = SpecDevice() if request.param == "spec" else tlrt.device(request.param, new=True)
     session = tlrt.Session(device, seed=5)
     yield session
@@ -167,13 +166,8 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         own = environment.get("PYTHONPATH", str(ROOT))  # before what the caller's packages need
         whole["PYTHONPATH"] = os.pathsep.join(p for p in (own, os.environ.get("PYTHONPATH")) if p)
         return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=whole,
-            cwd=tmp_path,
-            timeout=120,
+            [sys.executable, "-c", code], capture_output=True, text=True, env=whole, cwd=tmp_path, timeout=120,
             check=False,
-        )
+        )  # fmt: skip
 
     return run

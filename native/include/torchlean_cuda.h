@@ -39,21 +39,20 @@ typedef struct torchlean_graph torchlean_graph;
 /* Status codes, in tens by theme. Pinned: a code never changes its meaning. */
 enum {
     TORCHLEAN_OK = 0,
-    TORCHLEAN_NULL = 10,     /* a required pointer or handle is NULL */
-    TORCHLEAN_SHAPE = 20,    /* a length, dimension or rank does not fit */
-    TORCHLEAN_OVERFLOW = 30, /* a product of dimensions needs 2^32 elements or more */
-    TORCHLEAN_DEVICE = 40,   /* buffers of different contexts in one call */
-    TORCHLEAN_UNAVAILABLE =
-        50,               /* no such device, a CPU-only build was asked for CUDA, or a call that cannot be captured */
-    TORCHLEAN_INDEX = 60, /* an index or label out of range where the operation refuses it */
-    TORCHLEAN_ARGUMENT = 70,   /* a scalar or option outside its domain */
-    TORCHLEAN_ALIAS = 80,      /* an output shares storage with an input or another output, and may not */
-    TORCHLEAN_RELEASED = 90,   /* a handle that was released, destroyed, or never issued */
-    TORCHLEAN_NO_MEMORY = 100, /* device or host memory exhausted, or the context's cap reached */
-    TORCHLEAN_CUDA = 110,      /* the CUDA runtime or a kernel failed; the context is poisoned */
-    TORCHLEAN_CUBLAS = 120,    /* cuBLAS failed */
-    TORCHLEAN_CUFFT = 130,     /* cuFFT failed */
-    TORCHLEAN_INTERNAL = 140   /* a broken invariant: please report it */
+    TORCHLEAN_NULL = 10,        /* a required pointer or handle is NULL */
+    TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
+    TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
+    TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
+    TORCHLEAN_UNAVAILABLE = 50, /* no such device, CUDA asked of a CPU-only build, or a call that cannot be captured */
+    TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
+    TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
+    TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
+    TORCHLEAN_RELEASED = 90,    /* a handle that was released, destroyed, or never issued */
+    TORCHLEAN_NO_MEMORY = 100,  /* device or host memory exhausted, or the context's cap reached */
+    TORCHLEAN_CUDA = 110,       /* the CUDA runtime or a kernel failed; the context is poisoned */
+    TORCHLEAN_CUBLAS = 120,     /* cuBLAS failed */
+    TORCHLEAN_CUFFT = 130,      /* cuFFT failed */
+    TORCHLEAN_INTERNAL = 140    /* a broken invariant: please report it */
 };
 
 /* The device number of the CPU path; CUDA devices count from 0. */

@@ -29,6 +29,7 @@
     ROW(silu, silu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
     ROW(gelu, gelu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
     ROW(inv_bwd, inv_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
+    ROW(div_bwd, div_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
     ROW(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
     ROW(abs_bwd, abs_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
     ROW(clamp_bwd, clamp_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)     \

@@ -25,6 +25,7 @@ typedef __float128 quad;
 #define TL_CHECK_SCALE 0.7f
 #define TL_CHECK_LO (-0.75f)
 #define TL_CHECK_HI 1.5f
+#define TL_CHECK_DIVIDEND 1536.0f
 
 /* ---- references: T is the type, P their prefix, M the name of a function of the type's math library ------------------- */
 
@@ -56,6 +57,7 @@ typedef __float128 quad;
     static inline T P##gate(T w, T v) { return P##sigmoid(v) * (1 + w * P##sigmoid(-v)); }                               \
     /* gradients, with g = 1 */                                                                                   \
     static inline T P##inv_bwd(T x) { return -1 / x / x; }                                                               \
+    static inline T P##div_bwd(T x) { return -(T)TL_CHECK_DIVIDEND / x / x; }                                            \
     static inline T P##sqrt_bwd(T x) { return x > 0 ? 1 / (2 * M(sqrt)(x)) : x != x ? x : 0; }                           \
     static inline T P##abs_bwd(T x) { return x > 0 ? 1 : x < 0 ? -1 : x != x ? x : 0; }                                  \
     static inline T P##clamp_bwd(T x) { return x > TL_CHECK_LO && x < TL_CHECK_HI ? 1 : x != x ? x : 0; }                \

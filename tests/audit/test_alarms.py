@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tlrt
 from audit import alarms
-from tests.audit.test_determinism import DEVICES, named, spoil
+from tests import DEVICES
+from tests.audit.test_determinism import spoil
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_false_alarm(device: str) -> None:
-    document = alarms.alarms([named(device)], 400, workers=0)
+    document = alarms.alarms([tlrt.device(device).name], 400, workers=0)
     (total,) = document["totals"].values()
     assert total["alarms"] == 0 and total["comparisons"] >= 400 and alarms.ok(document)
     exact = next(r for r in document["entries"] if r["entry"] == "add")

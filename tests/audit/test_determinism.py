@@ -17,18 +17,12 @@ import tlrt
 from audit import command, determinism
 from audit.determinism import BATCH, Determinism
 from audit.work import run_in_threads
+from tests import DEVICES
 from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 SOME = "reduce_sum,softmax,layer_norm,linear,conv2d,selective_scan_diag,scatter_add_rows,exp,bmm,max_pool"
-
-
-def named(device: str) -> str:
-    if device not in {d.partition(":")[0] for d in tlrt.devices()}:
-        pytest.skip("no CUDA device on this machine")
-    return tlrt.device(device).name
 
 
 def test_work_is_shared_out_until_something_fails() -> None:
@@ -64,7 +58,7 @@ def spoil(name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]) 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_keep_their_bits(device: str) -> None:
-    run = Determinism([named(device)], 3)
+    run = Determinism([tlrt.device(device).name], 3)
     run.run(SOME)
     assert [r for r in run.rows if r["verdict"] != "pass"] == []
     assert {r["entry"] for r in run.rows} >= {"reduce_sum", "softmax_bwd", "linear_bwd", "conv2d"}

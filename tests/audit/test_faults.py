@@ -8,26 +8,19 @@ import sys
 
 import pytest
 
-import tlrt
 from audit import faults
 from audit.environment import ROOT
 from audit.scratch import scratch
+from tests import DEVICES
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
     pytest.mark.skipif("asan" in os.environ.get("TORCHLEAN_CUDA_LIBRARY", ""), reason="builds of its own"),
 ]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
-
-def present(device: str) -> None:
-    if device == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_eleventh_allocation_fails_cleanly(device):
-    present(device)
     document = faults.campaign([device], every=11)
     assert faults.ok(document), faults.table(document)
     (row,) = document["devices"]
@@ -79,14 +72,12 @@ def test_the_switch_is_in_no_library_that_ships():
         text = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
         return {line.split()[-1] for line in text.splitlines()}
 
-    plain = exported(ROOT / "native/build/cpu/libtorchlean_cuda.so")
-    extra = exported(faults.build()) - plain
+    extra = exported(faults.build()) - exported(ROOT / "native/build/cpu/libtorchlean_cuda.so")
     assert {n.rpartition("cuda_")[2] for n in extra} == {"faults", "faults_seen", "faults_failed", "faults_where"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_shortage(device):
     """Under a cap, as tests beside this one use the same GPU; the campaign uses one up for real."""
-    present(device)
     document = faults.out_of_memory(device, cap=1 << 30)
     assert document["failures"] == [] and "asked for" in document["message"]

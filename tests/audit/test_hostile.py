@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import math
 import os
 import random
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,13 +11,11 @@ from pathlib import Path
 import pytest
 from numpy.testing import assert_raises
 
-import tlrt
 from audit import checkpoint_files, command, hostile
-from audit.environment import ROOT
 from audit.scratch import scratch
+from tests import declared_functions
 from tlrt import checkpoint
 from tlrt._binding.library import load
-from tlspec.declarations import declarations
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine"),
@@ -32,32 +28,14 @@ def driver():
     return hostile.build()
 
 
-def rarer(count: int, calls: int, share: float = 0.1) -> bool:
-    """Whether what happened `count` times in `calls` is certainly rarer than `share`: so few would come by chance once in a
-    million runs. A plain comparison of shares fails by chance wherever the true one is near the limit."""
-    if count >= share * calls:
-        return False
-
-    def chance(i: int) -> float:
-        ways = math.lgamma(calls + 1) - math.lgamma(i + 1) - math.lgamma(calls - i + 1)
-        return math.exp(ways + i * math.log(share) + (calls - i) * math.log1p(-share))
-
-    return sum(map(chance, range(count + 1))) < 1e-6
-
-
-def test_rare_outcomes_differ_from_unlucky_counts():
-    assert rarer(0, 176) and rarer(2, 250) and not rarer(17, 176) and not rarer(25, 250)
-
-
 def test_no_call_crashes_leaks_or_lies(driver):
     document = hostile.calls(60_000, driver=driver, workers=1, sanitize="")
     assert hostile.ok(document), hostile.table(document)
     assert document["calls"] > 55_000
-    # both sides of every function are tried
+    # both sides of every function are tried; the expected shares lie between 0.3 and 0.71, so that calls drawn anew (because
+    # there is another operation) stay within the limits
     odd = {
-        n: r
-        for n, r in document["entries"].items()
-        if r["calls"] < 40 or rarer(r["accepted"], r["calls"]) or rarer(r["calls"] - r["accepted"], r["calls"])
+        n: r for n, r in document["entries"].items() if not 0.1 < r["accepted"] / r["calls"] < 0.9 or r["calls"] < 40
     }
     # captures and graphs are a CUDA context's
     one_sided = {n for n in odd if n.startswith(("torchlean_cuda_capture_", "torchlean_cuda_graph_"))}
@@ -80,8 +58,6 @@ def test_calls_from_eight_threads(driver, shared):
 @pytest.mark.cuda
 @pytest.mark.parametrize("shared", [False, True])
 def test_calls_on_a_gpu(driver, shared):
-    if len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     document = hostile.calls(
         20_000, driver=driver, device=0, library=Path(load().path), workers=1, threads=8 if shared else 1, shared=shared
     )
@@ -90,11 +66,9 @@ def test_calls_on_a_gpu(driver, shared):
 
 def test_every_function_is_called(driver):
     """The generated table and the hand-written one hold every exported name but those without an argument."""
-    headers = (ROOT / "native/include" / h for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
-    declared = set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in headers))))
     done = subprocess.run([driver, "--calls", "1"], capture_output=True, text=True, check=True)
     plain = ("version", "build_info", "abi_hash", "last_error", "cpu_variant", "threads", "device_count")
-    assert declared - set(json.loads(done.stdout)["entries"]) == {f"torchlean_cuda_{n}" for n in plain}
+    assert set(declared_functions()) - set(json.loads(done.stdout)["entries"]) == {f"torchlean_cuda_{n}" for n in plain}
 
 
 def test_a_call_is_its_seed_and_number(driver):
@@ -104,8 +78,7 @@ def test_a_call_is_its_seed_and_number(driver):
 
     many = calls("--from", "0", "--calls", "400")
     one = next(line for line in many if "call 333:" in line or "call 334:" in line)
-    number = one.split()[3].rstrip(":")
-    again = calls("--from", number, "--calls", "1")[0]
+    again = calls("--from", one.split()[3].rstrip(":"), "--calls", "1")[0]
     plain = [w.split("=")[0] for w in one.split(", ")]
     assert [w.split("=")[0] for w in again.split(", ")] == plain
 
@@ -183,12 +156,8 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
     runs = []
 
     def calls(count, **how):
-        runs.append(
-            (
-                count, how.get("device", -1), how.get("sanitize", "address,undefined"), how.get("threads", 1),
-                how.get("shared", False),
-            )
-        )  # fmt: skip
+        plain = {"device": -1, "sanitize": "address,undefined", "threads": 1, "shared": False}
+        runs.append((count, *{**plain, **{k: how[k] for k in plain if k in how}}.values()))
         failures = [{"again": "x", "status": 1, "said": ""}] if len(runs) == 5 else []
         return {
             "failures": failures, "entries": {}, "calls": count, "accepted": 0, "seconds": 0.0,
@@ -201,8 +170,7 @@ def test_the_hostile_part_goes_to_every_device_and_from_several_threads(monkeypa
         "try_damaged",
         lambda files: {"files": files, "refused": files, "loaded": 0, "failures": []},
     )
-    args = argparse.Namespace(calls=1000, files=7, workers=1)
-    outcome = command._hostile(args, ["cpu", "cuda:1"])
+    outcome = command._hostile(argparse.Namespace(calls=1000, files=7, workers=1), ["cpu", "cuda:1"])
     assert runs == [
         (1000, -1, "address,undefined", 1, False), (20, -1, "thread", 8, False), (20, -1, "thread", 8, True),
         (100, 1, "", 1, False), (20, 1, "", 8, False), (20, 1, "", 8, True),

@@ -14,6 +14,7 @@ from audit.environment import EVIDENCE
 from audit.evidence import Evidence
 from audit.figures import plural
 from audit.report import render_page
+from tests import exit_status
 from tlrt.verify.documents import read_document
 
 pytest.importorskip("jinja2")
@@ -273,7 +274,5 @@ def test_wrong_lines_are_refused(
 ) -> None:
     (tmp_path / "x.json").write_text("[]")
     places = {"FILE": str(tmp_path / "x.json"), "OUT": str(tmp_path / "out.html")}
-    with pytest.raises(SystemExit) as stopped:
-        command.main([places.get(w, w) for w in words])
-    assert stopped.value.code == 2 and said in capsys.readouterr().err
+    assert exit_status(command.main, [places.get(w, w) for w in words]) == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "out.html").exists()

@@ -3,12 +3,11 @@
 import pytest
 
 from audit import soak
-from tests.audit.test_faults import DEVICES, present
+from tests import DEVICES
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_thousand_steps_in_flat_memory(device):
-    present(device)
     document = soak.soak(device, 2000)
     assert soak.ok(document), soak.table(document)
     assert {r["driver_allocations"] for r in document["samples"]} == {0}

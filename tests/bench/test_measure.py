@@ -45,9 +45,8 @@ def test_sizes_are_calls_of_the_row(row: Op) -> None:
         for name in set(size) & inputs:
             low, high = size[name]
             assert low < high
-        assert (
-            refused_by(row, {k: v for k, v in Subject(row, size, "forward").names.items() if k not in inputs}) is None
-        )
+        names = Subject(row, size, "forward").names
+        assert refused_by(row, {k: v for k, v in names.items() if k not in inputs}) is None
 
 
 @pytest.mark.only(where=lambda row: benchmark_of(row.name).sizes)

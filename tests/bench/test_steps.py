@@ -15,9 +15,8 @@ def test_a_run_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     gc.collect()  # what tests before this one left on the shared device
     before = tlrt.device("cpu").memory().live_buffers
     file = tmp_path / "steps.json"
-    assert (
-        steps.main(["--device", "cpu", "--steps", "mlp,conv", "--budget", "0", "--no-torch", "--json", str(file)]) == 0
-    )
+    words = ["--device", "cpu", "--steps", "mlp,conv", "--budget", "0", "--no-torch", "--json", str(file)]
+    assert steps.main(words) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [r["step"] for r in rows] == ["MLP", "MLP captured", "conv net", "conv net captured"]
     assert all(r["ours_ms"] > 0 and r["torch_ms"] is None and len(r["losses"]) == 1 for r in rows)

@@ -14,9 +14,9 @@ from audit.environment import EVIDENCE, ROOT
 from audit.evidence import Evidence, EvidenceError
 from audit.figures import format_share
 from bench import trust
+from tests import declared_functions
 from tlrt.verify.documents import format_command, read_document
 from tlspec import entries, registry
-from tlspec.declarations import declarations
 
 TEXT = (ROOT / "docs/trust.md").read_text(encoding="utf-8")
 HEADINGS = {"promises": "Promises per operation", "evidence": "Evidence per operation", "core": "The rest of the ABI"}
@@ -51,12 +51,6 @@ def cells(text: str, entry: str) -> list[str]:
     return next(row for row in between("evidence", text) if row[0] == f"`{registry.get(entry).symbol}`")
 
 
-def exported() -> set[str]:
-    headers = ("torchlean_cuda.h", "torchlean_cuda_ops.h")
-    text = "".join((ROOT / "native/include" / h).read_text() for h in headers)
-    return set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(text)))
-
-
 def test_the_document_is_what_the_files_give() -> None:
     page = trust.trust_page(trust.committed_sources())
     assert page == TEXT, "docs/trust.md is stale: run `python -m bench.results`"
@@ -64,7 +58,7 @@ def test_the_document_is_what_the_files_give() -> None:
 
 def test_every_exported_symbol_has_its_line() -> None:
     tried = [row[0].strip("`") for name in ("evidence", "core") for row in between(name)]
-    assert sorted(tried) == sorted(exported())
+    assert sorted(tried) == sorted(set(declared_functions()))
     assert sorted(row[0].strip("`") for row in between("promises")) == sorted(ENTRIES)
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("safetensors")
 
 from bench import examples as evidence
 from examples import common, fno_burgers, text
+from tests import DEVICES
 
 #: a size at which a step takes milliseconds; batches are whole there, so losses of different steps compare
 TINY = {
@@ -55,10 +56,8 @@ def tensors(folder, name):
 
 
 @each
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_trains_and_resumes_bit_for_bit(name, device, tmp_path, capsys):
-    if device == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     wanted = start(name, whole, device=device)
     assert wanted["finished"] and len(wanted["losses"]) == STEPS and np.isfinite(wanted["losses"]).all()
@@ -90,16 +89,21 @@ def test_the_specification_runs_the_same_program(tmp_path):
     assert exact[0] == pytest.approx(rounded[0], rel=FORWARD) and exact[0] != rounded[0]
 
 
-def test_an_interrupted_run_ends_its_step_and_resumes(tmp_path, monkeypatch):
-    wanted = start("char_gpt", tmp_path / "whole")["losses"]
+def before_step(number, action, monkeypatch):
+    """Has `action` called before a step."""
     step = common._step
 
-    def interrupted(session, program, k):
-        if k == 6:
-            os.kill(os.getpid(), signal.SIGINT)
+    def act(session, program, k):
+        if k == number:
+            action()
         return step(session, program, k)
 
-    monkeypatch.setattr(common, "_step", interrupted)
+    monkeypatch.setattr(common, "_step", act)
+
+
+def test_an_interrupted_run_ends_its_step_and_resumes(tmp_path, monkeypatch):
+    wanted = start("char_gpt", tmp_path / "whole")["losses"]
+    before_step(6, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     assert start("char_gpt", tmp_path / "parts")["losses"] == wanted[:7]
     assert signal.getsignal(signal.SIGINT) is before
@@ -110,14 +114,11 @@ def test_an_interrupted_run_ends_its_step_and_resumes(tmp_path, monkeypatch):
 def test_checkpoints_in_between_are_complete(tmp_path, monkeypatch):
     """A run that dies after a checkpoint continues from it."""
     wanted = start("char_gpt", tmp_path / "whole")["losses"]
-    step = common._step
 
-    def dies(session, program, k):
-        if k == 9:
-            raise MemoryError
-        return step(session, program, k)
+    def fail():
+        raise MemoryError
 
-    monkeypatch.setattr(common, "_step", dies)
+    before_step(9, fail, monkeypatch)
     assert_raises(MemoryError, start, "char_gpt", tmp_path / "parts", "--save-every=4")
     monkeypatch.undo()
     assert start("char_gpt", tmp_path / "parts", "--resume")["losses"] == wanted
@@ -216,8 +217,7 @@ def test_burgers_is_integrated_to_fourth_order():
     wanted = cole_hopf(u, 0.3, 0.5)
     rough, fine = (np.abs(fno_burgers.integrate(u, 0.3, 0.5, steps) - wanted).max() for steps in (60, 120))
     assert 12 < rough / fine < 20
-    chosen = np.abs(fno_burgers.integrate(u, 0.3, 0.5) - wanted).max()
-    assert chosen <= fine
+    assert np.abs(fno_burgers.integrate(u, 0.3, 0.5) - wanted).max() <= fine
 
 
 def test_initial_functions_are_the_same_on_every_grid():

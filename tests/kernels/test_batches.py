@@ -127,13 +127,10 @@ def test_batches_are_found() -> None:
 
 def faults(row: Op, which: str, runtime: Runtime) -> list[str]:
     """What rows of other magnitudes do to a row, each operand scaled in turn, at several sizes of a row."""
-    found = batch_dimension(row, which)
-    assert found is not None
-    dim, outputs = found
+    dim, outputs = batch_dimension(row, which)
     wrong: list[str] = []
     for pick in range(SIZES):
         clean = batch_of(row, dim, which, pick=pick)
-        assert clean is not None
         for a in clean.signature.inputs:
             x = clean.arguments[a.name]
             if not leads(a, dim) or a.host or a.optional or x is None:
@@ -148,7 +145,6 @@ def faults(row: Op, which: str, runtime: Runtime) -> list[str]:
                 own = runtime.run(one)
                 for j in outputs:
                     mine, lone = whole[j], own[j]
-                    assert mine is not None and lone is not None
                     result = same_bits(mine[i : i + 1], lone)
                     if not result.ok and not row.contract.same_bits:
                         e = one.expected

@@ -9,7 +9,7 @@ import pytest
 
 from tlrt.verify.run import Runtime
 from tlspec import registry, shapes
-from tlspec.cases import build_case, generator, refused_by
+from tlspec.cases import Case, build_case, generator, refused_by
 from tlspec.compare import compare
 from tlspec.registry import Op
 
@@ -17,11 +17,8 @@ from tlspec.registry import Op
 def sizes(batch: int, channels: tuple[int, int], *lists: list[int]) -> dict[str, Any]:
     names = ("spatial", "kernel", "stride", "padding")
     return {
-        "batch": batch,
-        "in_channels": channels[0],
-        "out_channels": channels[1],
-        **dict(zip(names, lists, strict=True)),
-    }
+        "batch": batch, "in_channels": channels[0], "out_channels": channels[1], **dict(zip(names, lists, strict=True)),
+    }  # fmt: skip
 
 
 EDGES = {
@@ -65,6 +62,14 @@ def values_of(row: Op, lists: dict[str, Any]) -> dict[str, Any] | None:
     return values if refused_by(row, values) is None else None
 
 
+def demand_bounds(case: Case, runtime: Runtime, what: str) -> None:
+    """Demands that every result of a case is within its bound."""
+    e = case.expected
+    for got, want, tolerance in zip(runtime.run(case), e.outputs, e.tolerances, strict=True):
+        result = compare(got, want, tolerance, signed_zeros=e.signed_zeros)
+        assert result.ok, f"{what}: {result.explain()}"
+
+
 @pytest.mark.parametrize("data", ["normal", "integers", "special"])
 @pytest.mark.only(where=convolves)
 def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
@@ -74,21 +79,15 @@ def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
         if values is None:
             continue
         case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
-        e = case.expected
-        for got, want, tolerance in zip(runtime.run(case), e.outputs, e.tolerances, strict=True):
-            assert got is not None
-            result = compare(got, want, tolerance, signed_zeros=e.signed_zeros)
-            assert result.ok, f"{edge}: {result.explain()}"
+        demand_bounds(case, runtime, edge)
 
 
 @pytest.mark.only(where=convolves)
 def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
     values = values_of(row, sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1]))
-    assert values is not None
     whole = build_case(row, values, {}, generator("batch"), which="vjp")
     forward = build_case(row, values, whole.inputs, generator("batch"))
     out, (gx, *_) = runtime.run(forward)[0], runtime.run(whole)
-    assert out is not None and gx is not None
     for n in range(5):
         given = {**whole.inputs, "x": whole.inputs["x"][n : n + 1], "g": whole.cotangents["g"][n : n + 1]}  # type: ignore[index]
         alone = {k: v for k, v in given.items() if k != "g"}
@@ -111,11 +110,7 @@ def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, c
     x = np.array(whole.inputs["x"])
     x[:, list(channels)] = 2.0**-110
     case = build_case(row, values, {**whole.inputs, "x": x}, generator("segments"))
-    e = case.expected
-    (got,) = runtime.run(case)
-    assert got is not None
-    result = compare(got, e.outputs[0], e.tolerances[0], signed_zeros=e.signed_zeros)
-    assert result.ok, result.explain()
+    demand_bounds(case, runtime, "segments")
 
 
 def test_convolutions_are_found() -> None:

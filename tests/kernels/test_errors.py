@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tlrt
+from tests import no_collection
 from tlrt import errors
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
@@ -36,6 +37,22 @@ def complete(error: BaseException, entry: str, names: Collection[str], *, got: b
     assert re.match(pattern, text, re.DOTALL), f"{text!r} does not match {pattern}"
 
 
+def demand_refusal(call: Any, kinds: Kinds, names: Collection[str], got: bool) -> None:
+    """Makes a call, which must raise one of `kinds` with a complete message about one of the `names`, and leave no buffer."""
+    device = call.runtime.device
+    with no_collection():  # one meanwhile could hide a leak behind older garbage
+        before = device.memory().live_buffers
+        with pytest.raises(kinds) as caught:
+            call.make()
+        complete(caught.value, call.case.name, names, got=got)
+        del caught
+        after = device.memory().live_buffers
+    if after > before:
+        gc.collect()
+        after = device.memory().live_buffers
+    assert after <= before, "a refused call left a buffer behind"
+
+
 class Call:
     """One call of an entry point with outputs given, whose arguments a test spoils before it makes it."""
 
@@ -43,19 +60,24 @@ class Call:
         self.case, self.runtime = case, runtime
         self.arguments: dict[str, Any] = runtime.place(case)
         self.values: dict[str, Any] = dict(case.values)
-        self.out: list[Any] = []
-        for a in case.signature.outputs:
-            n = int(np.prod(case.shape(a), dtype=np.int64))
-            self.out.append(
-                np.full(case.shape(a), 7.0)
-                if a.host
-                else runtime.upload(np.full(n, POISON, np.uint32).view(np.float32))
-            )
+        self.out: list[Any] = [self.filled(a, case.shape(a)) for a in case.signature.outputs]
+
+    def filled(self, output: Any, shape: tuple[int, ...]) -> Any:
+        """What an output holds before the call."""
+        n = int(np.prod(shape, dtype=np.int64))
+        poison = np.full(n, POISON, np.uint32).view(np.float32)
+        return np.full(shape, 7.0) if output.host else self.runtime.upload(poison)
 
     @property
     def buffers(self) -> list[str]:
         """The names of the device inputs that are present."""
         return [a.name for a in self.case.signature.inputs if not a.host and self.arguments[a.name] is not None]
+
+    @property
+    def places(self) -> list[tuple[Any, Any, str]]:
+        """Where each device buffer is held, under which key, and the name of its argument."""
+        outputs = [(self.out, i, a.name) for i, a in enumerate(self.case.signature.outputs) if not a.host]
+        return [*((self.arguments, n, n) for n in self.buffers), *outputs]
 
     def names(self, blamed: Collection[str] | None = None) -> set[str]:
         """What the Python function calls these arguments of the signature."""
@@ -70,25 +92,20 @@ class Call:
     def refused(self, kinds: Kinds, blamed: Collection[str] | None = None, *, got: bool = True) -> None:
         """Makes the call and demands one of `kinds`, a complete message that blames one of these arguments (any, if none are
         given), untouched outputs and no new buffer."""
-        gc.disable()  # else a collection meanwhile could hide a leak behind older garbage
-        try:
-            before = self.runtime.device.memory().live_buffers
-            with pytest.raises(kinds) as caught:
-                self.make()
-            complete(caught.value, self.case.name, self.names(blamed), got=got)
-            del caught
-            after = self.runtime.device.memory().live_buffers
-        finally:
-            gc.enable()
-        if after > before:
-            gc.collect()
-            after = self.runtime.device.memory().live_buffers
-        assert after <= before, "a refused call left a buffer behind"
+        demand_refusal(self, kinds, self.names(blamed), got)
         for a, out in zip(self.case.signature.outputs, self.out, strict=True):
             if a.host:
                 assert np.all(out == 7.0)
             elif not out.released:
                 assert np.all(out.numpy().view(np.uint32) == POISON), "a refused call changed its output"
+
+    def refused_with(
+        self, held: Any, key: Any, wrong: Any, kinds: Kinds, blamed: Collection[str] | None = None, *, got: bool = True
+    ) -> None:
+        """Demands a refusal while `held`, the arguments, the values or the outputs, has something wrong at `key`."""
+        kept, held[key] = held[key], wrong
+        self.refused(kinds, blamed, got=got)
+        held[key] = kept
 
 
 def has_kernel(row: Op, which: str) -> bool:
@@ -163,88 +180,59 @@ def resized(runtime: Runtime, buffer: Any, by: int) -> Any:
 @pytest.mark.parametrize("by", [-1, 1], ids=["short", "long"])
 def test_input_of_wrong_length(call: Call, by: int) -> None:
     for name in call.buffers:
-        kept = call.arguments[name]
-        call.arguments[name] = resized(call.runtime, kept, by)
+        wrong = resized(call.runtime, call.arguments[name], by)
         # the first elementwise operand sets the length that the others are blamed for
-        call.refused(errors.ShapeError, None if call.case.signature.elementwise else [name])
-        call.arguments[name] = kept
+        blamed = None if call.case.signature.elementwise else [name]
+        call.refused_with(call.arguments, name, wrong, errors.ShapeError, blamed)
     call.make()  # put right again, it runs
 
 
 @pytest.mark.only(where=lambda row, which: any(a.host for a in row.signature_of(which).inputs))
 @pytest.mark.parametrize("by", [-1, 1], ids=["short", "long"])
 def test_host_array_of_wrong_length(call: Call, by: int) -> None:
-    hosts = [a.name for a in call.case.signature.inputs if a.host]
-    for name in hosts:
-        kept = call.arguments[name]
-        call.arguments[name] = np.resize(kept, kept.size + by)
+    for name in [a.name for a in call.case.signature.inputs if a.host]:
+        right = call.arguments[name]
         # a list's own length may be a dimension, which then is wrong for another argument
-        call.refused(errors.ShapeError)
-        call.arguments[name] = kept
+        call.refused_with(call.arguments, name, np.resize(right, right.size + by), errors.ShapeError)
 
 
 @pytest.mark.parametrize("by", [-1, 1], ids=["short", "long"])
 def test_output_of_wrong_length(call: Call, by: int) -> None:
     for i, a in enumerate(call.case.signature.outputs):
-        kept = call.out[i]
-        if a.host:
-            call.out[i] = np.full(kept.size + by, 7.0)
-        else:
-            call.out[i] = resized(call.runtime, kept, by)
-        call.refused(errors.ShapeError, [a.name, "out"])
-        call.out[i] = kept
+        right = call.out[i]
+        wrong = np.full(right.size + by, 7.0) if a.host else resized(call.runtime, right, by)
+        call.refused_with(call.out, i, wrong, errors.ShapeError, [a.name, "out"])
 
 
 def test_missing_input(call: Call) -> None:
     for a in call.case.signature.inputs:
         if not a.optional:
-            kept = call.arguments[a.name]
-            call.arguments[a.name] = None
-            call.refused((errors.ArgumentTypeError, errors.ArgumentError), [a.name])
-            call.arguments[a.name] = kept
+            kinds = (errors.ArgumentTypeError, errors.ArgumentError)
+            call.refused_with(call.arguments, a.name, None, kinds, [a.name])
 
 
 @pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_array_instead_of_buffer(call: Call) -> None:
     for name in call.buffers:
-        kept = call.arguments[name]
-        call.arguments[name] = kept.numpy()
-        call.refused(errors.ArgumentTypeError, [name])
-        call.arguments[name] = kept
+        array = call.arguments[name].numpy()
+        call.refused_with(call.arguments, name, array, errors.ArgumentTypeError, [name])
 
 
 @pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_released_buffer(call: Call) -> None:
-    for name in call.buffers:
-        kept = call.arguments[name]
-        call.arguments[name] = kept.copy()
-        call.arguments[name].release()
-        call.refused(errors.ReleasedError, [name])
-        call.arguments[name] = kept
-    for i, a in enumerate(call.case.signature.outputs):
-        if not a.host:
-            kept = call.out[i]
-            call.out[i] = kept.copy()
-            call.out[i].release()
-            call.refused(errors.ReleasedError, [a.name])
-            call.out[i] = kept
+    for held, key, name in call.places:
+        gone = held[key].copy()
+        gone.release()
+        call.refused_with(held, key, gone, errors.ReleasedError, [name])
 
 
 @pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_foreign_buffer(call: Call) -> None:
     with tlrt.device(call.runtime.name, new=True) as other:
-        for name in call.buffers:
-            kept = call.arguments[name]
-            call.arguments[name] = tlrt.Buffer.from_numpy(kept.numpy(), other)
+        for held, key, name in call.places:
+            twin = tlrt.Buffer.from_numpy(held[key].numpy(), other)
             # the first buffer sets the device that the others are blamed for
-            call.refused(errors.DeviceMismatchError, None if name == call.buffers[0] else [name])
-            call.arguments[name] = kept
-        for i, a in enumerate(call.case.signature.outputs):
-            if not a.host:
-                kept = call.out[i]
-                call.out[i] = tlrt.Buffer.from_numpy(kept.numpy(), other)
-                call.refused(errors.DeviceMismatchError, [a.name])
-                call.out[i] = kept
+            call.refused_with(held, key, twin, errors.DeviceMismatchError, None if key == call.buffers[0] else [name])
 
 
 def named_dims(call: Call) -> list[str]:
@@ -277,10 +265,10 @@ def test_huge_dimensions(call: Call) -> None:
     for size in (2**16 + 1, 2**32 - 1):
         call.values = {**right, **dict.fromkeys(names, size)}
         call.refused((errors.ShapeError, errors.SizeOverflowError, errors.ArgumentError, errors.IndexOutOfRangeError))
+    call.values = right
     for name in names:
         for size, kind in ((2**32, errors.SizeOverflowError), (-1, errors.ShapeError), (1.5, errors.ArgumentTypeError)):
-            call.values = {**right, name: size}
-            call.refused(kind, [name])
+            call.refused_with(call.values, name, size, kind, [name])
 
 
 def wrapping(case: Case) -> dict[str, Any] | None:
@@ -309,9 +297,7 @@ def wraps(case: Case) -> bool:
 @pytest.mark.only(where=possible(wraps))
 def test_dimensions_that_are_right_in_32_bits(entry: tuple[Op, str], runtime: Runtime) -> None:
     call = Call(case_of(entry, wraps), runtime)
-    wrong = wrapping(call.case)
-    assert wrong is not None
-    call.values = wrong
+    call.values = wrapping(call.case)
     call.refused(errors.SizeOverflowError)
 
 
@@ -330,11 +316,8 @@ def test_most_entry_points_have_dimensions_that_wrap() -> None:
 
 @pytest.mark.only(where=takes("dims"))
 def test_rank_nine(call: Call) -> None:
-    names = [a.of for a in arguments_of(call.case.name) if a.kind == "dims"]
-    right = dict(call.values)
-    for name in names:
-        call.values = {**right, name: [1] * 9}
-        call.refused(errors.ShapeError, [name])
+    for name in [a.of for a in arguments_of(call.case.name) if a.kind == "dims"]:
+        call.refused_with(call.values, name, [1] * 9, errors.ShapeError, [name])
 
 
 @pytest.mark.only(where=lambda row, which: row.contract.checks)
@@ -345,20 +328,12 @@ def test_every_check_refuses(entry: tuple[Op, str], runtime: Runtime) -> None:
             values = break_check(row, check, seed)
             assert values is not None, f"the search found nothing that {check.expression} refuses"
             given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
-            shapes = {
-                a.name: np.zeros(fitting(a, values), np.float32)
-                for a in row.signature.inputs
-                if not a.host and not a.elementwise
-            }
-            shapes |= {
-                n: np.zeros(fitting(a, values), np.float32)
-                for n, a in cotangent_names(row).items()
-                if not a.elementwise
-            }
+            arrays = {**{a.name: a for a in row.signature.inputs if not a.host}, **cotangent_names(row)}
+            zeros = {n: np.zeros(fitting(a, values), np.float32) for n, a in arrays.items() if not a.elementwise}
             if row.signature.elementwise:
-                shapes = {}
+                zeros = {}
                 values.setdefault("n", 3)
-            case = build_case(row, values, {**shapes, **given}, generator(seed), which=which)
+            case = build_case(row, values, {**zeros, **given}, generator(seed), which=which)
             made = Spoilt(case, runtime)
             kind = getattr(errors, entries.EXCEPTIONS.get(check.status, "TorchleanError"))
             made.refused((kind, errors.ShapeError) if given else kind, None if given else [check.name], got=False)
@@ -383,16 +358,9 @@ class Spoilt(Call):
         for a in case.signature.inputs:
             x = arrays.get(a.name, np.zeros(1, np.float32))
             self.arguments[a.name] = x if x is None or a.host else runtime.upload(x)
-        self.out = []
-        for a in case.signature.outputs:
-            n = (
-                next(x.size for x in case.inputs.values() if x is not None)
-                if a.elementwise
-                else int(np.prod(fitting(a, self.values)))
-            )
-            self.out.append(
-                np.full(n, 7.0) if a.host else runtime.upload(np.full(n, POISON, np.uint32).view(np.float32))
-            )
+        first = next((x.size for x in case.inputs.values() if x is not None), 0)
+        shapes = [(first,) if a.elementwise else fitting(a, self.values) for a in case.signature.outputs]
+        self.out = [self.filled(a, shape) for a, shape in zip(case.signature.outputs, shapes, strict=True)]
 
 
 def matching(case: Case) -> Iterator[tuple[int, str]]:
@@ -419,7 +387,6 @@ def test_output_that_is_an_input(entry: tuple[Op, str], runtime: Runtime) -> Non
             got = call.make()
             got = got if isinstance(got, tuple) else (got,)
             for one, two in zip(got, want, strict=True):
-                assert two is not None
                 assert one.numpy().tobytes() == two.tobytes(), f"output {i} in the place of {name}"
         else:
             for alias in (call.arguments[name], call.arguments[name].share()):

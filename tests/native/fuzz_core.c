@@ -29,7 +29,7 @@ enum { REFUSE = 1, ACCEPT = 2, EITHER = 0 };
 /* A context handle: good, or one that must be refused. */
 static torchlean_context *draw_context(fuzz_run *f, int *want)
 {
-    switch (fuzz_below(f, 6)) {
+    switch (fuzz_below(f, 8)) {
     case 0: *want = REFUSE; return NULL;
     case 1: *want = REFUSE; return f->destroyed;
     case 2: *want = REFUSE; return (torchlean_context *)(uintptr_t)(fuzz_next(f) >> 9 | UINT64_C(1));
@@ -42,7 +42,7 @@ static torchlean_buffer *draw_buffer(fuzz_run *f, int *want, uint32_t *n, int *p
 {
     *n = fuzz_one_in(f, 32) ? 65535 + (uint32_t)fuzz_below(f, 3) : (uint32_t)fuzz_below(f, 80);
     *place = (int)fuzz_below(f, FUZZ_PLACES);
-    switch (fuzz_below(f, 6)) {
+    switch (fuzz_below(f, 8)) {
     case 0: *want = REFUSE; return NULL;
     case 1:
     case 2: {
@@ -62,7 +62,7 @@ static torchlean_buffer **draw_slot(fuzz_run *f, int *want, torchlean_buffer **s
 {
     *slot = NULL;
     *place = -1;
-    switch (fuzz_below(f, 8)) {
+    switch (fuzz_below(f, 12)) {
     case 0: *want = REFUSE; return NULL;
     case 1: {
         fuzz_truth truth;
@@ -234,8 +234,8 @@ static int32_t on_own_context(fuzz_run *f, int which)
     torchlean_buffer *buffer = NULL;
     double milliseconds = 77;
     int bad = fuzz_one_in(f, 3), refuse = bad;
-    uint32_t from = fuzz_one_in(f, 2) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
-    uint32_t to = fuzz_one_in(f, 2) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
+    uint32_t from = fuzz_below(f, 4) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
+    uint32_t to = fuzz_below(f, 4) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
     int32_t device = fuzz_one_in(f, 3) ? (int32_t)fuzz_size(f) : f->device, status;
     if (which == CONTEXT_CREATE) {
         int nowhere = fuzz_one_in(f, 5);

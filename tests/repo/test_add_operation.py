@@ -28,9 +28,7 @@ def hardswish(x):
     out = x · min(max(x + 3, 0), 6) / 6
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
-
-    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf.
-    """
+    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf."""
     return np.where(x <= -3, -0.0, np.where(x >= 3, x, np.clip(x, -3, 3) * (np.clip(x, -3, 3) + 3) / 6))
 
 
@@ -61,11 +59,8 @@ def reduce_mean_axis1(x):
     out[i] = (Σ_j x[i, j]) / cols, by the row tree, then one division.
 
     Shapes: x (rows, cols), out (rows).
-
     Special values: IEEE 754; a sum beyond the float32 range makes the mean infinite.
-
-    Errors: SHAPE if cols = 0.
-    """
+    Errors: SHAPE if cols = 0."""
     return x.mean(axis=1)
 
 
@@ -151,13 +146,10 @@ class Copy:
         inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
         path = os.pathsep.join(p for p in (str(self.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            command, cwd=self.folder,
+            env={**inherited, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from codegen.kernel_sources import missing_kernels
+from tests import ROOT
 from tlspec import registry
 from tlspec.bounds import ulp
 from tlspec.registry import Op, check, op
 from tlspec.validation import row_problems
-
-ROOT = Path(__file__).resolve().parents[2]
 
 ROW = '''
 

@@ -1,11 +1,9 @@
 """The code blocks of documents and module docstrings run as they stand."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,27 +12,24 @@ from tests import ROOT
 PAGES = ["docs/session.md", "docs/examples.md"]
 
 
-def run(code: str, folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def run(python: Any) -> Callable[[str], None]:
+    """Runs code, in which a warning is an error."""
+
+    def run(code: str) -> None:
+        done = python(code, PYTHONWARNINGS="error")
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]) -> None:
     if page == "docs/session.md":
         pytest.importorskip("safetensors")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     assert blocks
-    run("\n".join(blocks), tmp_path)
+    run("\n".join(blocks))
 
 
 #: a module -> what its docstring's block takes as given
@@ -53,9 +48,9 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("module", sorted(BLOCKS))
-def test_the_block_of_a_docstring_runs(module: str, tmp_path: Path) -> None:
+def test_the_block_of_a_docstring_runs(module: str, run: Callable[[str], None]) -> None:
     text = ast.get_docstring(ast.parse((ROOT / module).read_text()))
     assert text
     lines = [line[4:] for line in text.splitlines() if line.startswith("    ") and not line.startswith("    python -m")]
     assert lines
-    run(BLOCKS[module] + "\n".join(lines), tmp_path)
+    run(BLOCKS[module] + "\n".join(lines))

@@ -9,10 +9,9 @@ import pytest
 
 import tlrt
 from codegen.files import GENERATED, generated_files
-from tests import ROOT
+from tests import ROOT, declared_functions
 from tlrt._capture.replay import PLANS
-from tlspec import bounds, entries, registry
-from tlspec.declarations import declarations
+from tlspec import entries, registry
 
 pytestmark = pytest.mark.every_choice
 
@@ -38,42 +37,34 @@ def test_plans_that_a_message_counts_are_those_of_the_library() -> None:
     assert re.findall(r"constexpr int CACHED_PLANS = (\d+);", text) == [str(PLANS)]
 
 
-def declared() -> set[str]:
-    text = "".join((ROOT / "native/include" / h).read_text() for h in ("torchlean_cuda.h", "torchlean_cuda_ops.h"))
-    return set(re.findall(r"\b(torchlean_cuda_\w+)\(", declarations(text)))
+def built(build: str) -> str:
+    """The path of a built library; a skip where it is not built."""
+    library = ROOT / f"native/build/{build}/libtorchlean_cuda.so"
+    return str(library) if library.exists() else pytest.skip(f"the {build} library is not built")
+
+
+def installed(tool: str) -> str:
+    return shutil.which(tool) or pytest.skip(f"{tool} is not installed")
 
 
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_library_exports_the_declared_set(build: str) -> None:
-    library = ROOT / f"native/build/{build}/libtorchlean_cuda.so"
-    if not library.exists():
-        pytest.skip(f"the {build} library is not built")
-    nm = shutil.which("nm")
-    if nm is None:
-        pytest.skip("nm is not installed")
-    text = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
+    nm = [installed("nm"), "-D", "--defined-only", built(build)]
+    text = subprocess.run(nm, capture_output=True, text=True, check=True).stdout
     exported = {line.split()[-1] for line in text.splitlines() if line.split()[-2] in "TBDRVW"}
-    assert exported == declared()
+    assert exported == set(declared_functions())
 
 
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
 def test_multiplications_fuse_only_where_written(build: str) -> None:
     """gcc 12's vectoriser turns neighbouring a*b + c and a*b - c into one fused instruction with alternating signs, in spite of
     -ffp-contract=off; no fmaf of ours is one, so the library must hold none."""
-    library = ROOT / f"native/build/{build}/libtorchlean_cuda.so"
-    if not library.exists():
-        pytest.skip(f"the {build} library is not built")
-    objdump = shutil.which("objdump")
-    if objdump is None:
-        pytest.skip("objdump is not installed")
+    objdump = [installed("objdump"), "-d", "--no-show-raw-insn", built(build)]
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("not an x86-64 library")
     fused: dict[str, int] = {}
     place = ""
-    with subprocess.Popen(
-        [objdump, "-d", "--no-show-raw-insn", str(library)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    with subprocess.Popen(objdump, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.endswith(">:\n"):
                 place = line.split("<")[1][:-3]
@@ -86,10 +77,9 @@ def test_multiplications_fuse_only_where_written(build: str) -> None:
 
 
 def test_promised_names_are_declared() -> None:
-    promised = [
-        line for line in (ROOT / "tests/repo/promised_symbols.txt").read_text().split("\n") if line and line[0] != "#"
-    ]
-    assert [p for p in promised if p not in declared()] == []
+    lines = (ROOT / "tests/repo/promised_symbols.txt").read_text().splitlines()
+    promised = [line for line in lines if line and line[0] != "#"]
+    assert set(promised) <= set(declared_functions())
 
 
 def test_every_entry_has_a_python_function() -> None:
@@ -105,15 +95,6 @@ def test_versions_agree() -> None:
     major, minor, patch = map(int, version.split("."))
     assert tlrt.__version__ == version and f"version={major}.{minor}.{patch}" in tlrt.build_info()
     assert version in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_summation_tree_constants_agree() -> None:
-    text = (ROOT / "native/src/formula/sum_tree.h").read_text()
-    c = {k: int(v) for k, v in re.findall(r"TL_(\w+) = (\d+)", text)}
-    assert c == {
-        "SUM_LANES": bounds.LANES, "SUM_LEAF": bounds.LEAF, "COLUMN_CHUNK": bounds.COLUMN_CHUNK,
-        "COLUMN_CHAINS": bounds.COLUMN_CHAINS,
-    }  # fmt: skip
 
 
 def test_c_shape_functions_have_their_twins() -> None:

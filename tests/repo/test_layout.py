@@ -14,8 +14,11 @@ pytestmark = pytest.mark.every_choice
 
 #: written by the generator, so their length follows from the number of operations
 GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
-#: no file may have more lines; one of more than 600 is a question to its reviewer
+#: no file may have more lines
 LIMIT = 1000
+#: a file of more lines than this is named here, with the reason why it is one concept
+QUESTION = 600
+LONG = {"tlrt/tape.py": "the tape is one class: recording and walking back share its state"}
 
 
 @pytest.mark.parametrize("family", registry.families())
@@ -66,35 +69,10 @@ def test_buffers_and_kernels_do_not_need_the_specification() -> None:
 
 
 def test_files_stay_readable() -> None:
-    long = {
-        name(p): n
-        for p in files(".py", ".c", ".h", ".cu", ".cuh", ".def")
-        if (n := len(p.read_text().splitlines())) > LIMIT
-    }
-    assert {k: v for k, v in long.items() if k not in GENERATED and not k.startswith("native/generated/")} == {}
-
-
-def test_every_row_has_a_vjp_or_a_reason() -> None:
-    assert [r.name for r in registry.ops() if r.vjp_rule is None and not r.no_vjp] == []
-
-
-def test_every_row_is_documented() -> None:
-    for row in registry.ops():
-        lines = row.doc.splitlines()
-        assert lines and lines[0].endswith("."), f"{row.name}: the docstring's first line is one sentence"
-        assert row.vjp_rule is None or row.vjp_rule.doc, f"{row.name}: the VJP has no docstring"
-
-
-def test_docstring_gives_the_shapes(row: registry.Op) -> None:
-    """A paragraph of its own that names every array, after the formula and before special values and errors."""
-    parts = [" ".join(part.split()) for part in row.doc.split("\n\n")]
-    at = [i for i, part in enumerate(parts) if part.startswith("Shapes: ")]
-    assert len(at) == 1, f"{row.name}: the docstring has {len(at)} paragraphs 'Shapes: ...'"
-    later = [i for i, part in enumerate(parts) if part.startswith(("Special values", "Errors"))]
-    assert at[0] >= 2 and all(i > at[0] for i in later), f"{row.name}: 'Shapes:' follows the formula"
-    named = set(re.findall(r"\w+", parts[at[0]]))
-    missing = [a.name for a in row.signature.inputs + row.signature.outputs if a.name not in named]
-    assert not missing, f"{row.name}: 'Shapes:' does not name {', '.join(missing)}"
+    lines = {name(p): len(p.read_text().splitlines()) for p in files(".py", ".c", ".h", ".cu", ".cuh", ".def")}
+    by_hand = {k: n for k, n in lines.items() if k not in GENERATED and not k.startswith("native/generated/")}
+    assert {k: n for k, n in by_hand.items() if n > LIMIT} == {}
+    assert {k for k, n in by_hand.items() if n > QUESTION} <= LONG.keys() <= by_hand.keys()
 
 
 def test_documents_name_existing_files() -> None:

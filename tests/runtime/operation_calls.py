@@ -76,16 +76,20 @@ def mha(heads: int, allowed: Any = None, fill: float = -np.inf) -> Callable[...,
     return f
 
 
+def of(name: str, computes: Any, *shapes: tuple[Shape, ...], positive: bool = False, **named: Any) -> list[Call]:
+    """A method on operands of each of these shapes."""
+    return [Call(s, lambda t, *ids: getattr(t, name)(*ids, **named), computes, positive) for s in shapes]
+
+
 def one(name: str, computes: Any = None, positive: bool = False, shape: Shape = (3, 5), **named: Any) -> list[Call]:
     """A method of one operand."""
-    return [Call((shape,), lambda t, x: getattr(t, name)(x, **named), computes or row(name), positive)]
+    return of(name, computes or row(name), (shape,), positive=positive, **named)
 
 
 def two(name: str, computes: Any) -> list[Call]:
     """A method of two operands, of equal shapes and of shapes that are broadcast."""
-    call = lambda t, a, b: getattr(t, name)(a, b)
     shapes = [((3, 5), (3, 5)), ((2, 1, 4), (3, 1)), ((), (2, 3)), ((5,), (3, 5)), ((2, 0), (1, 1))]
-    return [Call(pair, call, computes) for pair in shapes]
+    return of(name, computes, *shapes)
 
 
 def pools(name: str, *beta: float) -> list[Call]:
@@ -181,8 +185,9 @@ def nll(logits: Any, labels: Any) -> Any:
 
 
 f32 = lambda c: float(np.float32(c))
-SCAN = {"a": (3,), "b": (3,), "x": (5, 3), "h": (3,)}
 LABELS = [[0, 3, 1], [2, 2, 0]]
+#: indices, of which one is out of range
+PLACES, ROWS = [0, 9, 0, 4], [1, 1, 8]
 
 #: every public method of Operations
 CALLS: dict[str, list[Call]] = {
@@ -192,7 +197,7 @@ CALLS: dict[str, list[Call]] = {
     "div": two("div", lambda a, b: a / b),
     "max": two("max", np.maximum),
     "min": two("min", np.minimum),
-    "axpy": [Call(((3, 5), (3, 5)), lambda t, a, b: t.axpy(a, b, 0.3), lambda a, b: a + f32(0.3) * b)],
+    "axpy": of("axpy", lambda a, b: a + f32(0.3) * b, ((3, 5), (3, 5)), c=0.3),
     "scale": one("scale", lambda x: -f32(1.7) * x, c=-1.7),
     "neg": one("neg", np.negative),
     "abs": one("abs", np.abs),
@@ -253,13 +258,10 @@ CALLS: dict[str, list[Call]] = {
     ],
     "broadcast_vec_to_rows": one("broadcast_vec_to_rows", lambda x: np.tile(x, (4, 1)), shape=(3,), rows=4),
     "broadcast_vec_to_cols": one("broadcast_vec_to_cols", lambda x: np.tile(x[:, None], 4), shape=(3,), cols=4),
-    "concat1d": [Call(((3,), (4,)), lambda t, a, b: t.concat1d(a, b), lambda a, b: np.concatenate([a, b]))],
-    "concat_vectors": [Call(((3,), (0,)), lambda t, a, b: t.concat_vectors(a, b), lambda a, b: np.concatenate([a, b]))],
+    "concat1d": of("concat1d", lambda *xs: np.concatenate(xs), ((3,), (4,))),
+    "concat_vectors": of("concat_vectors", lambda *xs: np.concatenate(xs), ((3,), (0,))),
     "slice1d": one("slice1d", lambda x: x[2:5], shape=(7,), start=2, len=3),
-    "concat_dim0": [
-        Call(s, lambda t, a, b: t.concat_dim0(a, b), lambda a, b: np.concatenate([a, b]))
-        for s in (((3, 2, 2), (1, 2, 2)), ((3,), (2,)))
-    ],
+    "concat_dim0": of("concat_dim0", lambda *xs: np.concatenate(xs), ((3, 2, 2), (1, 2, 2)), ((3,), (2,))),
     "slice_range0": [
         *one("slice_range0", lambda x: x[1:3], shape=(4, 2, 3), start=1, len=2),
         *one("slice_range0", lambda x: x[1:3], shape=(4,), start=1, len=2),
@@ -278,54 +280,34 @@ CALLS: dict[str, list[Call]] = {
         *one("embedding", lambda x: x[1], indices=1),
     ],
     "scatter_add_vec": [
-        Call(((5,), ()), lambda t, x, v: t.scatter_add_vec(x, v, 3), lambda x, v: scattered(x, [v], [3])),
-        Call(((5,), (1,)), lambda t, x, v: t.scatter_add_vec(x, v, 0), lambda x, v: scattered(x, v, [0])),
+        *of("scatter_add_vec", lambda x, v: scattered(x, [v], [3]), ((5,), ()), i=3),
+        *of("scatter_add_vec", lambda x, v: scattered(x, v, [0]), ((5,), (1,)), i=0),
     ],
-    "scatter_add": [
-        Call(
-            ((5,), (4,)), lambda t, x, v: t.scatter_add(x, v, [0, 9, 0, 4]), lambda x, v: scattered(x, v, [0, 9, 0, 4])
-        )
-    ],
-    "scatter_add_row": [
-        Call(((3, 4), (4,)), lambda t, x, v: t.scatter_add_row(x, v, 2), lambda x, v: scattered(x, [v], [2]))
-    ],
-    "scatter_add_rows": [
-        Call(
-            ((3, 4), (3, 4)), lambda t, x, v: t.scatter_add_rows(x, v, [1, 1, 8]), lambda x, v: scattered(x, v, [1, 1, 8])
-        )
-    ],
-    "matmul": [
-        Call(s, lambda t, a, b: t.matmul(a, b), np.matmul)
-        for s in (((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)))
-    ],
-    "bmm": [Call(((2, 3, 4), (2, 4, 5)), lambda t, a, b: t.bmm(a, b), np.matmul)],
-    "linear": [
-        Call(((4, 3), (4,), s), lambda t, w, b, x: t.linear(w, b, x), lambda w, b, x: x @ w.T + b)
-        for s in ((3,), (5, 3), (2, 5, 3))
-    ],
-    "mse_loss": [
-        Call((s, s), lambda t, a, b: t.mse_loss(a, b), lambda a, b: ((a - b) ** 2).mean()) for s in ((7,), (2, 3), ())
-    ],
+    "scatter_add": of("scatter_add", lambda x, v: scattered(x, v, PLACES), ((5,), (4,)), indices=PLACES),
+    "scatter_add_row": of("scatter_add_row", lambda x, v: scattered(x, [v], [2]), ((3, 4), (4,)), i=2),
+    "scatter_add_rows": of("scatter_add_rows", lambda x, v: scattered(x, v, ROWS), ((3, 4), (3, 4)), indices=ROWS),
+    "matmul": of(
+        "matmul", np.matmul, ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)),
+    ),
+    "bmm": of("bmm", np.matmul, ((2, 3, 4), (2, 4, 5))),
+    "linear": of("linear", lambda w, b, x: x @ w.T + b, *(((4, 3), (4,), s) for s in ((3,), (5, 3), (2, 5, 3)))),
+    "mse_loss": of("mse_loss", lambda a, b: ((a - b) ** 2).mean(), *((s, s) for s in ((7,), (2, 3), ()))),
     "cross_entropy": [
-        Call(((2, 3, 4),), lambda t, x: t.cross_entropy(x, LABELS), lambda x: nll(x, LABELS)),
-        Call(((4,),), lambda t, x: t.cross_entropy(x, 2), lambda x: nll(x, [2])),
+        *one("cross_entropy", lambda x: nll(x, LABELS), shape=(2, 3, 4), labels=LABELS),
+        *one("cross_entropy", lambda x: nll(x, [2]), shape=(4,), labels=2),
     ],
     "softmax": [
         *[c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("softmax", softmax, shape=s)],
         *one("softmax", np.ones_like, shape=()),
     ],
     "log_softmax": [c for s in ((3, 5), (5,), (2, 3, 4)) for c in one("log_softmax", lambda x: np.log(softmax(x)), shape=s)],
-    "layer_norm": [
-        Call((s, (4,), (4,)), lambda t, *ids: t.layer_norm(*ids, 1e-3), lambda *a: norm(*a, 1e-3))
-        for s in ((3, 4), (4,), (2, 3, 4))
-    ],
-    "batchnorm_channel_first": [
-        Call(
-            ((2, 3, 4), (2,), (2,)),
-            lambda t, *ids: t.batchnorm_channel_first(*ids),
-            lambda x, g, b: norm(x.reshape(2, 12), g[:, None], b[:, None], 1e-6).reshape(x.shape),
-        )
-    ],
+    "layer_norm": of(
+        "layer_norm", lambda *a: norm(*a, 1e-3), *((s, (4,), (4,)) for s in ((3, 4), (4,), (2, 3, 4))), eps=1e-3,
+    ),
+    "batchnorm_channel_first": of(
+        "batchnorm_channel_first",
+        lambda x, g, b: norm(x.reshape(2, 12), g[:, None], b[:, None], 1e-6).reshape(x.shape), ((2, 3, 4), (2,), (2,)),
+    ),
     "conv": convolutions("conv"),
     "conv2d": convolutions("conv2d"),
     "conv_transpose": convolutions("conv_transpose"),
@@ -347,19 +329,15 @@ CALLS: dict[str, list[Call]] = {
         *one("rotary", row("rotary", base=100.0, start=5, halves=1), shape=(2, 3, 4), base=100.0, start=5, halves=True),
     ],
     "sinusoidal": one("sinusoidal", row("sinusoidal", base=1e4, start=2), shape=(2, 3, 4), start=2),
-    "selective_scan_diag": [
-        Call(tuple(SCAN.values()), lambda t, *ids: t.selective_scan_diag(*ids), row("selective_scan_diag"))
-    ],
-    "selective_scan_diag_var": [
-        Call(((5, 3),) * 3 + ((3,),), lambda t, *ids: t.selective_scan_diag_var(*ids), row("selective_scan_diag_var"))
-    ],
+    "selective_scan_diag": of("selective_scan_diag", row("selective_scan_diag"), ((3,), (3,), (5, 3), (3,))),
+    "selective_scan_diag_var": of(
+        "selective_scan_diag_var", row("selective_scan_diag_var"), ((5, 3), (5, 3), (5, 3), (3,)),
+    ),
     "rfft1d_packed": one("rfft1d_packed", lambda x: np.stack([(f := np.fft.rfft(x)).real, f.imag], -1), shape=(2, 7)),
     "irfft1d_packed": one("irfft1d_packed", lambda s: np.fft.irfft(s[..., 0] + 1j * s[..., 1], 6), shape=(2, 4, 2), n=6),
-    "spectral_conv1d_rfft": [
-        Call(
-            ((6, 2), (3, 2, 2), (3, 2, 2)), lambda t, *ids: t.spectral_conv1d_rfft(*ids), row("spectral_conv1d_rfft")
-        )
-    ],
+    "spectral_conv1d_rfft": of(
+        "spectral_conv1d_rfft", row("spectral_conv1d_rfft"), ((6, 2), (3, 2, 2), (3, 2, 2)),
+    ),
 }  # fmt: skip
 
 

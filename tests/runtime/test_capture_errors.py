@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests import run_in_thread, unchanged_memory
 from tlrt import Session, kernels, nn, optim
 from tlrt._binding import handles
 from tlrt._capture import calls, replay
@@ -96,15 +96,10 @@ def test_refused_within_the_function(program: Program, what: str) -> None:
     s = program.session
     for p in s.parameters.values():
         _ = p.mirror
-    before = s.device.memory()
     program.hole = lambda x, loss: REFUSED[what](program, x, loss)
-    with pytest.raises(CaptureError) as caught:
-        s.capture(program.step, X)
-    assert "got" in str(caught.value) and "expected" in str(caught.value)
-    del caught
-    gc.collect()
-    after = s.device.memory()
-    assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+    with unchanged_memory(s.device):
+        assert_raises_regex(CaptureError, "(?s)got.*expected", s.capture, program.step, X)
+        gc.collect()
     program.hole = lambda x, loss: None
     step = s.capture(program.step, X)
     assert np.isfinite(step(X).item()) and s.relu(s.const([-1.0])).numpy().tolist() == [0.0]
@@ -215,9 +210,7 @@ def test_other_threads_go_on_meanwhile(dev: tlrt.Device) -> None:
             with other.buffer([1.0, 2.0]) as a, kernels.add(a, a) as b:
                 values.append(float(b.numpy()[1]))
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        run_in_thread(work)
 
     program = Program(dev)
     program.hole = hole

@@ -1,6 +1,5 @@
 """The C functions behind captured steps: what a capture takes and refuses, and what its graph keeps alive."""
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from numpy.testing import assert_raises
 
 import tlrt
+from tests import DEVICES, run_in_thread
 from tlrt import kernels
 from tlrt._binding.library import load
 
@@ -38,9 +38,7 @@ def end(device: tlrt.Device) -> Any:
     return slot[0]
 
 
-def on_cuda(device: tlrt.Device) -> None:
-    if not device.is_cuda:
-        pytest.skip("captures need a CUDA device")
+on_cuda = pytest.mark.parametrize("dev", DEVICES[1:], indirect=True)
 
 
 def test_handles_are_checked(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
@@ -67,8 +65,8 @@ def test_a_cpu_context_has_no_captures(lib: Any) -> None:
         assert said() == "torchlean_cuda_capture_begin: context: got one of the CPU, expected one of a CUDA device"
 
 
+@on_cuda
 def test_a_graph_does_what_was_captured(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
-    on_cuda(dev)
     x, y = dev.buffer([1, 2, 3]), dev.zeros(3)
     begin(dev)
     kernels.add(x, y, out=y)
@@ -89,8 +87,8 @@ def test_a_graph_does_what_was_captured(dev: tlrt.Device, lib: Any, ffi: Any) ->
         b.release()
 
 
+@on_cuda
 def test_what_is_refused_leaves_the_capture(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
-    on_cuda(dev)
     x, host, ms = dev.buffer([1, 2]), np.zeros(2, np.float32), ffi.new("double *")
     other = dev.buffer([1, 2])
     slot = ffi.new("torchlean_buffer **", other._handle)
@@ -113,11 +111,7 @@ def test_what_is_refused_leaves_the_capture(dev: tlrt.Device, lib: Any, ffi: Any
         assert name in said()
     assert_raises(tlrt.errors.UnavailableError, kernels.dgemm, dev, np.eye(2), np.eye(2), 2, 2, 2)
     assert_raises(tlrt.errors.ShapeError, kernels.add, x, dev.empty(3))
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(lib.torchlean_cuda_buffer_fill(x._handle, 3.0)))
-    thread.start()
-    thread.join()
-    assert found == [UNAVAILABLE]
+    assert run_in_thread(lambda: lib.torchlean_cuda_buffer_fill(x._handle, 3.0)) == UNAVAILABLE
     kernels.add(x, x, out=x)
     graph = end(dev)
     assert lib.torchlean_cuda_graph_launch(graph) == 0 and x.numpy().tolist() == [2, 4]
@@ -127,8 +121,8 @@ def test_what_is_refused_leaves_the_capture(dev: tlrt.Device, lib: Any, ffi: Any
     other.release()
 
 
+@on_cuda
 def test_giving_up(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
-    on_cuda(dev)
     x = dev.buffer([1, 2])
     live = dev.memory().live_bytes
     begin(dev)
@@ -143,9 +137,9 @@ def test_giving_up(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
     x.release()
 
 
+@on_cuda
 def test_a_graph_keeps_what_it_uses(dev: tlrt.Device, lib: Any, ffi: Any) -> None:
     """Buffers released after the capture, scratch and staged indices are nobody else's while the graph lives."""
-    on_cuda(dev)
     draw = np.random.default_rng(2)
     host = draw.standard_normal((700, 33)).astype(np.float32)
     x, w, y = dev.buffer(host), dev.buffer(draw.standard_normal(33)), dev.zeros(700 * 33)
@@ -174,8 +168,7 @@ def test_a_graph_keeps_what_it_uses(dev: tlrt.Device, lib: Any, ffi: Any) -> Non
         b.release()
     graph = end(dev)
     rows[:], labels[:] = 0, 0  # were read at the capture
-    x_held = dev.memory().live_bytes
-    assert x_held > live
+    assert dev.memory().live_bytes > live
     x.release()
     w.release()
     noise = [
@@ -192,8 +185,8 @@ def test_a_graph_keeps_what_it_uses(dev: tlrt.Device, lib: Any, ffi: Any) -> Non
     assert dev.memory().live_bytes == 0
 
 
+@on_cuda
 def test_a_context_takes_its_graphs_with_it(dev: tlrt.Device, lib: Any) -> None:
-    on_cuda(dev)
     with tlrt.Device.new(dev.name) as own:
         x = own.buffer([1])
         begin(own)

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests import run_in_thread
 from tests.runtime.steps import minimise_square
 from tlrt import Session, optim
 from tlrt._binding import handles
@@ -23,19 +23,10 @@ X = np.ones((2, 3), np.float32)
 def test_work_of_another_thread_within_the_function(dev: tlrt.Device) -> None:
     """It is not recorded, so a replay could not do it again."""
     with Session(dev) as s:
-        made: list[Any] = []
-
-        def elsewhere(work: Any) -> Any:
-            made.clear()
-            thread = threading.Thread(target=lambda: made.append(work()))
-            thread.start()
-            thread.join()
-            return made[0]
-
         for function in (
-            lambda x: s.add(elsewhere(lambda: s.tanh(s.const(x))), 1.0),
-            lambda x: elsewhere(lambda: s.tanh(s.const(x))),
-            lambda x: s.add(elsewhere(lambda: s.zeros((2, 3))), s.const(x)),
+            lambda x: s.add(run_in_thread(lambda: s.tanh(s.const(x))), 1.0),
+            lambda x: run_in_thread(lambda: s.tanh(s.const(x))),
+            lambda x: s.add(run_in_thread(lambda: s.zeros((2, 3))), s.const(x)),
         ):
             assert_raises_regex(CaptureError, "another thread", s.capture, function, X)
         assert s.capture(lambda x: s.tanh(s.const(x)), X)(X).shape == (2, 3)
@@ -92,37 +83,28 @@ def test_one_thread_at_a_time(dev: tlrt.Device) -> None:
     with Session(dev) as s:
         w = s.param([1.0, 2.0, 3.0], "w")
         optimizer = Waiting([w], 0.5)
-        caught: list[BaseException] = []
-
+        caught: list[str] = []
         step = functools.partial(minimise_square, optimizer)
 
-        def elsewhere(work: Any) -> None:
-            def run() -> None:
-                try:
-                    work()
-                except BaseException as error:
-                    caught.append(error)
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
+        def refused(work: Any) -> None:
+            with pytest.raises(CaptureError) as error:
+                run_in_thread(work)
+            caught.append(str(error.value))
 
         first, second = s.capture(step, X[0]), s.capture(step, X[0])
         for work in (lambda: first(X[0]), lambda: second(X[0]), lambda: s.capture(step, X[0])):
-            optimizer.meanwhile = lambda work=work: elsewhere(work)
+            optimizer.meanwhile = lambda work=work: refused(work)
             before = w.numpy()
             first(X[0])
-            assert isinstance(caught.pop(), CaptureError) and not caught
+            assert caught.pop() and not caught
             assert np.array_equal(w.numpy(), before - before)  # 1 - lr·2 = 0, once
             w.set([1.0, 2.0, 3.0])
-        optimizer.meanwhile = lambda: elsewhere(lambda: first(X[0]))
+        optimizer.meanwhile = lambda: refused(lambda: first(X[0]))
         s.capture(step, X[0]).close()
-        assert "got a call of another thread meanwhile, expected one thread at a time" in str(caught.pop())
+        assert "got a call of another thread meanwhile, expected one thread at a time" in caught.pop()
         optimizer.meanwhile = lambda: None
-        found: list[float] = []
         w.set([1.0, 2.0, 3.0])
-        elsewhere(lambda: found.append(second(X[0]).item()))  # one after the other is fine
-        assert found == [14.0] and not caught
+        assert run_in_thread(lambda: second(X[0]).item()) == 14.0  # one after the other is fine
         optimizer.close()
 
 
@@ -130,10 +112,7 @@ def test_an_error_in_the_middle_of_a_replay(dev: tlrt.Device) -> None:
     with Session(dev) as s:
         w = s.param([1.0, 2.0, 3.0], "w")
         optimizer = Waiting([w], 0.5)
-
-        step = functools.partial(minimise_square, optimizer)
-
-        captured = s.capture(step, X[0])
+        captured = s.capture(functools.partial(minimise_square, optimizer), X[0])
         w.set([1.0, 2.0, 3.0])
 
         def stop() -> None:

@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 import tlrt
-from tests import ROOT
+from tests import ROOT, declared_functions
 from tlrt import errors
 from tlrt._binding import library as _library
-from tlspec.declarations import abi_hash, declarations
+from tlspec.declarations import abi_hash
 
 PROBE = """
 import tlrt
@@ -39,7 +39,7 @@ def test_one_version_everywhere():
 
 def test_every_declared_function_is_exported():
     library = _library.load()
-    names = re.findall(r"\b(torchlean_cuda_\w+)\(", "\n".join(map(declarations, _library.headers())))
+    names = declared_functions()
     assert len(names) > 25
     for name in names:
         assert getattr(library.lib, name)
@@ -53,11 +53,17 @@ def test_missing(python, tmp_path):
     assert "make -C" not in done.stdout and "kernels: LibraryNotFoundError" in done.stdout
 
 
+def copy_tree(target, *folders):
+    for folder in folders:
+        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+
+
+def compile_library(source, target):
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", target, "-xc", "-"], input=source, text=True, check=True)
+
+
 def test_no_library_at_all(python, tmp_path):
-    for package in ("tlrt", "tlspec"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
-    (tmp_path / "native").mkdir()
-    shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
+    copy_tree(tmp_path, "tlrt", "tlspec", "native/include")
     done = python(PROBE, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
     assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
     for place in ("tlrt/_lib", "native/build/cuda", "native/build/cpu"):
@@ -66,8 +72,7 @@ def test_no_library_at_all(python, tmp_path):
 
 
 def test_no_headers(python, tmp_path):
-    for package in ("tlrt", "tlspec"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
+    copy_tree(tmp_path, "tlrt", "tlspec")
     done = python(PROBE, PYTHONPATH=str(tmp_path))
     assert done.stdout.startswith("LibraryNotFoundError\n"), done.stderr
     assert "torchlean_cuda_ops.h" in done.stdout
@@ -90,9 +95,8 @@ def test_not_a_library(python, tmp_path):
     ],
 )
 def test_stale(python, tmp_path, source, said):
-    (tmp_path / "old.c").write_text(source)
     file = tmp_path / "old.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(file), str(tmp_path / "old.c")], check=True)
+    compile_library(source, file)
     done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(file))
     assert done.stdout.startswith("StaleLibraryError\n"), done.stderr
     assert said in done.stdout and _library.load().hash in done.stdout
@@ -101,15 +105,12 @@ def test_stale(python, tmp_path, source, said):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_stale_build_gives_way_to_a_good_one(python, tmp_path):
-    for package in ("tlrt", "tlspec"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "_lib"))
-    shutil.copytree(ROOT / "native" / "include", tmp_path / "native" / "include")
+    copy_tree(tmp_path, "tlrt", "tlspec", "native/include")
     good, bad = tmp_path / "native/build/cpu", tmp_path / "native/build/cuda"
     good.mkdir(parents=True)
     bad.mkdir()
     shutil.copy(_library.load().path, good / _library.NAME)
-    (tmp_path / "old.c").write_text("int nothing;")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(bad / _library.NAME), str(tmp_path / "old.c")], check=True)
+    compile_library("int nothing;", bad / _library.NAME)
     code = "import tlrt._binding.library as l; print(l.load().path)"
     done = python(code, PYTHONPATH=str(tmp_path), TORCHLEAN_CUDA_LIBRARY="")
     assert done.stdout.strip() == str(good / _library.NAME), done.stderr
@@ -125,7 +126,7 @@ def test_importing_loads_nothing(python):
 
 def test_every_status_has_a_class():
     core, _ = _library.headers()
-    codes = {name: int(code) for name, code in re.findall(r"TORCHLEAN_([A-Z_]+) =\s*(\d+)", core) if name != "OK"}
+    codes = {name: int(code) for name, code in re.findall(r"TORCHLEAN_([A-Z_]+) = (\d+)", core) if name != "OK"}
     assert set(codes.values()) == set(errors.by_status)
     library = _library.load()
     for name, code in codes.items():

@@ -99,9 +99,7 @@ def test_gradients_are_those_of_differences(name, training):
 def everything(s):
     """Every layer in both modes, and a step of training on the sum of their mean squares."""
     rng = np.random.default_rng(0)
-    layers = []
-    for i, (make, shape) in enumerate(LAYERS.values()):
-        layers.append((make(_Prefixed(s, f"{i}.")), shape))
+    layers = [(make(_Prefixed(s, f"{i}.")), shape) for i, (make, shape) in enumerate(LAYERS.values())]
     optimizer = tlrt.optim.AdamW(s.parameters.values(), lr=0.01)
     for _ in range(2):
         total = s.zeros(())

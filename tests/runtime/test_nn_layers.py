@@ -183,8 +183,7 @@ def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
 
 
 def test_the_page_about_the_examples_shows_what_runs():
-    page = (ROOT / "docs/examples.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examples.md").read_text(), re.S)
     names: dict = {}
     exec(code, names)
     assert names["optimizer"].steps == 100
@@ -218,19 +217,15 @@ def test_dropout_acts_in_training_alone(s):
     counter = s.counter
     dropped = nn.Dropout(0.25)(x, training=True).numpy()
     assert s.counter == counter + 1 and set(np.unique(dropped)) == {0.0, single(1 / 0.75)}
-    kept = (dropped > 0).mean()
-    assert abs(kept - 0.75) < 6 * math.sqrt(0.75 * 0.25 / x.size)
+    assert abs((dropped > 0).mean() - 0.75) < 6 * math.sqrt(0.75 * 0.25 / x.size)
     assert_raises_regex(errors.ArgumentError, "p: got 1", nn.Dropout, 1)
 
 
 def test_sequential_hands_the_mode_down(s):
     model = nn.Sequential(
-        nn.Linear(s, 4, 6, name="a"),
-        s.relu,
-        nn.BatchNorm(s, 6, name="n"),
-        nn.Dropout(0.5),
+        nn.Linear(s, 4, 6, name="a"), s.relu, nn.BatchNorm(s, 6, name="n"), nn.Dropout(0.5),
         nn.Linear(s, 6, 2, name="b"),
-    )
+    )  # fmt: skip
     assert [p.name for p in model.parameters()] == [
         "a.weight", "a.bias", "n.weight", "n.bias", "n.running_mean", "n.running_var", "b.weight", "b.bias",
     ]  # fmt: skip

@@ -4,18 +4,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
-import tlrt
+from tests import DEVICES
 from tlrt import Session, kernels, optim
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CHOSEN = {"lr": 0.03, "beta1": 0.7, "beta2": 0.95, "eps": 1e-5, "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["Adam", "AdamW"])
 def test_a_run_is_the_kernels_called_by_hand(device, kind):
-    if device == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     step = kernels.adam_step if kind == "Adam" else kernels.adamw_step
     start = np.random.default_rng(2).standard_normal(7).astype(np.float32)
     with Session(device) as s:

@@ -2,64 +2,40 @@
 
 import ctypes
 import platform
-import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
+from tests import DEVICES, frequent_switches, run_in_thread
 from tlrt import errors, kernels
 
 
 def test_threads_share_a_device(dev):
-    failures: list[BaseException] = []
-
     def work(seed: int) -> None:
-        try:
-            rng = np.random.default_rng(seed)
-            for _ in range(100):
-                x, y = (rng.standard_normal(257).astype(np.float32) for _ in range(2))
-                a, b = dev.buffer(x), dev.buffer(y)
-                assert np.array_equal(kernels.add(a, b).numpy(), x + y)
-                assert_raises_regex(errors.ShapeError, "^mul: b: got 1 elements", kernels.mul, a, dev.zeros(1))
-                ga, gb = kernels.mul_bwd(a, b, a)
-                assert np.array_equal(ga.numpy(), x * y) and np.array_equal(gb.numpy(), x * x)
-        except BaseException as error:
-            failures.append(error)
+        rng = np.random.default_rng(seed)
+        for _ in range(100):
+            x, y = (rng.standard_normal(257).astype(np.float32) for _ in range(2))
+            a, b = dev.buffer(x), dev.buffer(y)
+            assert np.array_equal(kernels.add(a, b).numpy(), x + y)
+            assert_raises_regex(errors.ShapeError, "^mul: b: got 1 elements", kernels.mul, a, dev.zeros(1))
+            ga, gb = kernels.mul_bwd(a, b, a)
+            assert np.array_equal(ga.numpy(), x * y) and np.array_equal(gb.numpy(), x * x)
 
-    old = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        workers = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-    finally:
-        sys.setswitchinterval(old)
-    assert not failures, failures[0]
+    with frequent_switches(), ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
 
 
 def test_messages_belong_to_their_thread(dev):
     a, b = dev.zeros(2), dev.zeros(3)
-    caught: list[str] = []
-
-    def other() -> None:
-        try:
-            kernels.mul(b, a)
-        except errors.ShapeError as error:
-            caught.append(str(error))
-
-    with pytest.raises(errors.ShapeError, match="^add: b: got 3 elements"):
-        t = threading.Thread(target=other)
-        t.start()
-        t.join()
-        kernels.add(a, b)
-    assert caught[0].startswith("mul: b: got 2 elements")
+    expect = partial(assert_raises_regex, errors.ShapeError)
+    run_in_thread(lambda: expect("^mul: b: got 2 elements", kernels.mul, b, a))
+    expect("^add: b: got 3 elements", kernels.add, a, b)
 
 
 def test_interrupts_leak_nothing(python):
@@ -122,10 +98,8 @@ signal.setitimer(signal.ITIMER_REAL, 0)
     assert done.stdout == "calls 3 1 True\nwork 3 1 True\n"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_live_buffers_at_shutdown(python, device):
-    if device == "cuda" and len(tlrt.devices()) == 1:
-        pytest.skip("no CUDA device on this machine")
     code = f"""
 import sys, tlrt
 from tlrt import kernels
@@ -175,7 +149,6 @@ print("child", status)
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(len(tlrt.devices()) == 1, reason="no CUDA device on this machine")
 def test_fork_after_cuda(python):
     code = """
 import os, warnings, tlrt

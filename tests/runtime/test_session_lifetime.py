@@ -1,15 +1,15 @@
 """The life of a session: refused construction, forged references, closing, garbage collection, use from two threads."""
 
 import gc
-import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests import frequent_switches
 from tlrt import Session, errors, optim
 from tlrt.tensor import NatRef
 
@@ -89,7 +89,6 @@ def test_a_session_that_is_dropped_goes_with_all_it_held():
 def test_two_threads_on_one_session_compute_right_or_raise():
     """No result may be mixed up: either an operation is right or it raises."""
     wrong, messages = [], []
-    interval = sys.getswitchinterval()
     with Session("cpu") as s:
         x = s.input(np.arange(4.0))
 
@@ -102,15 +101,8 @@ def test_two_threads_on_one_session_compute_right_or_raise():
             except ValueError as error:
                 messages.append(str(error))
 
-        sys.setswitchinterval(1e-6)
-        try:
-            threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
-        finally:
-            sys.setswitchinterval(interval)
+        with frequent_switches(), ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(1, 5)))
     assert not wrong and all("expected one thread at a time" in text for text in messages)
 
 

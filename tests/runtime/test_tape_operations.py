@@ -38,8 +38,7 @@ def seed_for(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.every_choice
 def test_table_has_every_method() -> None:
-    methods = {n for n in dir(Operations) if not n.startswith("_")} - {"shape"}
-    assert methods == set(CALLS)
+    assert {n for n in dir(Operations) if not n.startswith("_")} == {"shape", *CALLS}
 
 
 def test_computes_what_it_says(called: tuple[str, Call]) -> None:
@@ -79,8 +78,7 @@ def test_gradient_is_the_derivative(called: tuple[str, Call]) -> None:
         found = tape.backward_sparse(out, ids, AnyBuffer(cot.shape, device.exact(cot)))
         slope = sum(float((found[i].numpy() * v).sum()) for i, v in zip(ids, directions, strict=True))
         magnitude = sum(float(np.abs(found[i].numpy() * v).sum()) for i, v in zip(ids, directions, strict=True))
-    terms = float(np.abs(value(0.0) * cot).sum())
-    rounding = 2.0**-53 * 64 * (terms + 1) / STEP
+    rounding = 2.0**-53 * 64 * (float(np.abs(value(0.0) * cot).sum()) + 1) / STEP
     tolerance = abs(near - far) + rounding
     assert abs(slope - near) <= tolerance
     assert tolerance <= max(magnitude, 1) * 1e-3, "the differences see nothing"
@@ -108,8 +106,7 @@ def test_frozen_operands_get_nothing_and_change_nothing(called: tuple[str, Call]
         everything = [g.numpy() for g in tape.backward_sparse(out, ids, seed).values()]
         for free in range(len(arrays)):
             tape.clear()
-            needs = [i == free for i in range(len(arrays))]
-            ids, out = on(tape, call, arrays, needs)
+            ids, out = on(tape, call, arrays, [i == free for i in range(len(arrays))])
             found = tape.backward_sparse(out, None, seed)
             assert set(found) == {ids[free]} and same_bits(found[ids[free]].numpy(), everything[free]).ok
             for node in tape.nodes[len(ids) :]:

@@ -1,6 +1,7 @@
 """The bounds: tree heights against the trees of native/src/formula/sum_tree.h, spacings, monotony."""
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ SIZES = [
     *range(1, 70), 127, 128, 129, 255, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 3000, 16383, 16384, 16385, 17409,
     40000,
 ]  # fmt: skip
+
+
+Height = Callable[[int], int]
 
 
 def add(a: int | None, b: int | None) -> int | None:
@@ -55,14 +59,10 @@ def column_tree(rows: int) -> int:
     return column[0] or 0
 
 
+@pytest.mark.parametrize(("build", "height"), [(row_tree, bounds.tree_height), (column_tree, bounds.column_height)])
 @pytest.mark.parametrize("n", SIZES)
-def test_row_tree_height(n: int) -> None:
-    assert row_tree(n) <= bounds.tree_height(n) <= row_tree(n) + 1
-
-
-@pytest.mark.parametrize("n", SIZES)
-def test_column_tree_height(n: int) -> None:
-    assert column_tree(n) <= bounds.column_height(n) <= column_tree(n) + 1
+def test_heights_are_those_of_the_trees(n: int, build: Height, height: Height) -> None:
+    assert build(n) <= height(n) <= build(n) + 1
 
 
 def test_heights_grow() -> None:
@@ -72,8 +72,7 @@ def test_heights_grow() -> None:
 
 
 def test_constants_are_those_of_the_header() -> None:
-    text = HEADER.read_text()
-    named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", text)}
+    named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", HEADER.read_text())}
     assert named == {
         "TL_SUM_LANES": bounds.LANES, "TL_SUM_LEAF": bounds.LEAF, "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
         "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
@@ -81,8 +80,7 @@ def test_constants_are_those_of_the_header() -> None:
 
 
 def test_spacing_is_numpys() -> None:
-    rng = np.random.default_rng(0)
-    bits = rng.integers(0, 255 << 23, size=10000, dtype=np.uint32)
+    bits = np.random.default_rng(0).integers(0, 255 << 23, size=10000, dtype=np.uint32)
     x = bits.view(np.float32)
     assert np.array_equal(bounds.spacing(x.astype(np.float64)), np.spacing(x).astype(np.float64))
     assert bounds.spacing(0.0) == bounds.TINY and bounds.spacing(2.0**-140) == bounds.TINY

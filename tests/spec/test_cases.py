@@ -28,8 +28,7 @@ def test_same_four_give_the_same_case(entry: tuple[Op, str]) -> None:
     for data in data_classes(row, which):
         one, two = (draw_case(row, 5, data, "small", which) for _ in range(2))
         assert fingerprint(one) == fingerprint(two)
-        again = draw_case(row, 6, data, "small", which)
-        assert fingerprint(again) != fingerprint(one) or not one.values
+        assert fingerprint(draw_case(row, 6, data, "small", which)) != fingerprint(one) or not one.values
 
 
 def test_another_process_draws_the_same() -> None:
@@ -44,13 +43,9 @@ def test_another_process_draws_the_same() -> None:
     seen = set()
     for salt in ("1", "2"):
         run = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": salt, "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+            [sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": salt, "PATH": ""}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
         seen.add(run.stdout)
     assert len(seen) == 1
 
@@ -61,8 +56,7 @@ def test_cases_are_admissible(entry: tuple[Op, str], size: str) -> None:
     for seed in range(3 if size == "large" else 12):
         case = draw_case(row, seed, "normal", size, which)
         assert cases.refused_by(row, case.values) is None
-        total = sum(x.size for x in case.inputs.values() if x is not None)
-        assert total <= cases.SIZES[size]
+        assert sum(x.size for x in case.inputs.values() if x is not None) <= cases.SIZES[size]
         for a in case.signature.inputs:
             x = case.arguments[a.name]
             assert a.optional if x is None else x.shape == case.shape(a)
@@ -162,8 +156,7 @@ def test_a_dimension_above_65535_appears() -> None:
 
 def test_dims_are_distinct() -> None:
     d = Draw(generator("test"), 2**16)
-    drawn = [d.dim(2) for _ in range(4)]
-    assert len(set(drawn)) == 4
+    assert len({d.dim(2) for _ in range(4)}) == 4
 
 
 def test_indices() -> None:
@@ -171,8 +164,7 @@ def test_indices() -> None:
     inside = d.indices(2000, 31)
     assert inside.dtype == np.uint32 and inside.max() == 30
     assert inside.min() == 0 and max(Counter(inside.tolist()).values()) > 100
-    outside = d.indices(2000, 31, outside=True)
-    assert {31, 2**32 - 1} <= set(outside.tolist())
+    assert {31, 2**32 - 1} <= set(d.indices(2000, 31, outside=True).tolist())
 
 
 def test_data_classes() -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import tlrt
-from tests import ROOT
+from tests import ROOT, exit_status
 from tlrt import __main__ as command
 from tlrt import doctor
 
@@ -87,11 +87,7 @@ runpy.run_module("tlrt", run_name="__main__", alter_sys=True)
 
 
 def test_commands(capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main([])
-    assert stop.value.code == 2
-    with pytest.raises(SystemExit) as stop:
-        command.main(["--help"])
-    assert stop.value.code == 0 and "doctor" in capsys.readouterr().out
+    assert exit_status(command.main, []) == 2
+    assert exit_status(command.main, ["--help"]) == 0 and "doctor" in capsys.readouterr().out
     done = subprocess.run([sys.executable, "-m", "tlrt", "frob"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "frob" in done.stderr

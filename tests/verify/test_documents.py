@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
+from tests import ROOT
 from tlrt.verify.documents import read_document, to_plain, write_document
-
-ROOT = Path(__file__).resolve().parents[2]
 
 DOCUMENT: dict[str, Any] = {
     "command": "x",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
+from tests import exit_status
 from tlrt.verify import command as verify
 from tlrt.verify import run as verify_run
 from tlrt.verify import verifier
@@ -54,9 +55,7 @@ def test_wrong_command_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "run_checks", lambda *_: pytest.fail("it ran"))
-    with pytest.raises(SystemExit) as stopped:
-        verify.main(arguments)
-    assert stopped.value.code == 2 and capsys.readouterr().err
+    assert exit_status(verify.main, arguments) == 2 and capsys.readouterr().err
 
 
 def test_json_file_keeps_its_content_until_the_end(tmp_path: Path) -> None:
@@ -172,9 +171,8 @@ def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         path = tmp_path / f"{name}.npz"
         path.write_bytes(data)
         assert_raises_regex(InputError, re.escape(str(path)), list, cases_of(path, [ELEMENTWISE], named=True))
-        with pytest.raises(SystemExit) as stopped:
-            verify.main(["--ops", ELEMENTWISE.name, "--inputs", str(path), "--device", "cpu"])
-        assert stopped.value.code == 2 and "--inputs: " in capsys.readouterr().err
+        words = ["--ops", ELEMENTWISE.name, "--inputs", str(path), "--device", "cpu"]
+        assert exit_status(verify.main, words) == 2 and "--inputs: " in capsys.readouterr().err
 
 
 def test_own_numbers_out_of_range(tmp_path: Path) -> None:
@@ -207,14 +205,9 @@ def test_own_arrays_of_nine_axes(which: str) -> None:
 
 
 def test_own_dimensions_of_too_many_elements() -> None:
-    row = some(
-        lambda r: (
-            len(r.signature.inputs) == 1
-            and len(r.signature.dims) == 2
-            and len(r.signature.inputs[0].dims) == 1
-            and r.signature.outputs[0].dims == r.signature.dims
-        )
-    )
+    sizes = lambda sig: [len(a.dims) for a in sig.inputs]
+    spread = lambda sig: sizes(sig) == [1] and len(sig.dims) == 2 and sig.outputs[0].dims == sig.dims
+    row = some(lambda r: spread(r.signature))
     a = row.signature.inputs[0]
     other = next(d for d in row.signature.dims if d not in a.dims)
     with pytest.raises(InputError, match=rf"out: \[rows, cols\] has {2**32} elements, expected fewer than 2\^32"):
@@ -258,6 +251,4 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )  # fmt: skip
 def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        verify.main(words)
-    assert stopped.value.code == 2 and f"python -m audit {command}" in capsys.readouterr().err
+    assert exit_status(verify.main, words) == 2 and f"python -m audit {command}" in capsys.readouterr().err
