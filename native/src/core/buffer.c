@@ -13,9 +13,8 @@ typedef struct fill_job {
 
 enum { TL_FILL_TASK = 1 << 18 };
 
-static void fill_task(void *arg, int64_t task, int32_t worker)
+static void fill_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const fill_job *job = arg;
     int64_t from = task * TL_FILL_TASK;
     int64_t to = from + TL_FILL_TASK < job->n ? from + TL_FILL_TASK : job->n;

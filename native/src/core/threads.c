@@ -221,9 +221,8 @@ typedef struct copy_job {
     size_t bytes;
 } copy_job;
 
-static void copy_task(void *arg, int64_t task, int32_t worker)
+static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const copy_job *job = arg;
     size_t start = (size_t)task * TL_COPY_TASK, left = job->bytes - start;
     memcpy(job->to + start, job->from + start, left < TL_COPY_TASK ? left : TL_COPY_TASK);

@@ -13,6 +13,9 @@ enum { TL_MAX_THREADS = 1024 };
 
 /* ---- for kernels ------------------------------------------------------------------------------------------------- */
 
+/* Marks a parameter that the signature demands and the function does not read. */
+#define TL_UNUSED __attribute__((unused))
+
 typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
 /* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done. Which worker runs which task is not
  * fixed, so results may not depend on it: cut tasks by the data's shape, never by the number of workers. Called from

@@ -207,9 +207,8 @@ static void start(const scan_call *f, float *h, int64_t j0, int64_t n)
 
 /* ---- tasks are blocks of channels -------------------------------------------------------------------------------- */
 
-static void walk_task(void *arg, int64_t task, int32_t worker)
+static void walk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
@@ -231,9 +230,8 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- tasks are blocks of channels of one chunk ------------------------------------------------------------------- */
 
-static void map_task(void *arg, int64_t task, int32_t worker)
+static void map_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
@@ -256,9 +254,8 @@ static float end_of(const scan_call *f, int64_t chunk, int64_t j, float h)
 }
 
 /* The carries of all chunks, for a block of channels. A map that is not finite sends one channel through its chunk. */
-static void carry_task(void *arg, int64_t task, int32_t worker)
+static void carry_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     start(f, f->carries + j0, j0, n);
@@ -276,9 +273,8 @@ static void carry_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void chunk_task(void *arg, int64_t task, int32_t worker)
+static void chunk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;

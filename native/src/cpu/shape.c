@@ -41,9 +41,8 @@ typedef struct window {
     int64_t zeros, n, total;
 } window;
 
-static void window_task(void *arg, int64_t task, int32_t worker)
+static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const window *w = arg;
     const int64_t first = task * COPY_TASK, last = tl_imin(first + COPY_TASK, w->total);
     const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
@@ -67,9 +66,8 @@ static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t tot
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_concat1d(tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
+int32_t tl_cpu_concat1d(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
 {
-    (void)ctx;
     if (n > 0)
         copy_window(a, 0, n, n, out);
     if (m > 0)
@@ -77,15 +75,14 @@ int32_t tl_cpu_concat1d(tl_context *ctx, const float *a, const float *b, int64_t
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+int32_t tl_cpu_slice1d(TL_UNUSED tl_context *ctx, const float *x, TL_UNUSED int64_t n, int64_t start, int64_t len,
+                       float *out)
 {
-    (void)ctx, (void)n;
     return copy_window(x + start, 0, len, len, out);
 }
 
-int32_t tl_cpu_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
+int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
 {
-    (void)ctx;
     return copy_window(g, start, len, n, gx);
 }
 
@@ -241,10 +238,9 @@ static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, 
 /* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
 #define RUNS(name, length)                                                                                     \
     static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
-                     int64_t inner)                                                                            \
+                     TL_UNUSED int64_t inner)                                                                            \
     {                                                                                                          \
         const size_t bytes = (size_t)(length) * sizeof(float);                                                 \
-        (void)inner;                                                                                           \
         for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
             for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
                 for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
@@ -283,9 +279,8 @@ typedef struct exchange {
     int stream;            /* store past the cache */
 } exchange;
 
-static void exchange_task(void *arg, int64_t task, int32_t worker)
+static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const exchange *e = arg;
     const int64_t matrix = e->rows * e->cols * e->inner, x_stride = e->cols * e->inner, y_stride = e->rows * e->inner;
     const int64_t across = task % e->panels, down = task / e->panels % e->bands;
@@ -305,9 +300,8 @@ static void exchange_task(void *arg, int64_t task, int32_t worker)
 }
 
 /* Task = one piece of one run. */
-static void long_run_task(void *arg, int64_t task, int32_t worker)
+static void long_run_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const exchange *e = arg;
     const int64_t pieces = tl_ceil_div(e->inner, TASK), run = task / pieces, from = task % pieces * TASK;
     const int64_t r = run % e->rows, c = run / e->rows % e->cols, o = run / e->rows / e->cols;
@@ -342,15 +336,14 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_transpose2d(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+int32_t tl_cpu_transpose2d(TL_UNUSED tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, rows, cols, 1, out);
 }
 
-int32_t tl_cpu_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth, float *out)
+int32_t tl_cpu_swap_adjacent_at_depth(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth,
+                                      float *out)
 {
-    (void)ctx;
     int64_t outer = 1, inner = 1;
     for (int32_t i = 0; i < depth; i++)
         outer *= dims->d[i];
@@ -359,20 +352,17 @@ int32_t tl_cpu_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_
     return exchange_axes(x, outer, dims->d[depth], dims->d[depth + 1], inner, out);
 }
 
-int32_t tl_cpu_transpose3d_bca(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_bca(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, a, b * c, 1, out);
 }
 
-int32_t tl_cpu_transpose3d_cab(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_cab(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, a * b, c, 1, out);
 }
 
-int32_t tl_cpu_transpose3d_acb(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_acb(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, a, b, c, 1, out);
 }

@@ -222,14 +222,13 @@ TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 /* A task packs one tile of one array. */
-static inline void pack_task(void *arg, int64_t task, int32_t worker)
+static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const problem *p = (const problem *)arg;
     const packed *s = &p->side[task % p->sides];
     const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = p->d, width = p->width;
     const int64_t count = tl_imin(TILE, p->n - t * TILE);
     const float *x = s->x + (b * p->n + t * TILE) * d;
-    (void)worker;
     if (s->across) {
         float *to = s->across + tile * TILE * d;
         int64_t j = 0;

@@ -448,9 +448,8 @@ typedef struct {
     int accumulate;
 } FN(round);
 
-static void FN(add_blocks)(void *arg, int64_t t, int32_t worker)
+static void FN(add_blocks)(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const FN(round) *round = arg;
     int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, round->m);
     for (int64_t i = first; i < last; i++) {

@@ -370,9 +370,8 @@ static struct mix plan_mix(const float *wRe, const float *wIm, int64_t grid, int
 static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
 
 /* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
-static void mix_task(void *arg, int64_t k, int32_t worker)
+static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width;
     float *restrict zr = m->zr + k * width, *restrict zi = m->zi + k * width;
@@ -394,9 +393,8 @@ static void mix_task(void *arg, int64_t k, int32_t worker)
 }
 
 /* A task owns a mode: dX[c] = sum over o of dZ[o]·conj(w[c, o]) in 16 lanes, folded in halves. */
-static void unmix_task(void *arg, int64_t k, int32_t worker)
+static void unmix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width, whole = width / 16 * 16;
     const float *zr = m->zr + k * width, *zi = m->zi + k * width;
@@ -418,9 +416,8 @@ static void unmix_task(void *arg, int64_t k, int32_t worker)
 }
 
 /* A task owns a mode of the weights' gradients. */
-static void weights_task(void *arg, int64_t k, int32_t worker)
+static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width;
     const float *zr = m->zr + k * width, *zi = m->zi + k * width;

@@ -270,9 +270,8 @@ struct multiply {
     int swap_in, swap_out;
 };
 
-static void multiply_task(void *arg, int64_t task, int32_t worker)
+static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct multiply *job = arg;
     const int64_t from = task * PIECE, end = from + PIECE < job->m ? from + PIECE : job->m;
     int64_t k = from;

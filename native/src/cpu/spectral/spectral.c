@@ -167,9 +167,8 @@ TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
 }
 
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
-static void split_task(void *arg, int64_t task, int32_t worker)
+static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = 1 + task * SPLIT_PIECE;
@@ -185,9 +184,8 @@ static void split_task(void *arg, int64_t task, int32_t worker)
 }
 
 /* The same for joining, from S to Z; k = 0 included. */
-static void join_task(void *arg, int64_t task, int32_t worker)
+static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = task * SPLIT_PIECE;
