@@ -29,11 +29,8 @@
 
 #include "core/threads.h"
 #include "cpu/linalg/gemm.h"
+#include "cpu/vector.h"
 #include "formula/integer.h"
-
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#include <immintrin.h>
-#endif
 
 /* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
 #define TILE_ROWS 256
@@ -45,25 +42,26 @@
 /* Where B has contiguous rows and this few elements it is read in place: packing would not be paid back. */
 #define DIRECT_CELLS 4096
 #define DIRECT_CELLS_ONE_PANEL 131072
-#define INLINE static inline __attribute__((always_inline, unused))
+#define INLINE TL_INLINE
+#define MR TL_GEMM_MR
+
+/* The vectors of floats are those of cpu/vector.h. */
+typedef tl_vec vec_f32;
+#define load_f32 tl_vec_load
+#define store_f32 tl_vec_store
+#define fma_f32 tl_vec_fma
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
  * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
 #if defined(__AVX512F__)
 
-#define MR 14
-#define LANES_F32 16
 #define LANES_F64 8
 #define TK_F32 16
 #define TK_F64 8
-typedef __m512 vec_f32;
 typedef __m512d vec_f64;
 
-INLINE vec_f32 load_f32(const float *p) { return _mm512_loadu_ps(p); }
 INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
-INLINE void store_f32(float *p, vec_f32 v) { _mm512_storeu_ps(p, v); }
 INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(_mm512_set1_ps(x), y, z); }
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
@@ -122,23 +120,17 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
-#define MR 6
-#define LANES_F32 8
 #define LANES_F64 4
 #define TK_F32 4
 #define TK_F64 2
-typedef __m256 vec_f32;
 typedef __m256d vec_f64;
 
 static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 #define FIRST_F32(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - (n)))
 #define FIRST_F64(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - 2 * (n)))
 
-INLINE vec_f32 load_f32(const float *p) { return _mm256_loadu_ps(p); }
 INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
-INLINE void store_f32(float *p, vec_f32 v) { _mm256_storeu_ps(p, v); }
 INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(_mm256_set1_ps(x), y, z); }
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
@@ -173,27 +165,17 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #else /* GCC vector extensions, 16 bytes wide */
 
-#define MR 4
-#define LANES_F32 4
 #define LANES_F64 2
 #define TK_F32 1
 #define TK_F64 1
-typedef float vec_f32 __attribute__((vector_size(16)));
 typedef double vec_f64 __attribute__((vector_size(16)));
 
-INLINE vec_f32 load_f32(const float *p)
-{
-    vec_f32 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 INLINE vec_f64 load_f64(const double *p)
 {
     vec_f64 v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-INLINE void store_f32(float *p, vec_f32 v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n)
 {
@@ -212,37 +194,6 @@ INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t
 
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
 
-#if defined(__FP_FAST_FMAF)
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
-{
-    return (vec_f32){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
-}
-#else
-/* Without the instruction: the product of two floats is exact in double; the sum is rounded to odd there (Boldo and
- * Melquiond, "Emulation of FMA and correctly rounded sums", 2008), so that rounding it to float once more is correct.
- * Infinities and NaN have an error term that compares neither above nor below 0 and pass unchanged. */
-typedef float pair_f32 __attribute__((vector_size(8)));
-typedef int64_t pair_i64 __attribute__((vector_size(16)));
-
-INLINE pair_f32 fma_pair(float x, pair_f32 y, pair_f32 z)
-{
-    vec_f64 product = __builtin_convertvector(y, vec_f64) * (double)x, addend = __builtin_convertvector(z, vec_f64);
-    vec_f64 sum = product + addend, part = sum - product;
-    vec_f64 error = (product - (sum - part)) + (addend - part), zero = {0};
-    pair_i64 up = error > zero, down = error < zero, negative = sum < zero;
-    pair_i64 toward_zero = (up & negative) | (down & ~negative);
-    sum = (vec_f64)(((pair_i64)sum + toward_zero) | ((up | down) & 1)); /* cut towards 0, last bit set if inexact */
-    return __builtin_convertvector(sum, pair_f32);
-}
-
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
-{
-    pair_f32 low = fma_pair(x, (pair_f32){y[0], y[1]}, (pair_f32){z[0], z[1]});
-    pair_f32 high = fma_pair(x, (pair_f32){y[2], y[3]}, (pair_f32){z[2], z[3]});
-    return (vec_f32){low[0], low[1], high[0], high[1]};
-}
-#endif
-
 INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
 {
     out[0] = (vec_f32){src[off[0]], src[off[1]], src[off[2]], src[off[3]]};
@@ -255,24 +206,14 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #endif
 
-INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y)
-{
-    x += y;
-    return x;
-}
-INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y)
-{
-    x += y;
-    return x;
-}
+INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y) { return x + y; }
+INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y) { return x + y; }
 
 #define REAL float
 #define FN(name) name##_f32
-#define LANES LANES_F32
+#define LANES TL_GEMM_LANES
 #define TK TK_F32
 #include "cpu/linalg/gemm_kernel.h"
-
-_Static_assert(TL_GEMM_MR == MR && TL_GEMM_LANES == LANES_F32, "gemm.h tells the sizes of panels and strips");
 
 void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
                        int64_t ldc, int add)

@@ -13,6 +13,7 @@
 #define TL_CPU_SPECTRAL_FFT_H
 
 #include "core/kernel.h"
+#include "core/threads.h"
 #include "cpu/spectral/vec.h"
 #include "formula/integer.h"
 
@@ -98,6 +99,16 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z);
  * one if `alone`: then it all runs on the calling thread. */
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors,
                   int alone);
+
+/* Runs all tasks, on the calling thread if `alone`. */
+static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone)
+{
+    if (!alone)
+        tl_parallel(tasks, fn, arg);
+    else
+        for (int64_t t = 0; t < tasks; t++)
+            fn(arg, t, 0);
+}
 
 /* Hides where a product comes from. GCC's SLP vectoriser turns the four products of a complex product into fused
  * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by

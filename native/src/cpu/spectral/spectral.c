@@ -204,27 +204,20 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void pieces(int64_t count, tl_task_fn fn, void *arg, int alone)
-{
-    const int64_t tasks = tl_ceil_div(count, SPLIT_PIECE);
-    if (!alone) {
-        tl_parallel(tasks, fn, arg);
-        return;
-    }
-    for (int64_t t = 0; t < tasks; t++)
-        fn(arg, t, 0);
-}
-
 /* The next address for vectors. */
 static tl_cvec *aligned(float *p) { return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64); }
 
-/* One row through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
+/* A task owns one row, through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
  * vectors. */
-static void forward_row(const struct job *job, const float *x, float *X, char *memory)
+static void forward_row(void *arg, int64_t row_index, int32_t worker)
 {
+    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n, h = n / 2;
-    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + (n % 2 ? 2 * n : 0);
+    const float *x = job->from + row_index * n;
+    float *X = job->to + row_index * 2 * job->real.bins;
+    float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
+          *Z = z + (n % 2 ? 2 * n : 0);
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
         tl_fft_large(f, x, X, 0, work, vectors, job->alone);
@@ -233,7 +226,7 @@ static void forward_row(const struct job *job, const float *x, float *X, char *m
         X[2 * h] = (r - i) * job->real.edge;
         X[1] = X[2 * h + 1] = 0.0f;
         struct row row = {job, NULL, X};
-        pieces(h / 2, split_task, &row, job->alone);
+        tl_fft_run(tl_ceil_div(h / 2, SPLIT_PIECE), split_task, &row, job->alone);
     } else {
         for (int64_t t = 0; t < n; t++) {
             z[2 * t] = x[t];
@@ -250,15 +243,19 @@ static void forward_row(const struct job *job, const float *x, float *X, char *m
             X[k] = TL_NAN;
 }
 
-static void inverse_row(const struct job *job, const float *S, float *x, char *memory)
+static void inverse_row(void *arg, int64_t row_index, int32_t worker)
 {
+    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n;
-    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + 2 * f->n;
+    const float *S = job->from + row_index * 2 * job->real.bins;
+    float *x = job->to + row_index * n;
+    float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
+          *Z = z + 2 * f->n;
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
         struct row row = {job, S, z};
-        pieces(n / 4 + 1, join_task, &row, job->alone);
+        tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, &row, job->alone);
         tl_fft_large(f, z, x, 1, work, vectors, job->alone);
         return;
     }
@@ -274,20 +271,6 @@ static void inverse_row(const struct job *job, const float *S, float *x, char *m
     tl_fft_large(f, z, Z, 1, work, vectors, job->alone);
     for (int64_t t = 0; t < n; t++)
         x[t] = Z[2 * t];
-}
-
-static void forward_row_task(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    forward_row(job, job->from + task * job->real.n, job->to + task * 2 * job->real.bins,
-                job->scratch + worker * job->per_worker);
-}
-
-static void inverse_row_task(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    inverse_row(job, job->from + task * 2 * job->real.bins, job->to + task * job->real.n,
-                job->scratch + worker * job->per_worker);
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
@@ -322,10 +305,10 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     job.per_worker = (job.per_worker + 255) / 256 * 256;
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * (job.alone ? workers : 1)), (void **)&job.scratch);
     if (!status && job.alone)
-        tl_parallel(batch, inverse ? inverse_row_task : forward_row_task, &job);
+        tl_parallel(batch, inverse ? inverse_row : forward_row, &job);
     else if (!status)
         for (int64_t row = 0; row < batch; row++)
-            (inverse ? inverse_row_task : forward_row_task)(&job, row, 0);
+            (inverse ? inverse_row : forward_row)(&job, row, 0);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;
