@@ -6,16 +6,10 @@
 
 #include "errors.h"
 
-tl_table tl_buffers = {.kind = "buffer",
-                       .tag = TL_TAG_BUFFER,
-                       .first_log2 = 10,
-                       .slot_size = sizeof(tl_buffer),
-                       .lock = PTHREAD_MUTEX_INITIALIZER};
-tl_table tl_graphs = {.kind = "graph",
-                      .tag = TL_TAG_GRAPH,
-                      .first_log2 = 6,
-                      .slot_size = sizeof(tl_graph),
-                      .lock = PTHREAD_MUTEX_INITIALIZER};
+#define TABLE(name, its_tag, log2, type) \
+    {.kind = name, .tag = its_tag, .first_log2 = log2, .slot_size = sizeof(type), .lock = PTHREAD_MUTEX_INITIALIZER}
+tl_table tl_buffers = TABLE("buffer", TL_TAG_BUFFER, 10, tl_buffer);
+tl_table tl_graphs = TABLE("graph", TL_TAG_GRAPH, 6, tl_graph);
 
 /* ---- both kinds -------------------------------------------------------------------------------------------------- */
 

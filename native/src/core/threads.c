@@ -80,11 +80,10 @@ static uint32_t enter_job(uint32_t seen)
         do {
             for (int32_t i = 0; i < 32; i++) {
                 gate = atomic_load_explicit(&pool.gate, memory_order_relaxed);
-                while (offered(gate, seen)) {
+                while (offered(gate, seen))
                     if (atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
                                                               memory_order_relaxed))
                         return GATE_EPOCH(gate);
-                }
                 relax();
             }
             if (atomic_load_explicit(&pool.stopping, memory_order_relaxed))
@@ -177,17 +176,12 @@ static void close_gate(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static void run_here(int64_t tasks, tl_task_fn fn, void *arg)
-{
-    for (int64_t task = 0; task < tasks; task++)
-        fn(arg, task, 0);
-}
-
 void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg)
 {
     int32_t workers = tl_workers() - 1;
     if (tasks <= 1 || workers == 0 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
-        run_here(tasks, fn, arg);
+        for (int64_t task = 0; task < tasks; task++)
+            fn(arg, task, 0);
         return;
     }
     if (pool.started < workers)

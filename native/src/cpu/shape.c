@@ -125,13 +125,6 @@ int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n,
         rounds                                                                                                         \
     }
 
-BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
-#if W == 8
-BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
-#elif W == 16
-BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
-#endif
-
 /* Blocks over a panel, along the rows of x inside: the lines of y are then written from end to end. */
 #define BLOCKS(width)                                                                                                  \
     static void blocks##width(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
@@ -165,18 +158,21 @@ BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
         }                                                                                                              \
     }
 
+BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
 BLOCKS(4)
 #if W == 8
+BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
 BLOCKS(8)
-#define BLOCKS_W blocks8
 STREAM_BLOCKS(8)
+#define BLOCKS_W blocks8
 #elif W == 16
+BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
 BLOCKS(16)
-#define BLOCKS_W blocks16
 STREAM_BLOCKS(16)
+#define BLOCKS_W blocks16
 #else
-#define BLOCKS_W blocks4
 STREAM_BLOCKS(4)
+#define BLOCKS_W blocks4
 #endif
 
 /* Panels with fewer than four rows or columns: with constant counts gcc makes shuffles of the loops. */

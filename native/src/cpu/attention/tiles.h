@@ -303,14 +303,10 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
 
 static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
 {
-    return (problem){.batch = batch,
-                     .n = n,
-                     .d = d,
-                     .width = tl_ceil_div(d, WIDTH) * WIDTH,
-                     .tiles = tl_ceil_div(n, TILE),
-                     .mode = mode,
-                     .scale = scale,
-                     .mask = mask};
+    problem p = {.batch = batch, .n = n, .d = d, .mode = mode, .scale = scale, .mask = mask};
+    p.width = tl_ceil_div(d, WIDTH) * WIDTH;
+    p.tiles = tl_ceil_div(n, TILE);
+    return p;
 }
 
 #endif

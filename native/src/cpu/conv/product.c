@@ -128,15 +128,10 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
                         const float *bias, float *target)
 {
     const tl_conv_gather *g = &v->gather;
-    job_t job = {.v = v,
-                 .w = w,
-                 .bias = bias,
-                 .target = target,
-                 .row_stride = row_stride,
-                 .channel_stride = channel_stride,
-                 .inner = v->channels * g->taps_size,
-                 .columns = v->batch * g->positions,
-                 .dense = 1};
+    job_t job = {.v = v, .w = w, .bias = bias, .target = target, .dense = 1};
+    job.row_stride = row_stride, job.channel_stride = channel_stride;
+    job.inner = v->channels * g->taps_size;
+    job.columns = v->batch * g->positions;
     if (job.columns == 0)
         return TORCHLEAN_OK;
     for (int32_t d = 0; d < g->rank; d++)

@@ -389,25 +389,9 @@ static int64_t FN(plan)(FN(job) * job)
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     FN(job)
-    job = {.a = A,
-           .b = B,
-           .bias = g->bias,
-           .c = C,
-           .batch = g->batch,
-           .m = g->m,
-           .n = g->n,
-           .p = g->p,
-           .rsa = g->rsa,
-           .csa = g->csa,
-           .rsb = g->rsb,
-           .csb = g->csb,
-           .rsc = g->ldc,
-           .csc = 1,
-           .sa = g->sa,
-           .sb = g->sb,
-           .sc = g->sc,
-           .bias_columns = 1,
-           .accumulate = g->accumulate};
+    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_columns = 1, .accumulate = g->accumulate};
+    job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
+    job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
     if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
         job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
@@ -478,13 +462,8 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     if (status)
         return status;
     FN(round)
-    round = {.sums = sums,
-             .c = C,
-             .m = g->m,
-             .p = g->p,
-             .ldc = g->ldc,
-             .rows_per_task = tl_ceil_div(1024, g->p),
-             .accumulate = g->accumulate};
+    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .accumulate = g->accumulate};
+    round.rows_per_task = tl_ceil_div(1024, g->p);
     for (int64_t first = 0; first < blocks && !status; first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;

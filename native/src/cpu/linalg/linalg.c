@@ -8,18 +8,9 @@
  * tb, B is stored (p, n). */
 static tl_gemm_args product(int64_t batch, int64_t m, int64_t n, int64_t p, int ta, int tb)
 {
-    return (tl_gemm_args){.batch = batch,
-                          .m = m,
-                          .n = n,
-                          .p = p,
-                          .rsa = ta ? 1 : n,
-                          .csa = ta ? m : 1,
-                          .rsb = tb ? 1 : p,
-                          .csb = tb ? n : 1,
-                          .ldc = p,
-                          .sa = m * n,
-                          .sb = n * p,
-                          .sc = m * p};
+    tl_gemm_args g = {.batch = batch, .m = m, .n = n, .p = p, .ldc = p, .sa = m * n, .sb = n * p, .sc = m * p};
+    g.rsa = ta ? 1 : n, g.csa = ta ? m : 1, g.rsb = tb ? 1 : p, g.csb = tb ? n : 1;
+    return g;
 }
 
 int32_t tl_cpu_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p, float *out)

@@ -356,15 +356,9 @@ static struct mix plan_mix(const float *wRe, const float *wIm, int64_t grid, int
                            float *spectra)
 {
     const int64_t plane = modes * width;
-    return (struct mix){.width = width,
-                        .modes = modes,
-                        .n = grid,
-                        .wRe = wRe,
-                        .wIm = wIm,
-                        .xr = spectra,
-                        .xi = spectra + plane,
-                        .zr = spectra + 2 * plane,
-                        .zi = spectra + 3 * plane};
+    struct mix m = {.width = width, .modes = modes, .n = grid, .wRe = wRe, .wIm = wIm, .xr = spectra};
+    m.xi = spectra + plane, m.zr = spectra + 2 * plane, m.zi = spectra + 3 * plane;
+    return m;
 }
 
 static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
