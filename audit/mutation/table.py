@@ -149,7 +149,7 @@ DEFECTS = [
          "inner axes counted as outer ones", "reduce"),
     ]),
     *defects("native/src/cpu/linalg/linalg.c", rows=[
-        ("tl_gemm_args args = product(batch, m, p, n, 0, 1);", "tl_gemm_args args = product(batch, m, p, n, 0, 0);",
+        ("multiply(ctx, product(batch, m, p, n, 0, 1), g, B, gA)", "multiply(ctx, product(batch, m, p, n, 0, 0), g, B, gA)",
          "B is not transposed in dA", "linalg"),
         ("    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"),
         (".sa = m * n,", ".sa = n,", "wrong stride between a batch's matrices", "bmm"),

@@ -11,47 +11,33 @@
 
 /* ---- the functions of one argument ------------------------------------------------------------------------------------ */
 
-/* entry point, reference, kind, interval walked, zero of the function that its two parts cancel at, half-width around it in
- * which an absolute error of `floor` is allowed beside the row's ulps (as the row's bound says) */
-#define TABLE(ROW)                                                            \
-    ROW(abs, abs, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
-    ROW(sqrt, sqrt, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
-    ROW(inv, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
-    ROW(relu, relu, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
-    ROW(clamp, clamp, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(scale, scale, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(exp, exp, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
-    ROW(log, log, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
-    ROW(safe_log, safe_log, TL_PLAIN, -INFINITY, INFINITY, 0.54132, 0, 0)     \
-    ROW(sigmoid, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(tanh, tanh, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                   \
-    ROW(softplus, softplus, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)           \
-    ROW(silu, silu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
-    ROW(gelu, gelu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
-    ROW(inv_bwd, inv_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
-    ROW(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
-    ROW(abs_bwd, abs_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
-    ROW(clamp_bwd, clamp_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)     \
-    ROW(relu_bwd, relu_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
-    ROW(exp_bwd, same, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)            \
-    ROW(log_bwd, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(safe_log_bwd, safe_log_bwd, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)   \
-    ROW(sigmoid_bwd, sigmoid_bwd, TL_ALGEBRAIC, 0.0f, 1.0f, 0, 0, 0)          \
-    ROW(tanh_bwd, tanh_bwd, TL_ALGEBRAIC, -1.0f, 1.0f, 0, 0, 0)               \
-    ROW(softplus_bwd, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)        \
-    ROW(silu_bwd, silu_bwd, TL_PLAIN, -INFINITY, INFINITY, -1.27846, 0.01, 0x1p-32) \
-    ROW(gelu_bwd, gelu_bwd, TL_PLAIN, -INFINITY, INFINITY, -0.75246, 0.01, 0x1p-31)
-
 struct row {
-    const char *name;
+    const char *name; /* of the entry point */
     struct tl_reference reference;
-    float lo, hi;
+    float lo, hi; /* the interval walked */
+    /* half-width around the reference's zero, in which an absolute error of `floor` is allowed beside the row's ulps (as
+     * the row's bound says) */
     double width, floor;
 };
 
-#define AS_ENTRY(name, ref, kind, lo, hi, zero, width, floor) \
-    {#name, {d_##ref, q_##ref, kind, zero}, lo, hi, width, floor},
-static const struct row table[] = {TABLE(AS_ENTRY)};
+#define ROW(name, ref, kind, lo, hi, zero, width, floor) {#name, {d_##ref, q_##ref, kind, zero}, lo, hi, width, floor}
+#define EVERYWHERE(name, ref, kind) ROW(name, ref, kind, -INFINITY, INFINITY, 0, 0, 0)
+#define TABLE                                                                                                      \
+    EVERYWHERE(abs, abs, TL_ALGEBRAIC), EVERYWHERE(sqrt, sqrt, TL_ALGEBRAIC), EVERYWHERE(inv, inv, TL_ALGEBRAIC),  \
+    EVERYWHERE(relu, relu, TL_ALGEBRAIC), EVERYWHERE(clamp, clamp, TL_ALGEBRAIC),                                  \
+    EVERYWHERE(scale, scale, TL_ALGEBRAIC), EVERYWHERE(exp, exp, TL_PLAIN), EVERYWHERE(log, log, TL_PLAIN),        \
+    ROW(safe_log, safe_log, TL_PLAIN, -INFINITY, INFINITY, 0.54132, 0, 0), EVERYWHERE(sigmoid, sigmoid, TL_PLAIN), \
+    EVERYWHERE(tanh, tanh, TL_PLAIN), EVERYWHERE(softplus, softplus, TL_PLAIN), EVERYWHERE(silu, silu, TL_STICKY), \
+    EVERYWHERE(gelu, gelu, TL_STICKY), EVERYWHERE(inv_bwd, inv_bwd, TL_ALGEBRAIC),                                 \
+    EVERYWHERE(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC), EVERYWHERE(abs_bwd, abs_bwd, TL_ALGEBRAIC),                      \
+    EVERYWHERE(clamp_bwd, clamp_bwd, TL_ALGEBRAIC), EVERYWHERE(relu_bwd, relu_bwd, TL_ALGEBRAIC),                  \
+    EVERYWHERE(exp_bwd, same, TL_ALGEBRAIC), EVERYWHERE(log_bwd, inv, TL_ALGEBRAIC),                               \
+    EVERYWHERE(safe_log_bwd, safe_log_bwd, TL_PLAIN),                                                              \
+    ROW(sigmoid_bwd, sigmoid_bwd, TL_ALGEBRAIC, 0.0f, 1.0f, 0, 0, 0),                                              \
+    ROW(tanh_bwd, tanh_bwd, TL_ALGEBRAIC, -1.0f, 1.0f, 0, 0, 0), EVERYWHERE(softplus_bwd, sigmoid, TL_PLAIN),      \
+    ROW(silu_bwd, silu_bwd, TL_PLAIN, -INFINITY, INFINITY, -1.27846, 0.01, 0x1p-32),                               \
+    ROW(gelu_bwd, gelu_bwd, TL_PLAIN, -INFINITY, INFINITY, -0.75246, 0.01, 0x1p-31)
+static const struct row table[] = {TABLE};
 #define COUNT ((int)(sizeof table / sizeof table[0]))
 
 EXPORT const char *tl_check_name(int i) { return i >= 0 && i < COUNT ? table[i].name : NULL; }

@@ -322,9 +322,8 @@ float tl_scalar(double value) { return (float)value; }
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
-/* Refuses an output that shares storage with another, or with an input that is not its own counterpart. Each supplied
- * output's storage is marked with the output, so that lists take one look per buffer; the storage is the context's,
- * which is locked. */
+/* Refuses an output that shares storage with another, or with an input that is not its own counterpart. Each supplied output's
+ * storage is marked with the output, so that lists take one look per buffer; the storage is the context's, which is locked. */
 static void check_aliases(tl_call *call)
 {
     argument_name s, t;

@@ -9,8 +9,7 @@
  * live buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at
  * `state` again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table,
  * contexts, buffers table, graphs table, thread pool. */
-#ifndef TL_HANDLES_H
-#define TL_HANDLES_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -88,5 +87,3 @@ static inline uint64_t tl_slot_handle(const tl_table *table, tl_slot *slot)
 
 /* NULL or RELEASED with the message for argument `name` of `op`, a handle that is not live. */
 int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict);
-
-#endif

@@ -84,7 +84,7 @@ int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer 
         shared->references++;
         buffer->block = shared;
     } else {
-        int32_t status = tl_pool_take(&ctx->pool, (size_t)n * sizeof(float), &buffer->block);
+        int32_t status = tl_pool_take(&ctx->pool, (size_t)n * sizeof(float), 0, &buffer->block);
         if (status) {
             tl_table_give(&tl_buffers, &buffer->object.slot);
             return status;

@@ -1,8 +1,7 @@
 /* Shape functions of the entry points: those of tlspec/shapes.py in C, same names, same results. They are total: an axis
  * that does not exist leaves the list unchanged, so a bad argument is refused by its own check, and nothing is read
  * beyond the list. */
-#ifndef TL_SHAPES_H
-#define TL_SHAPES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -175,5 +174,3 @@ static inline int tl_conv_transpose_ok(const tl_dims *spatial, const tl_dims *ke
     const tl_dims out = tl_conv_transpose_out(spatial, kernel, stride, padding);
     return conv_sizes_ok(spatial, kernel, stride, padding, &out);
 }
-
-#endif

@@ -1,14 +1,13 @@
 /* The CPU path's thread pool: tl_parallel, the number of threads, and what fork needs.
  *
- * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs
- * its tasks itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
+ * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs its tasks
+ * itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
  *
  *     epoch (32 bits) | open (1 bit) | workers inside (31 bits)
  *
- * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and
- * leaves by decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So
- * it never waits for a worker that is still asleep: one that wakes too late finds the gate closed and touches
- * nothing. */
+ * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and leaves by
+ * decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So it never waits for a
+ * worker that is still asleep: one that wakes too late finds the gate closed and touches nothing. */
 #include "threads.h"
 
 #include <pthread.h>

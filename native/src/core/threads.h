@@ -1,6 +1,5 @@
 /* The host threads of the CPU path. */
-#ifndef TL_THREADS_H
-#define TL_THREADS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,8 +28,7 @@ void tl_copy(void *to, const void *from, size_t bytes);
 
 /* ---- for the core ------------------------------------------------------------------------------------------------ */
 
-/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by
- * tl_workers(). */
+/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by tl_workers(). */
 void tl_threads_set(int32_t threads);
 /* ARGUMENT if TORCHLEAN_CPU_THREADS was no number of threads when it was read: when the library loaded, where nothing
  * can be reported. context_create asks. */
@@ -41,5 +39,4 @@ void tl_threads_after_fork(int in_child);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,10 +1,9 @@
 /* Gathers and scatter-adds on the CPU.
  *
- * A gather is cut into runs of output rows. A scatter-add is cut by destination: the indices are first grouped,
- * stably, by blocks of destination rows; then a task owns one block of rows and one block of columns of the output,
- * copies the input's elements there and adds the block's values in the order of the index list. The block stays in L2,
- * no two tasks write the same element, and since every element sees its values in index order, neither the cut nor the
- * thread that runs a task can change a bit. */
+ * A gather is cut into runs of output rows. A scatter-add is cut by destination: the indices are first grouped, stably, by blocks
+ * of destination rows; then a task owns one block of rows and one block of columns of the output, copies the input's elements
+ * there and adds the block's values in the order of the index list. The block stays in L2, no two tasks write the same element,
+ * and since every element sees its values in index order, neither the cut nor the thread that runs a task can change a bit. */
 #include <string.h>
 
 #include "core/threads.h"

@@ -1,12 +1,11 @@
 /* Layer normalisation and the normalisation of channels on the CPU, and their gradients.
  *
- * Phases (row_phases.h): the mean; the variance around it; the result, or the two means of the gradient and then the
- * result. A channel is a row whose gamma and beta are one number each.
+ * Phases (row_phases.h): the mean; the variance around it; the result, or the two means of the gradient and then the result. A
+ * channel is a row whose gamma and beta are one number each.
  *
- * The gradients of layer_norm's gamma and beta are sums down the columns. With many rows a task is a chunk of the
- * column tree: it finishes one row after the other and adds each to its chain while the row is in cache. With few, the
- * rows come first and a second pass, over chunks and tiles of columns, computes xhat again from the saved statistics.
- * Both add in the same order. */
+ * The gradients of layer_norm's gamma and beta are sums down the columns. With many rows a task is a chunk of the column tree: it
+ * finishes one row after the other and adds each to its chain while the row is in cache. With few, the rows come first and a
+ * second pass, over chunks and tiles of columns, computes xhat again from the saved statistics. Both add in the same order. */
 #include "core/threads.h"
 #include "cpu/row_phases.h"
 #include "formula/integer.h"

@@ -45,7 +45,6 @@ static inline int32_t order_key(uint32_t bits)
 }
 
 static inline int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
-
 static inline int32_t lesser(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static inline float from_keys(int32_t least, int32_t greatest)
@@ -145,8 +144,7 @@ static void max_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* Rows as they are, or, where they are too few to occupy the threads, leaves first and then the rows of their results.
- *  */
+/* Rows as they are, or, where they are too few to occupy the threads, leaves first and then the rows of their results. */
 static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_leaf, const float *x, int64_t rows,
                            int64_t cols, int64_t count, float *out)
 {

@@ -4,8 +4,7 @@
  *
  *   rows in tasks       a task runs all phases of a row before the next row, which then comes from L1 or L2
  *   few, long rows      all leaves of one phase are tasks, then the next phase */
-#ifndef TL_CPU_ROW_PHASES_H
-#define TL_CPU_ROW_PHASES_H
+#pragma once
 
 #include "core/threads.h"
 #include "cpu/stream.h"
@@ -177,5 +176,3 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The phases that softmax and cross-entropy share (row_phases.h): the maximum, then the exponentials and their sum. The
  * exponentials of a row of one leaf wait in L1, those of longer rows in the output. */
-#ifndef TL_CPU_SOFTMAX_PHASES_H
-#define TL_CPU_SOFTMAX_PHASES_H
+#pragma once
 
 #include "cpu/row_phases.h"
 
@@ -69,5 +68,3 @@ static void reciprocal_row(TL_UNUSED const void *arg, const tl_row *r)
     r->stat[SUM] = tl_sum_of_leaves(r->sum, r->leaves);
     r->stat[DERIVED] = 1.0f / r->stat[SUM];
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Float vectors of one SIMD variant: width, loads, stores, and the fused multiply-add with a broadcast factor. */
-#ifndef TL_CPU_VECTOR_H
-#define TL_CPU_VECTOR_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -54,26 +53,19 @@ TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
  * there, after which rounding to float gives the correctly rounded result (Boldo and Melquiond, "Emulation of FMA and
  * correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57, 2008). For infinities and
  * NaN the error term is NaN, compares false both ways, and the sum passes as it is. */
-typedef float tl_float_pair __attribute__((vector_size(8)));
-typedef double tl_double_pair __attribute__((vector_size(16)));
-typedef int64_t tl_long_pair __attribute__((vector_size(16)));
-
-TL_INLINE tl_float_pair tl_fma_pair(float x, tl_float_pair y, tl_float_pair z)
-{
-    tl_double_pair product = __builtin_convertvector(y, tl_double_pair) * (double)x;
-    tl_double_pair addend = __builtin_convertvector(z, tl_double_pair), none = {0};
-    tl_double_pair sum = product + addend, part = sum - product, error = (product - (sum - part)) + (addend - part);
-    tl_long_pair above = error > none, below = error < none, negative = sum < none;
-    tl_long_pair toward_zero = (above & negative) | (below & ~negative);
-    sum = (tl_double_pair)(((tl_long_pair)sum + toward_zero) | ((above | below) & 1)); /* the last bit set if inexact */
-    return __builtin_convertvector(sum, tl_float_pair);
-}
+typedef double tl_doubles __attribute__((vector_size(32)));
+typedef int64_t tl_longs __attribute__((vector_size(32)));
 
 TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
 {
-    tl_float_pair low = tl_fma_pair(x, (tl_float_pair){y[0], y[1]}, (tl_float_pair){z[0], z[1]});
-    tl_float_pair high = tl_fma_pair(x, (tl_float_pair){y[2], y[3]}, (tl_float_pair){z[2], z[3]});
-    return (tl_vec){low[0], low[1], high[0], high[1]};
+    const tl_doubles product = __builtin_convertvector(y, tl_doubles) * (double)x;
+    const tl_doubles addend = __builtin_convertvector(z, tl_doubles), none = {0};
+    tl_doubles sum = product + addend;
+    const tl_doubles part = sum - product;
+    const tl_doubles error = (product - (sum - part)) + (addend - part);
+    const tl_longs above = error > none, below = error < none, negative = sum < none;
+    sum = (tl_doubles)(((tl_longs)sum + ((above & negative) | (below & ~negative))) | ((above | below) & 1));
+    return __builtin_convertvector(sum, tl_vec);
 }
 #endif
 #endif
@@ -131,5 +123,3 @@ TL_INLINE void tl_panel_product(const float *a, int64_t rs, int64_t cs, int64_t 
         tl_vec_store(c + r * ldc + TL_LANES, sum[r][1]);
     }
 }
-
-#endif

@@ -8,8 +8,7 @@
  *           of WIDTH
  * Lanes run across the other side or along d, never along a sum, so an element has the same chain of additions in every
  * variant. The row sums of the softmax run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
-#ifndef TL_CPU_ATTENTION_TILES_H
-#define TL_CPU_ATTENTION_TILES_H
+#pragma once
 
 #include "core/threads.h"
 #include "cpu/vector.h"
@@ -51,8 +50,7 @@ TL_INLINE const float *across_tile(const problem *p, const packed *s, int64_t b,
     return s->across + (b * p->tiles + t) * TILE * p->d;
 }
 
-/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are
- * 0. */
+/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
 static inline void pack_panels(const float *x, int64_t count, int64_t d, float *out)
 {
     for (int64_t q = 0; q * TL_PANEL < count; q++) {
@@ -86,8 +84,7 @@ typedef struct row_state {
     float top, chain[CHAINS];
 } row_state;
 
-/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed
- * over. */
+/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed over. */
 static inline float softmax_top(const float *restrict s, row_state *restrict row)
 {
     float lane[CHAINS];
@@ -308,5 +305,3 @@ static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t 
     p.tiles = tl_ceil_div(n, TILE);
     return p;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * in the source where the step is 1. Which lanes of a run lie inside the source depends on the tap alone, so it is worked
  * out once per tap and used for every channel: a row is then one or two masked loads and a store per vector. With
  * other steps, or many short runs, a row is gathered lane by lane. */
-#ifndef TL_CPU_CONV_GATHER_H
-#define TL_CPU_CONV_GATHER_H
+#pragma once
 
 #include <string.h>
 
@@ -195,5 +194,3 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
             tap[d] = 0;
     }
 }
-
-#endif

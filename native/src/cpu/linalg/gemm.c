@@ -1,6 +1,6 @@
-/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add,
- * partial loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here
- * once for float and once for double.
+/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add, partial
+ * loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here once for float and
+ * once for double.
  *
  *   task      one tile of C, at most 256 rows by 512 columns, over the whole of n; or, for small products, several
  *             whole products of the batch. Tiles follow from the shape alone and tasks share nothing, so no task waits
@@ -11,19 +11,18 @@
  *   for i0    panels of MR rows: the micro-kernel
  *   for k     MR·NR sums in registers; a step loads two vectors of B and broadcasts MR elements of A
  *
- * MR x NR is 14 x 32 floats or 14 x 16 doubles with AVX-512 (28 accumulators, 2 vectors of B, 1 broadcast of the 32
- * registers), 6 x 16 or 6 x 8 with AVX2 (12 + 2 + 1 of 16). A tile's rows are shared out evenly over its panels, and
- * there is a kernel for every number of rows, so 32 rows are 11 + 11 + 10 rather than 14 + 14 + 4. A last strip of at
- * most one vector has kernels of that width.
+ * MR x NR is 14 x 32 floats or 14 x 16 doubles with AVX-512 (28 accumulators, 2 vectors of B, 1 broadcast of the 32 registers), 6
+ * x 16 or 6 x 8 with AVX2 (12 + 2 + 1 of 16). A tile's rows are shared out evenly over its panels, and there is a kernel for
+ * every number of rows, so 32 rows are 11 + 11 + 10 rather than 14 + 14 + 4. A last strip of at most one vector has kernels of
+ * that width.
  *
- * Summation order: lanes run along columns, never along k, so each element has one chain of fused multiply-adds per
- * block of KC, in increasing k, starting from 0; blocks are added to C in order (gemm.h). Tile, panel and lane decide
- * where an element is computed, not how. Unused lanes hold zeros or copies of other lanes and are never stored.
+ * Summation order: lanes run along columns, never along k, so each element has one chain of fused multiply-adds per block of KC,
+ * in increasing k, starting from 0; blocks are added to C in order (gemm.h). Tile, panel and lane decide where an element is
+ * computed, not how. Unused lanes hold zeros or copies of other lanes and are never stored.
  *
- * A product with few columns is computed transposed, which is only a change of strides. One row times a B with
- * contiguous rows streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in
- * registers (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order
- * (split_inner). */
+ * A product with few columns is computed transposed, which is only a change of strides. One row times a B with contiguous rows
+ * streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in registers
+ * (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
 #include <math.h>
 #include <string.h>
 
@@ -45,11 +44,22 @@
 #define INLINE TL_INLINE
 #define MR TL_GEMM_MR
 
+/* F(r) for every height r = 1 .. MR of a panel. */
+#if MR == 14
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#elif MR == 6
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
+#endif
+
 /* The vectors of floats are those of cpu/vector.h. */
 typedef tl_vec vec_f32;
 #define load_f32 tl_vec_load
 #define store_f32 tl_vec_store
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
 #define fma_f32 tl_vec_fma
+#endif
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
  * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
@@ -191,8 +201,31 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
 }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
-
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
+
+#if !defined(__FP_FAST_FMAF)
+/* tl_vec_fma two lanes at a time, whose doubles fill one register: these loops have none to spare. */
+typedef float pair_f32 __attribute__((vector_size(8)));
+typedef int64_t pair_i64 __attribute__((vector_size(16)));
+
+INLINE pair_f32 fma_pair(float x, pair_f32 y, pair_f32 z)
+{
+    vec_f64 product = __builtin_convertvector(y, vec_f64) * (double)x, addend = __builtin_convertvector(z, vec_f64);
+    vec_f64 sum = product + addend, part = sum - product;
+    vec_f64 error = (product - (sum - part)) + (addend - part), zero = {0};
+    pair_i64 up = error > zero, down = error < zero, negative = sum < zero;
+    pair_i64 toward_zero = (up & negative) | (down & ~negative);
+    sum = (vec_f64)(((pair_i64)sum + toward_zero) | ((up | down) & 1)); /* cut towards 0, last bit set if inexact */
+    return __builtin_convertvector(sum, pair_f32);
+}
+
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
+{
+    pair_f32 low = fma_pair(x, (pair_f32){y[0], y[1]}, (pair_f32){z[0], z[1]});
+    pair_f32 high = fma_pair(x, (pair_f32){y[2], y[3]}, (pair_f32){z[2], z[3]});
+    return (vec_f32){low[0], low[1], high[0], high[1]};
+}
+#endif
 
 INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
 {

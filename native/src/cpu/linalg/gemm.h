@@ -7,8 +7,7 @@
  *     C   = C + bias[j]                                          last, if there is a bias
  * so the summation tree has the height n up to TL_GEMM_KC and TL_GEMM_KC + blocks - 1 beyond, plus one for accumulate
  * and one for the bias. */
-#ifndef TL_CPU_GEMM_H
-#define TL_CPU_GEMM_H
+#pragma once
 
 #include "core/kernel.h"
 
@@ -57,5 +56,3 @@ void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a
 /* dst[k*width + l] = src[l*lane + k*step] for l < w <= width <= TL_GEMM_NR and k < kc, 0 for the other l. May write
  * LANES - 1 elements past the end. */
 void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step);
-
-#endif

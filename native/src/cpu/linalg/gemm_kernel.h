@@ -49,36 +49,11 @@ typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, int64_t, REAL
     {                                                                                                                  \
         FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, add);                                                                  \
     }
-KERNEL(1)
-KERNEL(2)
-KERNEL(3)
-KERNEL(4)
-#if MR > 4
-KERNEL(5)
-KERNEL(6)
-#endif
-#if MR > 6
-KERNEL(7)
-KERNEL(8)
-KERNEL(9)
-KERNEL(10)
-KERNEL(11)
-KERNEL(12)
-KERNEL(13)
-KERNEL(14)
-#endif
+EACH_HEIGHT(KERNEL)
 #undef KERNEL
 
-#define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)}
-static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {
-    {0, 0},  PAIR(1), PAIR(2), PAIR(3),  PAIR(4),
-#if MR > 4
-    PAIR(5), PAIR(6),
-#endif
-#if MR > 6
-    PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
-#endif
-};
+#define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)},
+static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 #undef PAIR
 
 /* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step]. When w = width, whole vectors are stored

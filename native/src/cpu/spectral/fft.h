@@ -9,8 +9,7 @@
  *   Bluestein   other lengths: a convolution with a chirp over a length m >= 2n - 1 of one of the kinds above
  *               (Bluestein, IEEE Trans. Audio Electroacoust. 18, 1970).
  * An inverse transform is a forward one with real and imaginary parts exchanged before and after. */
-#ifndef TL_CPU_SPECTRAL_FFT_H
-#define TL_CPU_SPECTRAL_FFT_H
+#pragma once
 
 #include "core/kernel.h"
 #include "core/threads.h"
@@ -20,8 +19,7 @@
 /* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
 enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
 
-/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the
- * rest). */
+/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the rest). */
 typedef struct tl_roots {
     uint64_t n;
     int shift;
@@ -111,8 +109,7 @@ static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone
 }
 
 /* Hides where a product comes from. GCC's SLP vectoriser turns the four products of a complex product into fused
- * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by
- * variant. */
+ * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by variant. */
 #if defined(__x86_64__)
 #define TL_OPAQUE(x) __asm__("" : "+x"(x))
 #elif defined(__aarch64__)
@@ -135,5 +132,3 @@ TL_INLINE void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
 
 /* (a·b) for a root b = (c, s). */
 TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s) { return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c}; }
-
-#endif

@@ -1,13 +1,12 @@
 /* Real Fourier transforms on the CPU.
  *
- * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the
- * even and of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per
- * lane; long ones row by row, through memory. Which of the two, and hence the arithmetic of a row, follows from n
- * alone.
+ * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the even and
+ * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; long ones row by
+ * row, through memory. Which of the two, and hence the arithmetic of a row, follows from n alone.
  *
- * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element
- * enters the real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a
- * bin NaN that has a NaN or an infinity in one. */
+ * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
+ * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
+ * NaN or an infinity in one. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
 #include "formula/integer.h"
@@ -24,7 +23,7 @@ struct job {
     char *scratch; /* per worker */
     int64_t per_worker;
     int64_t per_task; /* groups of rows */
-    int alone;
+    int alone, inverse;
 };
 
 /* ---- splitting and joining --------------------------------------------------------------------------------------- */
@@ -118,7 +117,7 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
 }
 
 /* A task owns a few groups of TL_W rows. */
-static void forward_lanes(void *arg, int64_t task, int32_t worker)
+static void lanes_task(void *arg, int64_t task, int32_t worker)
 {
     const struct job *job = arg;
     const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
@@ -126,29 +125,21 @@ static void forward_lanes(void *arg, int64_t task, int32_t worker)
     tl_cvec *scratch = x + job->real.bins;
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
         const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
-        for (int64_t t = 0; n % 2 && t < n; t++)
-            z[t].i = (tl_vec){0};
-        tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
-        tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
-    }
-}
-
-static void inverse_lanes(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
-    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *x = z + job->real.f->n;
-    tl_cvec *scratch = x + job->real.bins;
-    for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
-        const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
-        tl_real_join(&job->real, x, z);
-        const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
-        if (n % 2) /* the real parts, which lie second */
-            tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
-        else
-            tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
+        if (job->inverse) {
+            tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
+            tl_real_join(&job->real, x, z);
+            const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
+            if (n % 2) /* the real parts, which lie second */
+                tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
+            else
+                tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
+        } else {
+            tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
+            for (int64_t t = 0; n % 2 && t < n; t++)
+                z[t].i = (tl_vec){0};
+            tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
+            tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
+        }
     }
 }
 
@@ -281,7 +272,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_ANY);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0};
+    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0, inverse};
     const int32_t workers = tl_workers();
     int64_t bytes;
     if (f->in_lanes) {
@@ -291,7 +282,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
         bytes = job.per_worker * workers;
         int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
         if (!status)
-            tl_parallel((groups + job.per_task - 1) / job.per_task, inverse ? inverse_lanes : forward_lanes, &job);
+            tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
         tl_pool_free(ctx, job.scratch);
         tl_fft_put(f);
         return status;
