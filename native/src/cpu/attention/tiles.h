@@ -209,7 +209,7 @@ TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows
 }
 
 /* sum += w · a tile, for the first `rows` rows of a panel; the others of w become 0. */
-static inline void accumulate_rows(float *w, int64_t rows, int64_t keys, const float *along, int64_t width, float *sum)
+TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float *along, int64_t width, float *sum)
 {
     for (int64_t r = rows; r < TL_PANEL; r++)
         memset(w + r * TILE, 0, TILE * sizeof *w);
