@@ -174,36 +174,39 @@ STREAM_BLOCKS(4)
 #define BLOCKS_W blocks4
 #endif
 
-#define INLINE static inline __attribute__((always_inline)) void
-
 /* Panels with fewer than four rows or columns: with constant counts gcc makes shuffles of the loops. */
-INLINE interleave(int32_t count, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t cols)
-{
-    if (y_stride != count) {
-        for (int64_t c = 0; c < cols; c++)
-            for (int32_t r = 0; r < count; r++)
-                y[c * y_stride + r] = x[r * x_stride + c];
-        return;
+#define STRIP(count)                                                                                            \
+    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t cols)   \
+    {                                                                                                           \
+        if (y_stride != (count)) {                                                                              \
+            for (int64_t c = 0; c < cols; c++)                                                                  \
+                for (int32_t r = 0; r < (count); r++)                                                           \
+                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
+            return;                                                                                             \
+        }                                                                                                       \
+        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                                 \
+        {                                                                                                       \
+            for (int32_t r = 0; r < (count); r++)                                                               \
+                y[c * (count) + r] = x[r * x_stride + c];                                                       \
+        }                                                                                                       \
+    }                                                                                                           \
+    static void deinterleave##count(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows) \
+    {                                                                                                           \
+        if (x_stride != (count)) {                                                                              \
+            for (int64_t r = 0; r < rows; r++)                                                                  \
+                for (int32_t c = 0; c < (count); c++)                                                           \
+                    y[c * y_stride + r] = x[r * x_stride + c];                                                  \
+            return;                                                                                             \
+        }                                                                                                       \
+        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                                 \
+        {                                                                                                       \
+            for (int32_t c = 0; c < (count); c++)                                                               \
+                y[c * y_stride + r] = x[r * (count) + c];                                                       \
+        }                                                                                                       \
     }
-#pragma GCC ivdep
-    for (int64_t c = 0; c < cols; c++)
-        for (int32_t r = 0; r < count; r++)
-            y[c * count + r] = x[r * x_stride + c];
-}
-
-INLINE deinterleave(int32_t count, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows)
-{
-    if (x_stride != count) {
-        for (int64_t r = 0; r < rows; r++)
-            for (int32_t c = 0; c < count; c++)
-                y[c * y_stride + r] = x[r * x_stride + c];
-        return;
-    }
-#pragma GCC ivdep
-    for (int64_t r = 0; r < rows; r++)
-        for (int32_t c = 0; c < count; c++)
-            y[c * y_stride + r] = x[r * count + c];
-}
+STRIP(1)
+STRIP(2)
+STRIP(3)
 
 static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, int stream)
 {
@@ -212,42 +215,50 @@ static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, 
     else if (rows >= 4 && cols >= 4)
         blocks4(x, x_stride, y, y_stride, rows, cols);
     else if (rows == 1)
-        interleave(1, x, x_stride, y, y_stride, cols);
+        interleave1(x, x_stride, y, y_stride, cols);
     else if (rows == 2)
-        interleave(2, x, x_stride, y, y_stride, cols);
+        interleave2(x, x_stride, y, y_stride, cols);
     else if (rows == 3)
-        interleave(3, x, x_stride, y, y_stride, cols);
+        interleave3(x, x_stride, y, y_stride, cols);
     else if (cols == 1)
-        deinterleave(1, x, x_stride, y, y_stride, rows);
+        deinterleave1(x, x_stride, y, y_stride, rows);
     else if (cols == 2)
-        deinterleave(2, x, x_stride, y, y_stride, rows);
+        deinterleave2(x, x_stride, y, y_stride, rows);
     else
-        deinterleave(3, x, x_stride, y, y_stride, rows);
+        deinterleave3(x, x_stride, y, y_stride, rows);
 }
 
 /* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */
 
 /* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
-INLINE copy_runs(int64_t inner, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows,
-                 int64_t cols)
-{
-    for (int64_t j = 0; j < cols; j += TL_LINE)
-        for (int64_t i = 0; i < rows; i += TL_LINE)
-            for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)
-                for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++)
-                    memcpy(y + c * y_stride + r * inner, x + r * x_stride + c * inner, (size_t)inner * sizeof(float));
-}
+#define RUNS(name, length)                                                                                     \
+    static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
+                     TL_UNUSED int64_t inner)                                                                            \
+    {                                                                                                          \
+        const size_t bytes = (size_t)(length) * sizeof(float);                                                 \
+        for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
+            for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
+                for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
+                    for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++)                                   \
+                        memcpy(y + c * y_stride + r * (length), x + r * x_stride + c * (length), bytes);       \
+    }
+RUNS(runs2, 2)
+RUNS(runs3, 3)
+RUNS(runs4, 4)
+RUNS(runs8, 8)
+RUNS(runs16, 16)
+RUNS(runs_any, inner)
 
 static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols,
                  int64_t inner)
 {
     switch (inner) {
-    case 2: copy_runs(2, x, x_stride, y, y_stride, rows, cols); break;
-    case 3: copy_runs(3, x, x_stride, y, y_stride, rows, cols); break;
-    case 4: copy_runs(4, x, x_stride, y, y_stride, rows, cols); break;
-    case 8: copy_runs(8, x, x_stride, y, y_stride, rows, cols); break;
-    case 16: copy_runs(16, x, x_stride, y, y_stride, rows, cols); break;
-    default: copy_runs(inner, x, x_stride, y, y_stride, rows, cols); break;
+    case 2: runs2(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 3: runs3(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 4: runs4(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 8: runs8(x, x_stride, y, y_stride, rows, cols, inner); break;
+    case 16: runs16(x, x_stride, y, y_stride, rows, cols, inner); break;
+    default: runs_any(x, x_stride, y, y_stride, rows, cols, inner); break;
     }
 }
 

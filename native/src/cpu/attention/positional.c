@@ -14,7 +14,7 @@ typedef struct position_args {
     float *out;
     int64_t batch, n, d, pairs, start;
     int64_t positions, members; /* of a task */
-    int rotate, halves, back;
+    int halves, back;
     const uint64_t *rate;
     float *table; /* 2 * positions * pairs for each worker: cosines, then sines */
 } position_args;
@@ -54,9 +54,8 @@ static void add_row(const float *restrict x, float *restrict out, const float *c
         out[d - 1] = x[d - 1] + s[d / 2];
 }
 
-static void encode_task(void *arg, int64_t task, int32_t worker)
+static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
 {
-    const position_args *a = arg;
     const int64_t runs = tl_ceil_div(a->n, a->positions);
     const int64_t p0 = task % runs * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task / runs * a->members, b1 = tl_imin(b0 + a->members, a->batch);
@@ -66,14 +65,21 @@ static void encode_task(void *arg, int64_t task, int32_t worker)
         for (int64_t p = p0; p < p1; p++) {
             const float *c = table + (p - p0) * a->pairs, *s = c + a->positions * a->pairs;
             const int64_t at = (b * a->n + p) * a->d;
-            if (a->rotate)
+            if (rotate)
                 rotate_row(a->x + at, a->out + at, c, s, a->pairs, a->halves);
             else
                 add_row(a->x + at, a->out + at, c, s, a->d);
         }
 }
 
-static int32_t encode(tl_context *ctx, position_args *a, float base)
+static void rotate_task(void *arg, int64_t task, int32_t worker)
+{
+    run_task((const position_args *)arg, task, worker, 1);
+}
+
+static void add_task(void *arg, int64_t task, int32_t worker) { run_task((const position_args *)arg, task, worker, 0); }
+
+static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
 {
     a->pairs = (a->d + 1) / 2;
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
@@ -89,7 +95,7 @@ static int32_t encode(tl_context *ctx, position_args *a, float base)
         rate[i] = tl_turn_rate(base, i, a->d);
     a->rate = rate;
     a->table = (float *)(rate + a->pairs);
-    tl_parallel(tl_ceil_div(a->n, a->positions) * tl_ceil_div(a->batch, a->members), encode_task, a);
+    tl_parallel(tl_ceil_div(a->n, a->positions) * tl_ceil_div(a->batch, a->members), fn, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
@@ -97,24 +103,23 @@ static int32_t encode(tl_context *ctx, position_args *a, float base)
 int32_t tl_cpu_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
                       int64_t halves, float *out)
 {
-    position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start};
-    a.rotate = 1, a.halves = halves != 0;
-    return encode(ctx, &a, base);
+    position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start, .halves = halves != 0};
+    return encode(ctx, &a, base, rotate_task);
 }
 
 int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
                           int64_t start, int64_t halves, float *gx)
 {
-    position_args a = {.x = g, .out = gx, .batch = batch, .n = n, .d = d, .start = start};
-    a.rotate = a.back = 1, a.halves = halves != 0;
-    return encode(ctx, &a, base);
+    position_args a = {
+        .x = g, .out = gx, .batch = batch, .n = n, .d = d, .start = start, .halves = halves != 0, .back = 1};
+    return encode(ctx, &a, base, rotate_task);
 }
 
 int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                           int64_t start, float *out)
 {
     position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start};
-    return encode(ctx, &a, base);
+    return encode(ctx, &a, base, add_task);
 }
 
 int32_t tl_cpu_sinusoidal_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,
