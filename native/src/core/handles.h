@@ -41,6 +41,10 @@ typedef struct tl_table {
     tl_slot *free;
 } tl_table;
 
+#define TL_TABLE(name, its_tag, log2, type, its_init) \
+    {.kind = name, .tag = its_tag, .first_log2 = log2, .slot_size = sizeof(type), .init = its_init, \
+     .lock = PTHREAD_MUTEX_INITIALIZER}
+
 typedef enum tl_verdict { TL_LIVE, TL_WAS_RELEASED, TL_NEVER_ISSUED } tl_verdict;
 
 /* A free slot, or NULL when host memory or indices are exhausted. It is not live until tl_slot_publish. */

@@ -29,21 +29,15 @@ int32_t tl_cuda_malloc(struct tl_cuda_state *state, size_t bytes, void **p)
 }
 void tl_cuda_free(struct tl_cuda_state *state, void *p) {}
 int32_t tl_cuda_synchronize(struct tl_cuda_state *state) { return unavailable(); }
-int32_t tl_cuda_upload(struct tl_cuda_state *state, void *device, const void *host, size_t bytes)
-{
-    return unavailable();
-}
-int32_t tl_cuda_download(struct tl_cuda_state *state, void *host, const void *device, size_t bytes)
+int32_t tl_cuda_upload(struct tl_cuda_state *state, void *to, const void *from, size_t bytes) { return unavailable(); }
+int32_t tl_cuda_download(struct tl_cuda_state *state, void *to, const void *from, size_t bytes)
 {
     return unavailable();
 }
 int32_t tl_cuda_copy(struct tl_cuda_state *state, void *to, const void *from, size_t bytes) { return unavailable(); }
 int32_t tl_cuda_fill(struct tl_cuda_state *state, float *device, float value, int64_t n) { return unavailable(); }
 int32_t tl_cuda_mark(struct tl_cuda_state *state, uint32_t slot) { return unavailable(); }
-int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to, double *milliseconds)
-{
-    return unavailable();
-}
+int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to, double *ms) { return unavailable(); }
 int32_t tl_cuda_health(struct tl_cuda_state *state) { return unavailable(); }
 int32_t tl_cuda_after(struct tl_cuda_state *state) { return unavailable(); }
 int32_t tl_cuda_capture_begin(struct tl_cuda_state *state) { return unavailable(); }

@@ -6,10 +6,8 @@
 
 #include "errors.h"
 
-#define TABLE(name, its_tag, log2, type) \
-    {.kind = name, .tag = its_tag, .first_log2 = log2, .slot_size = sizeof(type), .lock = PTHREAD_MUTEX_INITIALIZER}
-tl_table tl_buffers = TABLE("buffer", TL_TAG_BUFFER, 10, tl_buffer);
-tl_table tl_graphs = TABLE("graph", TL_TAG_GRAPH, 6, tl_graph);
+tl_table tl_buffers = TL_TABLE("buffer", TL_TAG_BUFFER, 10, tl_buffer, NULL);
+tl_table tl_graphs = TL_TABLE("graph", TL_TAG_GRAPH, 6, tl_graph, NULL);
 
 /* ---- both kinds -------------------------------------------------------------------------------------------------- */
 
