@@ -145,17 +145,17 @@ DEFECTS = [
          "inner axes counted as outer ones", "reduce"),
     ]),
     *defects("native/src/cpu/linalg/linalg.c", rows=[
-        ("tl_gemm_args args = product(batch, m, p, n, 0, 1);", "tl_gemm_args args = product(batch, m, p, n, 0, 0);",
+        ("multiply(ctx, product(batch, m, p, n, 0, 1), g, B, gA)", "multiply(ctx, product(batch, m, p, n, 0, 0), g, B, gA)",
          "B is not transposed in dA", "linalg"),
         ("    args.bias = b;\n", "    (void)b;\n", "linear without its bias", "linear"),
         (".sa = m * n,", ".sa = n,", "wrong stride between a batch's matrices", "bmm"),
     ]),
-    *defects("native/src/cpu/softmax.c", rows=[
-        ("stat[MAXIMUM] = tl_max_of(sum, leaves);", "stat[MAXIMUM] = 0.0f * tl_max_of(sum, leaves);",
+    *defects("native/src/cpu/softmax_phases.h", rows=[
+        ("r->stat[MAXIMUM] = max_of(r->sum, r->leaves);", "r->stat[MAXIMUM] = 0.0f * max_of(r->sum, r->leaves);",
          "softmax without its shift overflows", "softmax"),
     ]),
     *defects("native/src/cpu/loss.c", rows=[
-        (".factor = tl_per_count(g[0], rows),", ".factor = g[0],", "cross-entropy's gradient without 1/rows",
+        ("tl_per_count(g[0], rows), rows", "g[0], rows", "cross-entropy's gradient without 1/rows",
          "cross_entropy"),
         ("        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
          "        TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",

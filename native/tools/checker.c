@@ -11,48 +11,45 @@
 
 /* ---- the functions of one argument ------------------------------------------------------------------------------------ */
 
-/* entry point, reference, kind, interval walked, zero of the function that its two parts cancel at, half-width around it in
- * which an absolute error of `floor` is allowed beside the row's ulps (as the row's bound says) */
-#define TABLE(ROW)                                                            \
-    ROW(abs, abs, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
-    ROW(sqrt, sqrt, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
-    ROW(inv, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)                 \
-    ROW(relu, relu, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)               \
-    ROW(clamp, clamp, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(scale, scale, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(exp, exp, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
-    ROW(log, log, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                     \
-    ROW(safe_log, safe_log, TL_PLAIN, -INFINITY, INFINITY, 0.54132, 0, 0)     \
-    ROW(sigmoid, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(tanh, tanh, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)                   \
-    ROW(softplus, softplus, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)           \
-    ROW(silu, silu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
-    ROW(gelu, gelu, TL_STICKY, -INFINITY, INFINITY, 0, 0, 0)                  \
-    ROW(inv_bwd, inv_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
-    ROW(div_bwd, div_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
-    ROW(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
-    ROW(abs_bwd, abs_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)         \
-    ROW(clamp_bwd, clamp_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)     \
-    ROW(relu_bwd, relu_bwd, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)       \
-    ROW(exp_bwd, same, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)            \
-    ROW(log_bwd, inv, TL_ALGEBRAIC, -INFINITY, INFINITY, 0, 0, 0)             \
-    ROW(safe_log_bwd, safe_log_bwd, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)   \
-    ROW(sigmoid_bwd, sigmoid_bwd, TL_ALGEBRAIC, 0.0f, 1.0f, 0, 0, 0)          \
-    ROW(tanh_bwd, tanh_bwd, TL_ALGEBRAIC, -1.0f, 1.0f, 0, 0, 0)               \
-    ROW(softplus_bwd, sigmoid, TL_PLAIN, -INFINITY, INFINITY, 0, 0, 0)        \
-    ROW(silu_bwd, silu_bwd, TL_PLAIN, -INFINITY, INFINITY, -1.27846, 0.01, 0x1p-32) \
-    ROW(gelu_bwd, gelu_bwd, TL_PLAIN, -INFINITY, INFINITY, -0.75246, 0.01, 0x1p-31)
-
 struct row {
-    const char *name;
+    const char *name; /* of the entry point */
     struct tl_reference reference;
-    float lo, hi;
+    float lo, hi; /* the interval walked */
+    /* half-width around the reference's zero, in which an absolute error of `floor` is allowed beside the row's ulps (as
+     * the row's bound says) */
     double width, floor;
 };
 
-#define AS_ENTRY(name, ref, kind, lo, hi, zero, width, floor) \
-    {#name, {d_##ref, q_##ref, kind, zero}, lo, hi, width, floor},
-static const struct row table[] = {TABLE(AS_ENTRY)};
+#define ROW(name, ref, kind, lo, hi, zero, width, floor) {#name, {d_##ref, q_##ref, kind, zero}, lo, hi, width, floor}
+#define EVERYWHERE(name, ref, kind) ROW(name, ref, kind, -INFINITY, INFINITY, 0, 0, 0)
+static const struct row table[] = {EVERYWHERE(abs, abs, TL_ALGEBRAIC),
+                                   EVERYWHERE(sqrt, sqrt, TL_ALGEBRAIC),
+                                   EVERYWHERE(inv, inv, TL_ALGEBRAIC),
+                                   EVERYWHERE(relu, relu, TL_ALGEBRAIC),
+                                   EVERYWHERE(clamp, clamp, TL_ALGEBRAIC),
+                                   EVERYWHERE(scale, scale, TL_ALGEBRAIC),
+                                   EVERYWHERE(exp, exp, TL_PLAIN),
+                                   EVERYWHERE(log, log, TL_PLAIN),
+                                   ROW(safe_log, safe_log, TL_PLAIN, -INFINITY, INFINITY, 0.54132, 0, 0),
+                                   EVERYWHERE(sigmoid, sigmoid, TL_PLAIN),
+                                   EVERYWHERE(tanh, tanh, TL_PLAIN),
+                                   EVERYWHERE(softplus, softplus, TL_PLAIN),
+                                   EVERYWHERE(silu, silu, TL_STICKY),
+                                   EVERYWHERE(gelu, gelu, TL_STICKY),
+                                   EVERYWHERE(inv_bwd, inv_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(div_bwd, div_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(sqrt_bwd, sqrt_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(abs_bwd, abs_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(clamp_bwd, clamp_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(relu_bwd, relu_bwd, TL_ALGEBRAIC),
+                                   EVERYWHERE(exp_bwd, same, TL_ALGEBRAIC),
+                                   EVERYWHERE(log_bwd, inv, TL_ALGEBRAIC),
+                                   EVERYWHERE(safe_log_bwd, safe_log_bwd, TL_PLAIN),
+                                   ROW(sigmoid_bwd, sigmoid_bwd, TL_ALGEBRAIC, 0.0f, 1.0f, 0, 0, 0),
+                                   ROW(tanh_bwd, tanh_bwd, TL_ALGEBRAIC, -1.0f, 1.0f, 0, 0, 0),
+                                   EVERYWHERE(softplus_bwd, sigmoid, TL_PLAIN),
+                                   ROW(silu_bwd, silu_bwd, TL_PLAIN, -INFINITY, INFINITY, -1.27846, 0.01, 0x1p-32),
+                                   ROW(gelu_bwd, gelu_bwd, TL_PLAIN, -INFINITY, INFINITY, -0.75246, 0.01, 0x1p-31)};
 #define COUNT ((int)(sizeof table / sizeof table[0]))
 
 EXPORT const char *tl_check_name(int i) { return i >= 0 && i < COUNT ? table[i].name : NULL; }
@@ -66,28 +63,14 @@ struct tally {
     double near_error;
 };
 
-static uint32_t bits_of(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static float from_bits(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 /* Different bits, any NaN being equal to any NaN. */
-static int differs(float a, float b) { return bits_of(a) != bits_of(b) && !(a != a && b != b); }
+static int differs(float a, float b) { return tl_bits(a) != tl_bits(b) && !(a != a && b != b); }
 
 /* The float32 of `n` consecutive samples: bit patterns first, first + stride, ... */
 EXPORT void tl_check_inputs(uint64_t first, uint64_t stride, uint64_t n, float *out)
 {
     for (uint64_t i = 0; i < n; i++)
-        out[i] = from_bits((uint32_t)(first + i * stride));
+        out[i] = tl_from_bits((uint32_t)(first + i * stride));
 }
 
 static void enter(struct tally *t, const struct row *f, float x, float got, int64_t limit)
@@ -97,14 +80,14 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
     t->seen++;
     t->precise += decisions.precise;
     t->undecided += decisions.undecided;
-    if (bits_of(got) == bits_of(want))
+    if (tl_bits(got) == tl_bits(want))
         return;
     int bad = (got != got) != (want != want) || (isinf(got) && isinf(want)) || (got == 0.0f && want == 0.0f);
     if (bad) {
         if (!t->mismatches++) {
-            t->mismatch_at = bits_of(x);
-            t->mismatch_got = bits_of(got);
-            t->mismatch_want = bits_of(want);
+            t->mismatch_at = tl_bits(x);
+            t->mismatch_got = tl_bits(got);
+            t->mismatch_want = tl_bits(want);
         }
     }
     if (got != got || want != want)
@@ -115,7 +98,7 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
         double error = (double)fabsq((quad)got - f->reference.precise((quad)x));
         if (error > t->near_error) {
             t->near_error = error;
-            t->near_at = bits_of(x);
+            t->near_at = tl_bits(x);
         }
         double unit = (double)(nextafterf(fabsf(want), INFINITY) - fabsf(want));
         over = error > f->floor + ((double)limit + 0.5) * unit;
@@ -123,15 +106,15 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
         t->misrounded += distance != 0;
         if (distance > t->worst) {
             t->worst = distance;
-            t->worst_at = bits_of(x);
-            t->worst_got = bits_of(got);
-            t->worst_want = bits_of(want);
+            t->worst_at = tl_bits(x);
+            t->worst_got = tl_bits(got);
+            t->worst_want = tl_bits(want);
         }
     }
     if (over && !t->over++) {
-        t->over_at = bits_of(x);
-        t->over_got = bits_of(got);
-        t->over_want = bits_of(want);
+        t->over_at = tl_bits(x);
+        t->over_got = tl_bits(got);
+        t->over_want = tl_bits(want);
     }
 }
 
@@ -143,7 +126,7 @@ EXPORT int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, co
         return -1;
     const struct row *f = &table[i];
     for (uint64_t k = 0; k < n; k++) {
-        float x = from_bits((uint32_t)(first + k * stride));
+        float x = tl_from_bits((uint32_t)(first + k * stride));
         if (x < f->lo || x > f->hi || (x == 0.0f && f->lo == 0.0f && signbit(x)))
             continue;
         enter(t, f, x, got[k], limit);
@@ -167,7 +150,7 @@ EXPORT void tl_check_hash(const float *x, uint64_t n, uint64_t block, uint64_t *
         uint64_t h[4] = {1, 2, 3, 4}, end = (b + 1) * block < n ? (b + 1) * block : n;
         for (uint64_t i = b * block; i < end; i++) {
             uint64_t *s = &h[i & 3];
-            *s = (*s ^ (x[i] != x[i] ? 0x7fc00000u : bits_of(x[i]))) * 0x9e3779b97f4a7c15u;
+            *s = (*s ^ (x[i] != x[i] ? 0x7fc00000u : tl_bits(x[i]))) * 0x9e3779b97f4a7c15u;
             *s ^= *s >> 29;
         }
         uint64_t all = 0;
@@ -185,10 +168,9 @@ EXPORT uint64_t tl_check_differ(const float *a, const float *b, uint64_t n, uint
     uint64_t count = 0;
     if (memcmp(a, b, n * sizeof *a) == 0)
         return 0;
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < n; i++)
         if (differs(a[i], b[i]) && !count++)
             *at = i;
-    }
     return count;
 }
 
@@ -222,10 +204,10 @@ EXPORT int tl_check_binary(int op, const float *a, const float *b, const float *
     for (uint64_t i = 0; i < n; i++) {
         float want = ieee(op, a[i], b[i]);
         if (differs(got[i], want) && !t->over++) {
-            t->mismatch_at = bits_of(a[i]);
-            t->near_at = bits_of(b[i]);
-            t->over_got = bits_of(got[i]);
-            t->over_want = bits_of(want);
+            t->mismatch_at = tl_bits(a[i]);
+            t->near_at = tl_bits(b[i]);
+            t->over_got = tl_bits(got[i]);
+            t->over_want = tl_bits(want);
         }
     }
     t->seen += n;
@@ -246,8 +228,8 @@ EXPORT void tl_check_pairs(uint64_t seed, uint64_t first, uint64_t n, float *a, 
             y = (y & 0x807fffffu) | (uint32_t)e << 23;
         }
         uint32_t keep = kind == 2 ? 0xfffff000u : kind == 3 ? 0xff800000u | (0x00780000u >> (v >> 40) % 20) : ~0u;
-        a[i] = from_bits(x & keep);
-        b[i] = from_bits(y & (kind == 3 ? 0xff800000u | (0x00700000u >> (v >> 50) % 21) : keep));
+        a[i] = tl_from_bits(x & keep);
+        b[i] = tl_from_bits(y & (kind == 3 ? 0xff800000u | (0x00700000u >> (v >> 50) % 21) : keep));
     }
 }
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from codegen.entry_points import array_length
 from tlspec import entries
-from tlspec.entries import Entry
 from tlspec.cases import Case, data_classes, draw_case
+from tlspec.entries import Entry
 
 #: how an argument is read out of a value of the driver, by kind
 READ = {

@@ -9,8 +9,7 @@
  * x·σ(x) and its gelu form are x/2 plus a positive x² term, for subnormal x too small for any fixed precision next to a tie
  * x/2: below 2^-60 the sum is taken as "a little above x/2" (tl_sticky). Values that are sums and products of few float32
  * (marked algebraic) are exact in quad or farther than 2^-75 from a midpoint, so that the quad value decides, ties included. */
-#ifndef TL_ROUNDING_H
-#define TL_ROUNDING_H
+#pragma once
 
 #include <math.h>
 #include <quadmath.h>
@@ -120,5 +119,3 @@ static inline int64_t tl_rank(float x)
     memcpy(&u, &x, sizeof u);
     return u >> 31 ? -(int64_t)(u & 0x7fffffffu) : (int64_t)u;
 }
-
-#endif

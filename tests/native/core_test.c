@@ -13,36 +13,36 @@
 #include "core/errors.h"
 #include "core/kernel.h"
 #include "core/threads.h"
+#include "core_test.h"
 #include "formula/random.h"
 
-int core_test_concurrency(void); /* core_threads_test.c */
+_Atomic int core_checks, core_failures;
 
-static int checks, failures;
-
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-#define CHECK_STATUS(expr, wanted) check_status((expr), wanted, #expr, __LINE__)
-#define OK(expr) CHECK_STATUS(expr, TORCHLEAN_OK)
-
-static void check(int good, const char *text, int line)
+void core_check(int good, const char *text, const char *file, int line)
 {
-    checks++;
+    core_checks++;
     if (!good) {
-        failures++;
-        fprintf(stderr, "core_test.c:%d: failed: %s\n", line, text);
+        core_failures++;
+        fprintf(stderr, "%s:%d: failed: %s (%s)\n", file, line, text, torchlean_cuda_last_error());
     }
 }
 
-static void check_status(int32_t got, int32_t wanted, const char *text, int line)
+void core_check_status(int32_t got, int32_t wanted, const char *text, const char *file, int line)
 {
-    checks++;
+    core_checks++;
     if (got != wanted) {
-        failures++;
-        fprintf(stderr, "core_test.c:%d: %s gave %s (%s), expected %s\n", line, text, torchlean_cuda_status_name(got),
+        core_failures++;
+        fprintf(stderr, "%s:%d: %s gave %s (%s), expected %s\n", file, line, text, torchlean_cuda_status_name(got),
                 torchlean_cuda_last_error(), torchlean_cuda_status_name(wanted));
     }
 }
 
 static int says(const char *part) { return strstr(torchlean_cuda_last_error(), part) != NULL; }
+
+/* A status, and a part of its message, or all of it. */
+#define CHECK_SAYS(expr, wanted, part) (CHECK_STATUS(expr, wanted), CHECK(says(part)))
+#define CHECK_MESSAGE(expr, wanted, text) \
+    (CHECK_STATUS(expr, wanted), CHECK(strcmp(torchlean_cuda_last_error(), text) == 0))
 
 static torchlean_context *new_context(void)
 {
@@ -189,27 +189,27 @@ static void test_handles(void)
 
     CHECK_STATUS(torchlean_cuda_buffer_release(NULL), TORCHLEAN_NULL);
     CHECK_STATUS(torchlean_cuda_context_destroy(NULL), TORCHLEAN_NULL);
-    CHECK_STATUS(fake_neg(NULL, &out), TORCHLEAN_NULL);
-    CHECK(says("fake_neg: a: got NULL"));
+    CHECK_SAYS(fake_neg(NULL, &out), TORCHLEAN_NULL, "fake_neg: a: got NULL");
     /* handles of the other kind */
     CHECK_STATUS(torchlean_cuda_buffer_length((torchlean_buffer *)context, &n), TORCHLEAN_RELEASED);
     CHECK_STATUS(torchlean_cuda_context_synchronize((torchlean_context *)a), TORCHLEAN_RELEASED);
     /* addresses, and values close to real handles */
     uint64_t bits = (uint64_t)(uintptr_t)a;
-    uint64_t odd[] = {1,
-                      8,
-                      UINT64_MAX,
-                      (uintptr_t)&n,
-                      (uintptr_t)context + 1,
-                      bits + (UINT64_C(1) << 28),
-                      bits + (UINT64_C(1) << 55),
-                      bits | TL_INDEX_MAX,
-                      bits + 1000,
-                      bits & ~(UINT64_C(0xfffffff) << 28),
-                      bits ^ UINT64_C(1) << 60};
+    const uint64_t one = UINT64_C(1) << 28; /* of the handle's generation */
+    const uint64_t odd[] = {1,
+                            8,
+                            UINT64_MAX,
+                            (uintptr_t)&n,
+                            (uintptr_t)context + 1,
+                            bits + one,
+                            bits + (one << 27),
+                            bits | TL_INDEX_MAX,
+                            bits + 1000,
+                            bits & ~(0xfffffff * one),
+                            bits ^ (one << 32)};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
-        CHECK_STATUS(torchlean_cuda_buffer_release((torchlean_buffer *)(uintptr_t)odd[i]), TORCHLEAN_RELEASED);
-        CHECK(says("never issued"));
+        CHECK_SAYS(torchlean_cuda_buffer_release((torchlean_buffer *)(uintptr_t)odd[i]), TORCHLEAN_RELEASED,
+                   "never issued");
         CHECK_STATUS(torchlean_cuda_context_destroy((torchlean_context *)(uintptr_t)(odd[i] + 3)), TORCHLEAN_RELEASED);
     }
     for (uint64_t i = 0; i < 100000; i++) {
@@ -372,8 +372,7 @@ static void test_moving(void)
     OK(torchlean_cuda_buffer_download(b, got, 3));
     memcpy(back, got, sizeof back);
     CHECK(memcmp(bits, back, sizeof bits) == 0);
-    CHECK_STATUS(torchlean_cuda_buffer_download(b, got, 2), TORCHLEAN_SHAPE);
-    CHECK(says("got 3 elements, expected n = 2"));
+    CHECK_SAYS(torchlean_cuda_buffer_download(b, got, 2), TORCHLEAN_SHAPE, "got 3 elements, expected n = 2");
     CHECK_STATUS(torchlean_cuda_buffer_download(b, NULL, 3), TORCHLEAN_NULL);
     CHECK_STATUS(torchlean_cuda_buffer_upload(context, NULL, 3, &none), TORCHLEAN_NULL);
     CHECK_STATUS(torchlean_cuda_buffer_upload(context, host, 3, NULL), TORCHLEAN_NULL);
@@ -408,13 +407,11 @@ static void test_calls(void)
     OK(fake_add(a, b, &same));
     CHECK(same == a && element(a, 6, 0) == 11);
 
-    CHECK_STATUS(fake_add(a, bias, &out), TORCHLEAN_SHAPE);
-    CHECK(strcmp(torchlean_cuda_last_error(), "fake_add: b: got 3 elements, expected n = 6") == 0);
+    CHECK_MESSAGE(fake_add(a, bias, &out), TORCHLEAN_SHAPE, "fake_add: b: got 3 elements, expected n = 6");
     CHECK_STATUS(fake_add(a, foreign, &out), TORCHLEAN_DEVICE);
     CHECK_STATUS(fake_add(a, b, &foreign), TORCHLEAN_DEVICE);
     CHECK_STATUS(fake_add(a, b, &bias), TORCHLEAN_SHAPE);
-    CHECK_STATUS(fake_add(a, b, NULL), TORCHLEAN_NULL);
-    CHECK(says("fake_add: out:"));
+    CHECK_SAYS(fake_add(a, b, NULL), TORCHLEAN_NULL, "fake_add: out:");
     CHECK(element(out, 6, 5) == 27);
 
     /* several outputs, optional ones, aliases */
@@ -422,8 +419,8 @@ static void test_calls(void)
     OK(fake_split(a, NULL, 2, 3, &first, NULL));
     OK(fake_split(a, bias, 2, 3, &first, &second));
     CHECK(element(first, 3, 0) == 111 && element(second, 2, 0) == 11);
-    CHECK_STATUS(fake_split(a, bias, 2, 3, &bias, &second), TORCHLEAN_ALIAS);
-    CHECK(says("got storage of input bias, expected its own"));
+    CHECK_SAYS(fake_split(a, bias, 2, 3, &bias, &second), TORCHLEAN_ALIAS,
+               "got storage of input bias, expected its own");
     OK(torchlean_cuda_buffer_share(bias, &twin));
     CHECK_STATUS(fake_split(a, bias, 2, 3, &twin, &second), TORCHLEAN_ALIAS); /* the same storage, another handle */
     CHECK_STATUS(fake_split(a, NULL, 3, 2, &second, &second), TORCHLEAN_ALIAS);
@@ -431,11 +428,10 @@ static void test_calls(void)
     CHECK_STATUS(fake_split(square, NULL, 2, 2, &fresh, &fresh), TORCHLEAN_ALIAS);
     OK(torchlean_cuda_buffer_empty(context, 2, &two));
     OK(torchlean_cuda_buffer_share(two, &two_twin));
-    CHECK_STATUS(fake_split(square, NULL, 2, 2, &two, &two_twin), TORCHLEAN_ALIAS);
-    CHECK(says("got storage of output "));
+    CHECK_SAYS(fake_split(square, NULL, 2, 2, &two, &two_twin), TORCHLEAN_ALIAS, "got storage of output ");
     CHECK(fresh == NULL);
-    CHECK_STATUS(fake_split(a, bias, 3, 3, &fresh, NULL), TORCHLEAN_SHAPE);
-    CHECK(strcmp(torchlean_cuda_last_error(), "fake_split: A: got 6 elements, expected rows*cols = 9") == 0);
+    CHECK_MESSAGE(fake_split(a, bias, 3, 3, &fresh, NULL), TORCHLEAN_SHAPE,
+                  "fake_split: A: got 6 elements, expected rows*cols = 9");
 
     /* products beyond 32 and 64 bits */
     CHECK_STATUS(fake_split(a, NULL, 65536, 65536, &fresh, NULL), TORCHLEAN_OVERFLOW);
@@ -483,8 +479,7 @@ static void test_calls(void)
     tl_require(&call, 1, TORCHLEAN_ARGUMENT, "x", "fine");
     OK(call.status);
     tl_read_dims(&call, "dims", dims, 9, 1);
-    CHECK_STATUS(tl_end(&call), TORCHLEAN_SHAPE);
-    CHECK(strcmp(torchlean_cuda_last_error(), "fake_dims: dims: got rank 9, expected 1 to 8") == 0);
+    CHECK_MESSAGE(tl_end(&call), TORCHLEAN_SHAPE, "fake_dims: dims: got rank 9, expected 1 to 8");
     tl_enter_context(&call, "fake_dims", context);
     tl_read_dims(&call, "dims", NULL, 2, 1);
     CHECK_STATUS(tl_end(&call), TORCHLEAN_NULL);
@@ -500,8 +495,7 @@ static void test_calls(void)
     tl_enter_context(&call, "fake_op", context);
     tl_require(&call, 0, TORCHLEAN_ARGUMENT, "stride", "got %d, expected 1 or more", 0);
     tl_require(&call, 0, TORCHLEAN_INDEX, "axis", "second failure"); /* the first one sticks */
-    CHECK_STATUS(tl_end(&call), TORCHLEAN_ARGUMENT);
-    CHECK(strcmp(torchlean_cuda_last_error(), "fake_op: stride: got 0, expected 1 or more") == 0);
+    CHECK_MESSAGE(tl_end(&call), TORCHLEAN_ARGUMENT, "fake_op: stride: got 0, expected 1 or more");
     CHECK(tl_scalar(0.1) == 0.1f && isnan(tl_scalar((double)NAN)) && tl_scalar(1e300) == INFINITY);
 
     OK(torchlean_cuda_context_destroy(context));
@@ -571,9 +565,9 @@ int main(void)
     test_moving();
     test_calls();
     test_float_mode();
-    failures += core_test_concurrency();
+    core_test_concurrency();
     if (getenv("CORE_TEST_COST"))
         report_cost();
-    printf("core_test: %d checks, %d failed\n", checks, failures);
-    return failures != 0;
+    printf("core_test: %d checks, %d failed\n", core_checks, core_failures);
+    return core_failures != 0;
 }

@@ -12,23 +12,12 @@
 #include "core/errors.h"
 #include "core/kernel.h"
 #include "core/threads.h"
-
-int core_test_concurrency(void);
-
-static _Atomic int failures;
-
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-#define OK(expr) CHECK((expr) == TORCHLEAN_OK)
-
-static void check(int good, const char *text, int line)
-{
-    if (!good) {
-        failures++;
-        fprintf(stderr, "core_threads_test.c:%d: failed: %s (%s)\n", line, text, torchlean_cuda_last_error());
-    }
-}
+#include "core_test.h"
 
 enum { TASKS = 1000, THREADS = 8 };
+
+#define OK_OR_RELEASED(expr) core_check(is_ok_or_released(expr), #expr, __FILE__, __LINE__)
+static int is_ok_or_released(int32_t status) { return status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED; }
 
 typedef struct tally {
     _Atomic int done[TASKS];
@@ -79,7 +68,7 @@ static void test_parallel(void)
         usleep(1000);
         run_tally(2);
     }
-    CHECK(torchlean_cuda_set_threads(100000) == TORCHLEAN_ARGUMENT);
+    CHECK_STATUS(torchlean_cuda_set_threads(100000), TORCHLEAN_ARGUMENT);
     tl_parallel(-1, count, NULL);
 }
 
@@ -114,9 +103,8 @@ static void *swing(void *arg)
         if (h->common) {
             /* the same handle used and released by all threads at once: success or RELEASED, never more */
             torchlean_buffer *c = h->common[round % 64];
-            int32_t status = torchlean_cuda_buffer_fill(c, round);
-            CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
-            status = torchlean_cuda_buffer_length(c, &got);
+            OK_OR_RELEASED(torchlean_cuda_buffer_fill(c, round));
+            int32_t status = torchlean_cuda_buffer_length(c, &got);
             CHECK((status == TORCHLEAN_OK && got == 11) || status == TORCHLEAN_RELEASED);
             OK(torchlean_cuda_buffer_release(c));
         }
@@ -169,15 +157,11 @@ static void *use_current(void *arg)
     while (!stop) {
         torchlean_context *context = current;
         torchlean_buffer *buffer = current_buffer, *made = NULL;
-        int32_t status = torchlean_cuda_buffer_zeros(context, 100, &made);
-        CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
-        status = torchlean_cuda_buffer_download(buffer, host, 5);
-        CHECK(status == TORCHLEAN_OK || status == TORCHLEAN_RELEASED);
+        OK_OR_RELEASED(torchlean_cuda_buffer_zeros(context, 100, &made));
+        OK_OR_RELEASED(torchlean_cuda_buffer_download(buffer, host, 5));
         if (made)
             OK(torchlean_cuda_buffer_release(made));
-        torchlean_context *of = NULL;
-        status = torchlean_cuda_buffer_context(buffer, &of);
-        CHECK(status == TORCHLEAN_RELEASED || status == TORCHLEAN_OK);
+        OK_OR_RELEASED(torchlean_cuda_buffer_context(buffer, &context));
     }
     return NULL;
 }
@@ -227,7 +211,7 @@ static void test_fork(void)
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {
-            int before = failures;
+            int before = core_failures;
             float host[5];
             alarm(60); /* a deadlock ends as a failure */
             CHECK(tl_fork_serial() == serial + 1);
@@ -235,7 +219,7 @@ static void test_fork(void)
             run_tally(TASKS);
             OK(torchlean_cuda_buffer_download(a, host, 5));
             OK(torchlean_cuda_context_destroy(context));
-            _exit(failures != before);
+            _exit(core_failures != before);
         }
         int status = -1;
         CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
@@ -265,7 +249,7 @@ static void test_exhaustion(void)
     if (child == 0) {
         torchlean_context *context = NULL;
         torchlean_buffer *kept = NULL, *refused = NULL;
-        int before = failures;
+        int before = core_failures;
         OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
         OK(torchlean_cuda_buffer_zeros(context, 1000, &kept));
         rlim_t most = address_space() + (UINT64_C(1) << 30);
@@ -287,7 +271,7 @@ static void test_exhaustion(void)
         CHECK(status == TORCHLEAN_NO_MEMORY && one == NULL);
         OK(torchlean_cuda_buffer_fill(kept, 1));
         OK(torchlean_cuda_context_destroy(context));
-        _exit(failures != before);
+        _exit(core_failures != before);
     }
     int status = -1;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
@@ -296,7 +280,7 @@ static void test_exhaustion(void)
 static void test_exhaustion(void) {}
 #endif
 
-int core_test_concurrency(void)
+void core_test_concurrency(void)
 {
     test_parallel();
     run_hammers(1, 300);
@@ -304,5 +288,4 @@ int core_test_concurrency(void)
     test_destroy_in_use();
     test_fork();
     test_exhaustion();
-    return failures;
 }

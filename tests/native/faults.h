@@ -2,8 +2,7 @@
  *
  * Host memory, pages, threads and device memory all come through the macros below. faults.c counts them and lets the ones a
  * test has chosen fail, as the system would. */
-#ifndef TL_FAULTS_H
-#define TL_FAULTS_H
+#pragma once
 
 #ifndef __cplusplus
 
@@ -32,5 +31,4 @@ int tl_fault(const char *file, int line);
 #define tl_cuda_malloc(state, bytes, p) (TL_FAULT ? (*(p) = NULL, TORCHLEAN_NO_MEMORY) : tl_cuda_malloc(state, bytes, p))
 #endif
 
-#endif
 #endif

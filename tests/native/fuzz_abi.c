@@ -61,24 +61,25 @@ static void open_run(fuzz_run *f, int32_t device, torchlean_context *shared)
         MUST(torchlean_cuda_buffer_release(f->released[i]));
 }
 
-static void close_run(fuzz_run *f)
+/* Destroys a context, in which nothing may be live any more. */
+static void close_context(fuzz_run *f, torchlean_context *context, const char *which)
 {
     torchlean_memory m;
+    MUST(torchlean_cuda_memory_stats(context, &m));
+    if (m.live_buffers || m.live_bytes)
+        fuzz_fail(f, "end", "%llu buffers and %llu bytes are live in the %s context",
+                  (unsigned long long)m.live_buffers, (unsigned long long)m.live_bytes, which);
+    MUST(torchlean_cuda_context_destroy(context));
+}
+
+static void close_run(fuzz_run *f)
+{
     fuzz_drop_rows(f);
     for (int i = 0; i < 4; i++)
         MUST(torchlean_cuda_buffer_release(f->abroad[i]));
-    MUST(torchlean_cuda_memory_stats(f->foreign, &m));
-    if (m.live_buffers || m.live_bytes)
-        fuzz_fail(f, "end", "%llu buffers and %llu bytes are live in the foreign context",
-                  (unsigned long long)m.live_buffers, (unsigned long long)m.live_bytes);
-    MUST(torchlean_cuda_context_destroy(f->foreign));
-    if (f->shared)
-        return;
-    MUST(torchlean_cuda_memory_stats(f->context, &m));
-    if (m.live_buffers || m.live_bytes)
-        fuzz_fail(f, "end", "%llu buffers and %llu bytes are live", (unsigned long long)m.live_buffers,
-                  (unsigned long long)m.live_bytes);
-    MUST(torchlean_cuda_context_destroy(f->context));
+    close_context(f, f->foreign, "foreign");
+    if (!f->shared)
+        close_context(f, f->context, "run's");
 }
 
 static uint64_t first_call, call_count = 100000;
@@ -206,14 +207,8 @@ int main(int count, char **words)
     int failed = 0;
     for (int t = 0; t < threads; t++)
         close_run(&runs[t]);
-    if (common) {
-        torchlean_memory m;
-        MUST(torchlean_cuda_memory_stats(common, &m));
-        if (m.live_buffers || m.live_bytes)
-            fuzz_fail(runs, "end", "%llu buffers and %llu bytes are live", (unsigned long long)m.live_buffers,
-                      (unsigned long long)m.live_bytes);
-        MUST(torchlean_cuda_context_destroy(common));
-    }
+    if (common)
+        close_context(runs, common, "common");
     for (int t = 0; t < threads; t++)
         failed += runs[t].failed;
     FILE *out = json ? fopen(json, "w") : stdout;

@@ -1,6 +1,5 @@
 /* What the hostile-call driver's files share: argument values, entry points, and the state of one thread's run. */
-#ifndef FUZZ_ABI_H
-#define FUZZ_ABI_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -25,8 +24,10 @@ typedef enum fuzz_kind {
     FUZZ_OUT,
     FUZZ_OUT_OPTIONAL,
     FUZZ_OUT_LIST,
-    FUZZ_OUT_F64S,
+    FUZZ_OUT_F64S
 } fuzz_kind;
+
+static inline int fuzz_is_output(fuzz_kind kind) { return kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL; }
 
 /* What the driver knows about a handle it passes. */
 typedef enum fuzz_truth {
@@ -153,5 +154,3 @@ void fuzz_crashed(int number);
 extern const char *const fuzz_core_symbols[];
 extern const int fuzz_core_count;
 int32_t fuzz_core(fuzz_run *f, int which);
-
-#endif

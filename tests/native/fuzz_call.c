@@ -82,7 +82,7 @@ static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t 
             if (n[i] > UINT32_MAX)
                 return 1;
             for (int k = 0; k < e->arguments; k++) {
-                int output = e->argument[k].kind == FUZZ_OUT || e->argument[k].kind == FUZZ_OUT_OPTIONAL;
+                int output = fuzz_is_output(e->argument[k].kind);
                 if (k < i && output && v[k].slot == a->slot)
                     return 1;
                 if (a->slot == &a->handle && a->truth == FUZZ_GOOD && k != i && v[k].truth == FUZZ_GOOD) {
@@ -169,7 +169,7 @@ static void after_success(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const
                     f->rows[v[i].lengths[k]].dirty[v[i].places[k]] = 1;
             }
         }
-        if ((kind != FUZZ_OUT && kind != FUZZ_OUT_OPTIONAL) || !v[i].slot)
+        if (!fuzz_is_output(kind) || !v[i].slot)
             continue;
         if (v[i].truth == FUZZ_GOOD) {
             f->rows[v[i].length].dirty[v[i].place] = 1;
@@ -187,7 +187,7 @@ static void check_untouched(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, fuz
 {
     for (int i = 0; i < e->arguments; i++) {
         fuzz_kind kind = e->argument[i].kind;
-        int output = kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL;
+        int output = fuzz_is_output(kind);
         if (output && refused) {
             if (v[i].handle != was[i].handle)
                 fuzz_fail(f, e->symbol, "%s: refused, but the slot has changed", e->argument[i].name);
@@ -343,8 +343,7 @@ void fuzz_call(fuzz_run *f, int which)
     uint64_t made = 0;
     for (int i = 0; i < e->arguments && !status; i++) {
         fuzz_kind kind = e->argument[i].kind;
-        made += (kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL) && v[i].slot == &v[i].handle &&
-                v[i].truth == FUZZ_ABSENT;
+        made += fuzz_is_output(kind) && v[i].slot == &v[i].handle && v[i].truth == FUZZ_ABSENT;
         for (uint64_t k = 0; kind == FUZZ_OUT_LIST && k < n[i] && k < v[i].rank; k++)
             made += v[i].truths[k] == FUZZ_ABSENT;
     }

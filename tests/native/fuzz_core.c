@@ -5,26 +5,32 @@
 
 #include "fuzz_abi.h"
 
-/* The functions, as X(enumerator, name without the prefix). */
+/* The functions, as X(name without the prefix, what calls it). */
 #define EACH_CORE_FUNCTION(X) \
-    X(SET_CPU_VARIANT, set_cpu_variant) X(SET_THREADS, set_threads) X(DEVICE_DESCRIBE, device_describe) \
-    X(CONTEXT_CREATE, context_create) X(CONTEXT_DESTROY, context_destroy) X(CONTEXT_DEVICE, context_device) \
-    X(CONTEXT_SYNCHRONIZE, context_synchronize) X(CONTEXT_MARK, context_mark) X(CONTEXT_ELAPSED, context_elapsed) \
-    X(MEMORY_STATS, memory_stats) X(MEMORY_RESET_PEAK, memory_reset_peak) X(MEMORY_CAP, memory_cap) \
-    X(MEMORY_COLLECT, memory_collect) X(BUFFER_EMPTY, buffer_empty) X(BUFFER_ZEROS, buffer_zeros) \
-    X(BUFFER_UPLOAD, buffer_upload) X(BUFFER_DOWNLOAD, buffer_download) X(BUFFER_FILL, buffer_fill) \
-    X(BUFFER_COPY, buffer_copy) X(BUFFER_SHARE, buffer_share) X(BUFFER_RELEASE, buffer_release) \
-    X(BUFFER_LENGTH, buffer_length) X(BUFFER_CONTEXT, buffer_context) X(BUFFER_REFERENCES, buffer_references) \
-    X(CAPTURE_BEGIN, capture_begin) X(CAPTURE_END, capture_end) X(GRAPH_LAUNCH, graph_launch) \
-    X(GRAPH_NODES, graph_nodes) X(GRAPH_RELEASE, graph_release) X(STATUS_NAME, status_name)
-#define ENUMERATOR(enumerator, name) enumerator,
-#define SYMBOL(enumerator, name) "torchlean_cuda_" #name,
+    X(set_cpu_variant, set_variant) X(set_threads, set_threads) X(device_describe, describe) \
+    X(context_create, on_own_context) X(context_destroy, on_own_context) X(context_device, ask_context) \
+    X(context_synchronize, ask_context) X(context_mark, on_own_context) X(context_elapsed, on_own_context) \
+    X(memory_stats, ask_context) X(memory_reset_peak, on_own_context) X(memory_cap, on_own_context) \
+    X(memory_collect, on_own_context) X(buffer_empty, make) X(buffer_zeros, make) X(buffer_upload, make) \
+    X(buffer_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
+    X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
+    X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
+    X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions)
+#define ENUMERATOR(name, function) CORE_##name,
+#define SYMBOL(name, function) "torchlean_cuda_" #name,
 
-typedef enum core { EACH_CORE_FUNCTION(ENUMERATOR) CORE_FUNCTIONS } core;
+enum { EACH_CORE_FUNCTION(ENUMERATOR) CORE_FUNCTIONS };
 const char *const fuzz_core_symbols[] = {EACH_CORE_FUNCTION(SYMBOL)};
 const int fuzz_core_count = CORE_FUNCTIONS;
 
 enum { REFUSE = 1, ACCEPT = 2, EITHER = 0 };
+
+/* Checks a status that must be a refusal or must not, and returns it. */
+static int32_t check(fuzz_run *f, int which, int32_t status, int refuse)
+{
+    fuzz_status(f, fuzz_core_symbols[which], status, refuse, !refuse, 0);
+    return status;
+}
 
 /* A context handle: good, or one that must be refused. */
 static torchlean_context *draw_context(fuzz_run *f, int *want)
@@ -112,26 +118,26 @@ static int32_t make(fuzz_run *f, int which)
     torchlean_buffer *slot, **out;
     int32_t status;
     uint32_t n = fuzz_one_in(f, 4) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 80);
-    if (which == BUFFER_UPLOAD) /* as many as there are */
+    if (which == CORE_buffer_upload) /* as many as there are */
         n %= FUZZ_LENGTHS;
     torchlean_context *context = NULL;
     torchlean_buffer *source = NULL;
-    if (which == BUFFER_COPY || which == BUFFER_SHARE)
+    if (which == CORE_buffer_copy || which == CORE_buffer_share)
         source = draw_buffer(f, &want, &n, &source_place);
     else
         context = draw_context(f, &want);
     out = draw_slot(f, &want, &slot, n, &place);
     torchlean_buffer *before = slot;
     const float *host = f->host;
-    if (which == BUFFER_UPLOAD && fuzz_one_in(f, 6)) {
+    if (which == CORE_buffer_upload && fuzz_one_in(f, 6)) {
         host = NULL;
         want = n ? REFUSE : want;
     }
     switch (which) {
-    case BUFFER_EMPTY: status = torchlean_cuda_buffer_empty(context, n, out); break;
-    case BUFFER_ZEROS: status = torchlean_cuda_buffer_zeros(context, n, out); break;
-    case BUFFER_UPLOAD: status = torchlean_cuda_buffer_upload(context, host, n, out); break;
-    case BUFFER_SHARE:
+    case CORE_buffer_empty: status = torchlean_cuda_buffer_empty(context, n, out); break;
+    case CORE_buffer_zeros: status = torchlean_cuda_buffer_zeros(context, n, out); break;
+    case CORE_buffer_upload: status = torchlean_cuda_buffer_upload(context, host, n, out); break;
+    case CORE_buffer_share:
         if (before)
             want = REFUSE;
         status = torchlean_cuda_buffer_share(source, out);
@@ -147,8 +153,9 @@ static int32_t make(fuzz_run *f, int which)
     return status;
 }
 
-static int32_t read_back(fuzz_run *f)
+static int32_t read_back(fuzz_run *f, int which)
 {
+    const char *symbol = fuzz_core_symbols[which];
     int want = EITHER, place = 0;
     uint32_t n = 0, asked;
     torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
@@ -158,12 +165,11 @@ static int32_t read_back(fuzz_run *f)
     if (asked != n || (!host && asked))
         want = REFUSE;
     f->host[0] = 77.0f;
-    int32_t status = torchlean_cuda_buffer_download(buffer, host, asked);
-    fuzz_status(f, fuzz_core_symbols[BUFFER_DOWNLOAD], status, want == REFUSE, want != REFUSE, 0);
+    int32_t status = check(f, which, torchlean_cuda_buffer_download(buffer, host, asked), want == REFUSE);
     if (status && f->host[0] != 77.0f)
-        fuzz_fail(f, fuzz_core_symbols[BUFFER_DOWNLOAD], "refused, but host memory has changed");
+        fuzz_fail(f, symbol, "refused, but host memory has changed");
     if (!bad && !fuzz_intact(f, n, place))
-        fuzz_fail(f, fuzz_core_symbols[BUFFER_DOWNLOAD], "the buffer has changed");
+        fuzz_fail(f, symbol, "the buffer has changed");
     return status;
 }
 
@@ -175,52 +181,47 @@ static int32_t ask(fuzz_run *f, int which)
     torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
     int nowhere = fuzz_one_in(f, 6), refuse = want == REFUSE || nowhere;
     int32_t status;
-    if (which == BUFFER_LENGTH)
+    if (which == CORE_buffer_length)
         status = torchlean_cuda_buffer_length(buffer, nowhere ? NULL : &answer);
-    else if (which == BUFFER_REFERENCES)
+    else if (which == CORE_buffer_references)
         status = torchlean_cuda_buffer_references(buffer, nowhere ? NULL : &answer);
     else
         status = torchlean_cuda_buffer_context(buffer, nowhere ? NULL : &context);
-    fuzz_status(f, fuzz_core_symbols[which], status, refuse, !refuse, 0);
-    if (which == BUFFER_CONTEXT ? context != (status ? (torchlean_context *)&want : f->context)
-                                : answer != (status                   ? 77
-                                             : which == BUFFER_LENGTH ? n
-                                                                      : 1))
+    check(f, which, status, refuse);
+    if (which == CORE_buffer_context ? context != (status ? (torchlean_context *)&want : f->context)
+                                     : answer != (status                        ? 77
+                                                  : which == CORE_buffer_length ? n
+                                                                                : 1))
         fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %u or %p", status, answer,
                   (void *)context);
     return status;
 }
 
-static int32_t release(fuzz_run *f)
+static int32_t release(fuzz_run *f, int which)
 {
     int want = EITHER, place;
     uint32_t n;
     torchlean_buffer *own = NULL, *buffer = draw_buffer(f, &want, &n, &place);
-    int32_t status;
     if (want == REFUSE) { /* releasing what was released does nothing, and succeeds */
         int was = buffer == f->orphan;
         for (int i = 0; i < 16; i++)
             was |= buffer == f->released[i];
-        status = torchlean_cuda_buffer_release(buffer);
-        fuzz_status(f, fuzz_core_symbols[BUFFER_RELEASE], status, !was && !f->shared, was, 0);
+        int32_t status = torchlean_cuda_buffer_release(buffer);
+        fuzz_status(f, fuzz_core_symbols[which], status, !was && !f->shared, was, 0);
         return status;
     }
     if (torchlean_cuda_buffer_copy(buffer, &own))
         return TORCHLEAN_OK;
-    status = torchlean_cuda_buffer_release(own);
-    fuzz_status(f, fuzz_core_symbols[BUFFER_RELEASE], status, 0, 1, 0);
-    status = torchlean_cuda_buffer_release(own);
-    fuzz_status(f, fuzz_core_symbols[BUFFER_RELEASE], status, 0, 1, 0);
-    return status;
+    check(f, which, torchlean_cuda_buffer_release(own), 0);
+    return check(f, which, torchlean_cuda_buffer_release(own), 0);
 }
 
-static int32_t fill(fuzz_run *f)
+static int32_t fill(fuzz_run *f, int which)
 {
     int want = EITHER, place;
     uint32_t n;
     torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
-    int32_t status = torchlean_cuda_buffer_fill(buffer, fuzz_real(f));
-    fuzz_status(f, fuzz_core_symbols[BUFFER_FILL], status, want == REFUSE, want != REFUSE, 0);
+    int32_t status = check(f, which, torchlean_cuda_buffer_fill(buffer, fuzz_real(f)), want == REFUSE);
     if (!status)
         f->rows[n].dirty[place] = 1;
     return status;
@@ -237,7 +238,7 @@ static int32_t on_own_context(fuzz_run *f, int which)
     uint32_t from = fuzz_below(f, 4) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
     uint32_t to = fuzz_below(f, 4) ? 3 : fuzz_one_in(f, 2) ? fuzz_size(f) : (uint32_t)fuzz_below(f, 8);
     int32_t device = fuzz_one_in(f, 3) ? (int32_t)fuzz_size(f) : f->device, status;
-    if (which == CONTEXT_CREATE) {
+    if (which == CORE_context_create) {
         int nowhere = fuzz_one_in(f, 5);
         if (device != TORCHLEAN_CPU && device != f->device && device >= 0 && device < 64)
             device = 1 << 20; /* not another GPU: that takes long */
@@ -255,18 +256,18 @@ static int32_t on_own_context(fuzz_run *f, int which)
     torchlean_cuda_context_mark(own, 3);
     torchlean_cuda_buffer_zeros(own, 5, &buffer);
     switch (which) {
-    case CONTEXT_DESTROY:
+    case CORE_context_destroy:
         status = torchlean_cuda_context_destroy(context);
         if (!bad && torchlean_cuda_context_destroy(context))
             fuzz_fail(f, symbol, "a second destruction is refused");
         if (!bad && torchlean_cuda_buffer_fill(buffer, 1) != TORCHLEAN_RELEASED)
             fuzz_fail(f, symbol, "a buffer outlived its context");
         break;
-    case CONTEXT_MARK:
+    case CORE_context_mark:
         refuse |= from > 7;
         status = torchlean_cuda_context_mark(context, from);
         break;
-    case CONTEXT_ELAPSED: {
+    case CORE_context_elapsed: {
         int nowhere = fuzz_one_in(f, 5);
         refuse |= from != 3 || to != 3 || nowhere;
         status = torchlean_cuda_context_elapsed(context, from, to, nowhere ? NULL : &milliseconds);
@@ -274,11 +275,11 @@ static int32_t on_own_context(fuzz_run *f, int which)
             fuzz_fail(f, symbol, "status %d and %g milliseconds", status, milliseconds);
         break;
     }
-    case CAPTURE_BEGIN: /* a context of the CPU */
+    case CORE_capture_begin: /* a context of the CPU */
         refuse = 1;
         status = torchlean_cuda_capture_begin(context);
         break;
-    case CAPTURE_END: {
+    case CORE_capture_end: {
         torchlean_graph *graph = fuzz_one_in(f, 2) ? NULL : (torchlean_graph *)garbage, *const before = graph;
         refuse = 1;
         status = torchlean_cuda_capture_end(context, fuzz_one_in(f, 3) ? NULL : &graph);
@@ -286,8 +287,8 @@ static int32_t on_own_context(fuzz_run *f, int which)
             fuzz_fail(f, symbol, "refused, but the slot has changed");
         break;
     }
-    case MEMORY_RESET_PEAK: status = torchlean_cuda_memory_reset_peak(context); break;
-    case MEMORY_COLLECT: status = torchlean_cuda_memory_collect(context); break;
+    case CORE_memory_reset_peak: status = torchlean_cuda_memory_reset_peak(context); break;
+    case CORE_memory_collect: status = torchlean_cuda_memory_collect(context); break;
     default: {
         torchlean_buffer *more = NULL;
         status = torchlean_cuda_memory_cap(context, fuzz_one_in(f, 2) ? fuzz_below(f, 1000) : fuzz_next(f));
@@ -295,7 +296,7 @@ static int32_t on_own_context(fuzz_run *f, int which)
             torchlean_cuda_buffer_zeros(own, (uint32_t)fuzz_below(f, 1000), &more); /* either outcome is right */
     }
     }
-    fuzz_status(f, symbol, status, refuse, !refuse, 0);
+    check(f, which, status, refuse);
     if (torchlean_cuda_context_destroy(own))
         fuzz_fail(f, symbol, "the context cannot be destroyed");
     return status;
@@ -310,115 +311,86 @@ static int32_t on_no_graph(fuzz_run *f, int which)
                                          : UINT64_C(0xA7) << 56 | (fuzz_next(f) >> 36) << 28 | fuzz_below(f, 9);
     const void *handles[] = {NULL, (void *)(uintptr_t)garbage, f->context, draw_buffer(f, &want, &n, &place)};
     torchlean_graph *graph = (torchlean_graph *)(uintptr_t)handles[fuzz_below(f, 4)];
-    int32_t status = which == GRAPH_LAUNCH    ? torchlean_cuda_graph_launch(graph)
-                     : which == GRAPH_RELEASE ? torchlean_cuda_graph_release(graph)
-                                              : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
-    fuzz_status(f, fuzz_core_symbols[which], status, 1, 0, 0);
+    int32_t status = which == CORE_graph_launch ? torchlean_cuda_graph_launch(graph)
+                     : which == CORE_graph_release
+                         ? torchlean_cuda_graph_release(graph)
+                         : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
+    check(f, which, status, 1);
     if (nodes != 77)
         fuzz_fail(f, fuzz_core_symbols[which], "refused, but the answer is %u", nodes);
     return status;
 }
 
-static int32_t describe(fuzz_run *f)
+static int32_t describe(fuzz_run *f, int which)
 {
+    const char *symbol = fuzz_core_symbols[which];
     char text[64];
     uint32_t capacity = fuzz_one_in(f, 4) ? 0 : 1 + (uint32_t)fuzz_below(f, sizeof text - 1);
     int nowhere = fuzz_one_in(f, 5);
     int32_t device = fuzz_one_in(f, 3) ? (int32_t)fuzz_size(f) : f->device;
     memset(text, 77, sizeof text);
     int32_t status = torchlean_cuda_device_describe(device, nowhere ? NULL : text, capacity);
-    fuzz_status(f, fuzz_core_symbols[DEVICE_DESCRIBE], status, nowhere || !capacity || device < -1 || device >= 64,
+    fuzz_status(f, symbol, status, nowhere || !capacity || device < -1 || device >= 64,
                 !nowhere && capacity && device == f->device, 0);
     if (!status && !memchr(text, 0, capacity))
-        fuzz_fail(f, fuzz_core_symbols[DEVICE_DESCRIBE], "no zero within the capacity");
+        fuzz_fail(f, symbol, "no zero within the capacity");
     for (uint32_t i = status ? 0 : capacity; i < sizeof text; i++) {
         if (text[i] != 77)
-            fuzz_fail(f, fuzz_core_symbols[DEVICE_DESCRIBE], "byte %u of %u has changed, status %d", i, capacity,
-                      status);
+            fuzz_fail(f, symbol, "byte %u of %u has changed, status %d", i, capacity, status);
     }
     return status;
 }
 
-int32_t fuzz_core(fuzz_run *f, int which)
+static int32_t set_variant(fuzz_run *f, int which)
 {
     static const char *const variants[] = {"base", "avx2", "avx512", "", "sse", "base ", NULL};
-    int want = EITHER;
-    int32_t status;
-    const char *symbol = fuzz_core_symbols[which];
-    switch (which) {
-    case BUFFER_EMPTY:
-    case BUFFER_ZEROS:
-    case BUFFER_UPLOAD:
-    case BUFFER_COPY:
-    case BUFFER_SHARE: return make(f, which);
-    case BUFFER_DOWNLOAD: return read_back(f);
-    case BUFFER_LENGTH:
-    case BUFFER_CONTEXT:
-    case BUFFER_REFERENCES: return ask(f, which);
-    case BUFFER_RELEASE: return release(f);
-    case BUFFER_FILL: return fill(f);
-    case CONTEXT_CREATE:
-    case CONTEXT_DESTROY:
-    case CONTEXT_MARK:
-    case CONTEXT_ELAPSED:
-    case MEMORY_RESET_PEAK:
-    case MEMORY_COLLECT:
-    case MEMORY_CAP:
-    case CAPTURE_BEGIN:
-    case CAPTURE_END: return on_own_context(f, which);
-    case GRAPH_LAUNCH:
-    case GRAPH_NODES:
-    case GRAPH_RELEASE: return on_no_graph(f, which);
-    case DEVICE_DESCRIBE: return describe(f);
-    case SET_THREADS: { /* stopping threads is slow, so mostly it is refused or nothing new */
-        uint32_t threads = fuzz_one_in(f, 64) ? (uint32_t)fuzz_below(f, 4) : torchlean_cuda_threads();
-        threads = fuzz_one_in(f, 2) ? 1025 + fuzz_size(f) / 2 : threads;
-        status = torchlean_cuda_set_threads(threads);
-        fuzz_status(f, symbol, status, threads > 1024, threads <= 1024, 0);
-        return status;
-    }
-    case SET_CPU_VARIANT: {
-        const char *name = variants[fuzz_below(f, 7)];
-        int known = !name || !strcmp(name, "base");
-        status = torchlean_cuda_set_cpu_variant(name);
-        fuzz_status(f, symbol, status, !known && name[0] != 'a', known, 0);
-        return status;
-    }
-    case CONTEXT_DEVICE: {
-        torchlean_context *context = draw_context(f, &want);
-        int32_t device = 77;
-        int nowhere = fuzz_one_in(f, 5);
-        status = torchlean_cuda_context_device(context, nowhere ? NULL : &device);
-        fuzz_status(f, symbol, status, want == REFUSE || nowhere, want != REFUSE && !nowhere, 0);
-        if (device != (status ? 77 : f->device))
-            fuzz_fail(f, symbol, "status %d and device %d", status, device);
-        return status;
-    }
-    case CONTEXT_SYNCHRONIZE: {
-        torchlean_context *context = draw_context(f, &want);
-        status = torchlean_cuda_context_synchronize(context);
-        break;
-    }
-    case MEMORY_STATS: {
-        torchlean_context *context = draw_context(f, &want);
-        torchlean_memory m = {.allocations = 77};
-        int nowhere = fuzz_one_in(f, 5);
-        if (nowhere)
-            want = REFUSE;
-        status = torchlean_cuda_memory_stats(context, nowhere ? NULL : &m);
-        if (status && m.allocations != 77)
-            fuzz_fail(f, symbol, "refused, but the counters have changed");
-        break;
-    }
-    default: {
-        const char *name = torchlean_cuda_status_name((int32_t)fuzz_size(f));
-        if (!name || !*name || !*torchlean_cuda_cpu_variant() || !torchlean_cuda_threads() ||
-            !torchlean_cuda_version() || strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() ||
-            torchlean_cuda_device_count() > 64)
-            fuzz_fail(f, symbol, "a description is empty");
-        return TORCHLEAN_OK;
-    }
-    }
-    fuzz_status(f, symbol, status, want == REFUSE, want != REFUSE, 0);
+    const char *name = variants[fuzz_below(f, 7)];
+    int known = !name || !strcmp(name, "base");
+    int32_t status = torchlean_cuda_set_cpu_variant(name);
+    fuzz_status(f, fuzz_core_symbols[which], status, !known && name[0] != 'a', known, 0);
     return status;
+}
+
+/* Stopping threads is slow, so mostly it is refused or nothing new. */
+static int32_t set_threads(fuzz_run *f, int which)
+{
+    uint32_t threads = fuzz_one_in(f, 64) ? (uint32_t)fuzz_below(f, 4) : torchlean_cuda_threads();
+    threads = fuzz_one_in(f, 2) ? 1025 + fuzz_size(f) / 2 : threads;
+    return check(f, which, torchlean_cuda_set_threads(threads), threads > 1024);
+}
+
+static int32_t ask_context(fuzz_run *f, int which)
+{
+    int want = EITHER;
+    torchlean_context *context = draw_context(f, &want);
+    if (which == CORE_context_synchronize)
+        return check(f, which, torchlean_cuda_context_synchronize(context), want == REFUSE);
+    int32_t device = 77, status;
+    torchlean_memory m = {.allocations = 77};
+    int nowhere = fuzz_one_in(f, 5);
+    if (which == CORE_context_device)
+        status = torchlean_cuda_context_device(context, nowhere ? NULL : &device);
+    else
+        status = torchlean_cuda_memory_stats(context, nowhere ? NULL : &m);
+    if (which == CORE_context_device ? device != (status ? 77 : f->device) : status && m.allocations != 77)
+        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %d or %llu", status, device,
+                  (unsigned long long)m.allocations);
+    return check(f, which, status, want == REFUSE || nowhere);
+}
+
+static int32_t read_descriptions(fuzz_run *f, int which)
+{
+    const char *name = torchlean_cuda_status_name((int32_t)fuzz_size(f));
+    if (!name || !*name || !*torchlean_cuda_cpu_variant() || !torchlean_cuda_threads() || !torchlean_cuda_version() ||
+        strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() || torchlean_cuda_device_count() > 64)
+        fuzz_fail(f, fuzz_core_symbols[which], "a description is empty");
+    return TORCHLEAN_OK;
+}
+
+#define FUNCTION(name, function) function,
+
+int32_t fuzz_core(fuzz_run *f, int which)
+{
+    static int32_t (*const functions[])(fuzz_run *, int) = {EACH_CORE_FUNCTION(FUNCTION)};
+    return functions[which](f, which);
 }

@@ -95,7 +95,7 @@ int fuzz_too_much(const fuzz_entry *e, const fuzz_value *v, const uint64_t *n)
         /* an output's element looks at every place of its window, inside the image or not; a query at every key */
         const int twice = strncmp(e->argument[i].name, "kernel", 6) == 0 ||
                           (strcmp(e->argument[i].name, "n") == 0 && strstr(e->symbol, "attention"));
-        empty |= (kind == FUZZ_BUFFER || kind == FUZZ_OUT || kind == FUZZ_OUT_OPTIONAL) && n[i] == 0;
+        empty |= (kind == FUZZ_BUFFER || fuzz_is_output(kind)) && n[i] == 0;
         for (uint32_t k = 0; kind == FUZZ_DIMS && k < v[i].rank && k < TL_MAX_RANK; k++)
             product *= pow(v[i].list[k] ? (double)v[i].list[k] : 1, 1 + twice);
         if (kind == FUZZ_DIM)

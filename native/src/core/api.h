@@ -1,9 +1,6 @@
 /* The public header as the library's own files see it: with its functions exported. */
-#ifndef TL_API_H
-#define TL_API_H
+#pragma once
 
 #undef TL_API
 #define TL_API __attribute__((visibility("default")))
 #include "torchlean_cuda.h"
-
-#endif

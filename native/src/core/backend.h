@@ -2,8 +2,7 @@
  *
  * A CUDA build links src/cuda; a CPU-only build links no_cuda.c instead, where the number of devices is 0 and the rest
  * returns UNAVAILABLE. All functions return a status and leave a message; the caller has made no device current. */
-#ifndef TL_BACKEND_H
-#define TL_BACKEND_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -62,5 +61,4 @@ void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -13,9 +13,8 @@ typedef struct fill_job {
 
 enum { TL_FILL_TASK = 1 << 18 };
 
-static void fill_task(void *arg, int64_t task, int32_t worker)
+static void fill_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const fill_job *job = arg;
     int64_t from = task * TL_FILL_TASK;
     int64_t to = from + TL_FILL_TASK < job->n ? from + TL_FILL_TASK : job->n;
@@ -30,6 +29,15 @@ static int32_t fill(tl_context *ctx, float *data, float value, int64_t n)
     fill_job job = {data, value, n};
     tl_parallel((n + TL_FILL_TASK - 1) / TL_FILL_TASK, fill_task, &job);
     return TORCHLEAN_OK;
+}
+
+static void copy_to_output(tl_call *call, int32_t (*copy)(struct tl_cuda_state *, void *, const void *, size_t),
+                           const float *from, uint64_t n)
+{
+    if (call->ctx->cuda)
+        call->status = copy(call->ctx->cuda, tl_out(call, 0), from, (size_t)n * sizeof(float));
+    else
+        tl_copy(tl_out(call, 0), from, (size_t)n * sizeof(float));
 }
 
 /* ---- making ---------------------------------------------------------------------------------------------------- */
@@ -61,12 +69,8 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
     tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call)) {
-        if (call.ctx->cuda)
-            call.status = tl_cuda_upload(call.ctx->cuda, tl_out(&call, 0), host, (size_t)n * sizeof(float));
-        else
-            tl_copy(tl_out(&call, 0), host, (size_t)n * sizeof(float));
-    }
+    if (tl_begin(&call))
+        copy_to_output(&call, tl_cuda_upload, host, n);
     return tl_end(&call);
 }
 
@@ -77,12 +81,8 @@ TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_bu
     uint64_t n = tl_length(&call, "source", source);
     const float *from = tl_input(&call, "source", source, "n", n);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call)) {
-        if (call.ctx->cuda)
-            call.status = tl_cuda_copy(call.ctx->cuda, tl_out(&call, 0), from, (size_t)n * sizeof(float));
-        else
-            tl_copy(tl_out(&call, 0), from, (size_t)n * sizeof(float));
-    }
+    if (tl_begin(&call))
+        copy_to_output(&call, tl_cuda_copy, from, n);
     return tl_end(&call);
 }
 

@@ -50,9 +50,7 @@ static void check_health(tl_call *call)
         tl_error_name(call->op, call->status, serial_at_enter);
     else if (call->ctx->pool.capture && !pthread_equal(call->ctx->pool.capture->thread, pthread_self()))
         call->status = tl_fail(TORCHLEAN_UNAVAILABLE,
-                               "%s: context: got a call while another thread captures, expected "
-                               "none",
-                               call->op);
+                               "%s: context: got a call while another thread captures, expected none", call->op);
 }
 
 void tl_enter(tl_call *call, const char *op, const char *name, torchlean_buffer *first)
@@ -281,12 +279,8 @@ void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
     call->list.outputs++;
     for (int64_t i = 0; i < count; i++) {
         tl_call_output *out = &call->out[call->outputs++];
-        *out = (tl_call_output){.name = name,
-                                .slot = &slots[i],
-                                .n = (uint64_t)call->list.lengths[i],
-                                .index = i,
-                                .wanted = 1,
-                                .fresh = !slots[i]};
+        *out = (tl_call_output){.name = name, .slot = &slots[i], .index = i, .wanted = 1, .fresh = !slots[i]};
+        out->n = (uint64_t)call->list.lengths[i];
         if (slots[i]) {
             tl_buffer *found = find_element(call, name, i, slots[i]);
             if (!found)
@@ -319,19 +313,17 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
 void tl_uncaptured(tl_call *call)
 {
     if (!call->status && call->ctx->pool.capture)
-        call->status = tl_fail(TORCHLEAN_UNAVAILABLE,
-                               "%s: context: got a call that cannot be captured, expected it "
-                               "before or after the capture",
-                               call->op);
+        call->status = tl_fail(
+            TORCHLEAN_UNAVAILABLE,
+            "%s: context: got a call that cannot be captured, expected it before or after the capture", call->op);
 }
 
 float tl_scalar(double value) { return (float)value; }
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
-/* Refuses an output that shares storage with another, or with an input that is not its own counterpart. Each supplied
- * output's storage is marked with the output, so that lists take one look per buffer; the storage is the context's,
- * which is locked. */
+/* Refuses an output that shares storage with another, or with an input that is not its own counterpart. Each supplied output's
+ * storage is marked with the output, so that lists take one look per buffer; the storage is the context's, which is locked. */
 static void check_aliases(tl_call *call)
 {
     argument_name s, t;

@@ -3,8 +3,7 @@
  * The generated entry points read as a list of calls below. The first failure sticks in call.status; everything after it
  * does nothing, so an entry point needs no branches. tl_begin allocates the outputs after all checks have passed, and
  * tl_end stores them in the caller's slots only if the kernel succeeded. */
-#ifndef TL_CALL_H
-#define TL_CALL_H
+#pragma once
 
 #include "dims.h"
 #include "objects.h"
@@ -96,5 +95,3 @@ float *tl_out(const tl_call *call, int32_t i);
 float *const *tl_out_list(const tl_call *call, int32_t i);
 /* Stores fresh outputs (or releases them on failure), unlocks the context, returns the status. */
 int32_t tl_end(tl_call *call);
-
-#endif

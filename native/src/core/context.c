@@ -3,12 +3,7 @@
 
 static void init_context(tl_slot *slot) { pthread_mutex_init(&((tl_context *)slot)->lock, NULL); }
 
-tl_table tl_contexts = {.kind = "context",
-                        .tag = TL_TAG_CONTEXT,
-                        .first_log2 = 3,
-                        .slot_size = sizeof(tl_context),
-                        .init = init_context,
-                        .lock = PTHREAD_MUTEX_INITIALIZER};
+tl_table tl_contexts = TL_TABLE("context", TL_TAG_CONTEXT, 3, tl_context, init_context);
 
 int32_t tl_context_ordinal(const tl_context *ctx) { return atomic_load_explicit(&ctx->ordinal, memory_order_relaxed); }
 

@@ -1,6 +1,5 @@
 /* Contexts: what a torchlean_context handle names, and their locks. */
-#ifndef TL_CONTEXT_H
-#define TL_CONTEXT_H
+#pragma once
 
 #include <time.h>
 
@@ -37,5 +36,3 @@ static inline void tl_unlock(tl_context *ctx) { pthread_mutex_unlock(&ctx->lock)
  * threads, the SIMD variant. */
 void tl_lock_all(void);
 void tl_unlock_all(void);
-
-#endif

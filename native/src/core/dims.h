@@ -1,6 +1,5 @@
 /* Dimension lists, and numbers of elements. */
-#ifndef TL_DIMS_H
-#define TL_DIMS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,4 @@ uint64_t tl_dims_product(const tl_dims *dims);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -42,10 +42,9 @@ enum { VARIANTS = sizeof variants / sizeof *variants };
 
 static const variant *find(const char *name)
 {
-    for (int32_t i = 0; i < VARIANTS; i++) {
+    for (int32_t i = 0; i < VARIANTS; i++)
         if (variants[i].supported() && (!name || strcmp(name, variants[i].name) == 0))
             return &variants[i];
-    }
     return NULL;
 }
 
@@ -91,9 +90,8 @@ const char *tl_variant_list(void)
 const char *tl_variant_name(void)
 {
     const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
-    for (int32_t i = 0; i < VARIANTS; i++) {
+    for (int32_t i = 0; i < VARIANTS; i++)
         if (variants[i].kernels == kernels)
             return variants[i].name;
-    }
     return "base";
 }

@@ -1,6 +1,5 @@
 /* Which kernel an entry point runs: that of the call's device, and on the CPU that of the chosen SIMD variant. */
-#ifndef TL_DISPATCH_H
-#define TL_DISPATCH_H
+#pragma once
 
 #include "backend.h"
 
@@ -36,5 +35,4 @@ int32_t tl_variant_environment(void);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -38,22 +38,9 @@ TL_API const char *torchlean_cuda_last_error(void) { return message; }
 
 TL_API const char *torchlean_cuda_status_name(int32_t status)
 {
-    switch (status) {
-    case TORCHLEAN_OK: return "OK";
-    case TORCHLEAN_NULL: return "NULL";
-    case TORCHLEAN_SHAPE: return "SHAPE";
-    case TORCHLEAN_OVERFLOW: return "OVERFLOW";
-    case TORCHLEAN_DEVICE: return "DEVICE";
-    case TORCHLEAN_UNAVAILABLE: return "UNAVAILABLE";
-    case TORCHLEAN_INDEX: return "INDEX";
-    case TORCHLEAN_ARGUMENT: return "ARGUMENT";
-    case TORCHLEAN_ALIAS: return "ALIAS";
-    case TORCHLEAN_RELEASED: return "RELEASED";
-    case TORCHLEAN_NO_MEMORY: return "NO_MEMORY";
-    case TORCHLEAN_CUDA: return "CUDA";
-    case TORCHLEAN_CUBLAS: return "CUBLAS";
-    case TORCHLEAN_CUFFT: return "CUFFT";
-    case TORCHLEAN_INTERNAL: return "INTERNAL";
-    default: return "UNKNOWN";
-    }
+    static const char *const names[] = {"OK",          "NULL",  "SHAPE",    "OVERFLOW", "DEVICE",
+                                        "UNAVAILABLE", "INDEX", "ARGUMENT", "ALIAS",    "RELEASED",
+                                        "NO_MEMORY",   "CUDA",  "CUBLAS",   "CUFFT",    "INTERNAL"};
+    _Static_assert(sizeof names / sizeof *names == TORCHLEAN_INTERNAL / 10 + 1, "statuses are tens");
+    return status >= 0 && status <= TORCHLEAN_INTERNAL && status % 10 == 0 ? names[status / 10] : "UNKNOWN";
 }

@@ -1,6 +1,5 @@
 /* The calling thread's last failure. */
-#ifndef TL_ERRORS_H
-#define TL_ERRORS_H
+#pragma once
 
 #include "api.h"
 
@@ -19,5 +18,4 @@ void tl_error_name(const char *op, int32_t status, uint32_t serial);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

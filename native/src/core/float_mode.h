@@ -1,7 +1,6 @@
 /* The floating-point mode of a thread. Subnormals are kept and rounding is to nearest whatever the caller's thread was set
  * to: libraries built with -ffast-math switch flush-to-zero on for the thread that loads them. */
-#ifndef TL_FLOAT_MODE_H
-#define TL_FLOAT_MODE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,6 +16,4 @@ static inline void tl_set_mode(uint32_t mode) { __builtin_aarch64_set_fpcr(mode)
 enum { TL_STANDARD_MODE = 0, TL_MODE_BITS = 0 };
 static inline uint32_t tl_get_mode(void) { return 0; }
 static inline void tl_set_mode(uint32_t mode) { (void)mode; }
-#endif
-
 #endif

@@ -18,21 +18,20 @@ static void before_fork(void)
     tl_threads_before_fork();
 }
 
-static void after_fork_in_parent(void)
+static void after_fork(int in_child)
 {
-    tl_threads_after_fork(0);
+    tl_threads_after_fork(in_child);
     pthread_mutex_unlock(&tl_graphs.lock);
     pthread_mutex_unlock(&tl_buffers.lock);
     tl_unlock_all();
 }
 
+static void after_fork_in_parent(void) { after_fork(0); }
+
 static void after_fork_in_child(void)
 {
     atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
-    tl_threads_after_fork(1);
-    pthread_mutex_unlock(&tl_graphs.lock);
-    pthread_mutex_unlock(&tl_buffers.lock);
-    tl_unlock_all();
+    after_fork(1);
 }
 
 __attribute__((constructor)) static void watch_fork(void)

@@ -9,8 +9,7 @@
  * live buffer change only while its context is locked, so the pattern is: find the slot, lock its context, look at
  * `state` again. The mutex of a context lives in its slot and therefore outlives it. Lock order: contexts table,
  * contexts, buffers table, graphs table, thread pool. */
-#ifndef TL_HANDLES_H
-#define TL_HANDLES_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -41,6 +40,10 @@ typedef struct tl_table {
     uint32_t used; /* slots ever taken */
     tl_slot *free;
 } tl_table;
+
+#define TL_TABLE(name, its_tag, log2, type, its_init) \
+    {.kind = name, .tag = its_tag, .first_log2 = log2, .slot_size = sizeof(type), .init = its_init, \
+     .lock = PTHREAD_MUTEX_INITIALIZER}
 
 typedef enum tl_verdict { TL_LIVE, TL_WAS_RELEASED, TL_NEVER_ISSUED } tl_verdict;
 
@@ -88,5 +91,3 @@ static inline uint64_t tl_slot_handle(const tl_table *table, tl_slot *slot)
 
 /* NULL or RELEASED with the message for argument `name` of `op`, a handle that is not live. */
 int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict);
-
-#endif

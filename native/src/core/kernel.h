@@ -5,8 +5,7 @@
  * where an output may be an input. A NULL output is one that the caller does not want. A kernel is not called when every wanted
  * output is empty. A list is an array of `count` data pointers; element i has lengths[i] elements (both may be 0), and an
  * output's element may be an input's of the same index. */
-#ifndef TL_KERNEL_H
-#define TL_KERNEL_H
+#pragma once
 
 #include "api.h"
 #include "dims.h"
@@ -18,6 +17,4 @@
 #define TL_V1(name, variant) TL_V2(name, variant)
 #ifdef TL_VARIANT
 #define TL_V(name) TL_V1(name, TL_VARIANT)
-#endif
-
 #endif

@@ -31,7 +31,6 @@ __attribute__((constructor)) static void write_build_info(void)
 }
 
 TL_API const char *torchlean_cuda_build_info(void) { return build_info; }
-
 TL_API const char *torchlean_cuda_abi_hash(void) { return TL_ABI_HASH; }
 
 /* ---- settings: no call is running while one changes ------------------------------------------------------------------ */

@@ -2,6 +2,8 @@
 #include "backend.h"
 #include "errors.h"
 
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 static int32_t unavailable(void)
 {
     return tl_fail(TORCHLEAN_UNAVAILABLE, "device: got a CUDA ordinal, expected -1 (CPU), as this library was built "
@@ -10,111 +12,37 @@ static int32_t unavailable(void)
 
 uint32_t tl_cuda_device_count(void) { return 0; }
 const char *tl_cuda_build(void) { return ""; }
-
-int32_t tl_cuda_device_describe(int32_t ordinal, char *text, uint32_t capacity)
-{
-    (void)ordinal, (void)text, (void)capacity;
-    return unavailable();
-}
+int32_t tl_cuda_device_describe(int32_t ordinal, char *text, uint32_t capacity) { return unavailable(); }
 
 int32_t tl_cuda_open(int32_t ordinal, struct tl_cuda_state **out)
 {
-    (void)ordinal;
     *out = NULL;
     return unavailable();
 }
 
 /* No context has a state, so nothing below is ever reached. */
-
-void tl_cuda_close(struct tl_cuda_state *state) { (void)state; }
-
+void tl_cuda_close(struct tl_cuda_state *state) {}
 int32_t tl_cuda_malloc(struct tl_cuda_state *state, size_t bytes, void **p)
 {
-    (void)state, (void)bytes;
     *p = NULL;
     return unavailable();
 }
-
-void tl_cuda_free(struct tl_cuda_state *state, void *p) { (void)state, (void)p; }
-
-int32_t tl_cuda_synchronize(struct tl_cuda_state *state)
+void tl_cuda_free(struct tl_cuda_state *state, void *p) {}
+int32_t tl_cuda_synchronize(struct tl_cuda_state *state) { return unavailable(); }
+int32_t tl_cuda_upload(struct tl_cuda_state *state, void *to, const void *from, size_t bytes) { return unavailable(); }
+int32_t tl_cuda_download(struct tl_cuda_state *state, void *to, const void *from, size_t bytes)
 {
-    (void)state;
     return unavailable();
 }
-
-int32_t tl_cuda_upload(struct tl_cuda_state *state, void *device, const void *host, size_t bytes)
-{
-    (void)state, (void)device, (void)host, (void)bytes;
-    return unavailable();
-}
-
-int32_t tl_cuda_download(struct tl_cuda_state *state, void *host, const void *device, size_t bytes)
-{
-    (void)state, (void)host, (void)device, (void)bytes;
-    return unavailable();
-}
-
-int32_t tl_cuda_copy(struct tl_cuda_state *state, void *to, const void *from, size_t bytes)
-{
-    (void)state, (void)to, (void)from, (void)bytes;
-    return unavailable();
-}
-
-int32_t tl_cuda_fill(struct tl_cuda_state *state, float *device, float value, int64_t n)
-{
-    (void)state, (void)device, (void)value, (void)n;
-    return unavailable();
-}
-
-int32_t tl_cuda_mark(struct tl_cuda_state *state, uint32_t slot)
-{
-    (void)state, (void)slot;
-    return unavailable();
-}
-
-int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to, double *milliseconds)
-{
-    (void)state, (void)from, (void)to, (void)milliseconds;
-    return unavailable();
-}
-
-int32_t tl_cuda_health(struct tl_cuda_state *state)
-{
-    (void)state;
-    return unavailable();
-}
-
-int32_t tl_cuda_after(struct tl_cuda_state *state)
-{
-    (void)state;
-    return unavailable();
-}
-
-int32_t tl_cuda_capture_begin(struct tl_cuda_state *state)
-{
-    (void)state;
-    return unavailable();
-}
-
-int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out)
-{
-    (void)state, (void)out;
-    return unavailable();
-}
-
-void tl_cuda_capture_drop(struct tl_cuda_state *state) { (void)state; }
-
-int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph)
-{
-    (void)state, (void)graph;
-    return unavailable();
-}
-
-uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph)
-{
-    (void)graph;
-    return 0;
-}
-
-void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph) { (void)state, (void)graph; }
+int32_t tl_cuda_copy(struct tl_cuda_state *state, void *to, const void *from, size_t bytes) { return unavailable(); }
+int32_t tl_cuda_fill(struct tl_cuda_state *state, float *device, float value, int64_t n) { return unavailable(); }
+int32_t tl_cuda_mark(struct tl_cuda_state *state, uint32_t slot) { return unavailable(); }
+int32_t tl_cuda_elapsed(struct tl_cuda_state *state, uint32_t from, uint32_t to, double *ms) { return unavailable(); }
+int32_t tl_cuda_health(struct tl_cuda_state *state) { return unavailable(); }
+int32_t tl_cuda_after(struct tl_cuda_state *state) { return unavailable(); }
+int32_t tl_cuda_capture_begin(struct tl_cuda_state *state) { return unavailable(); }
+int32_t tl_cuda_capture_end(struct tl_cuda_state *state, struct tl_cuda_graph **out) { return unavailable(); }
+void tl_cuda_capture_drop(struct tl_cuda_state *state) {}
+int32_t tl_cuda_graph_launch(struct tl_cuda_state *state, struct tl_cuda_graph *graph) { return unavailable(); }
+uint32_t tl_cuda_graph_nodes(const struct tl_cuda_graph *graph) { return 0; }
+void tl_cuda_graph_free(struct tl_cuda_state *state, struct tl_cuda_graph *graph) {}

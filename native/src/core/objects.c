@@ -6,16 +6,8 @@
 
 #include "errors.h"
 
-tl_table tl_buffers = {.kind = "buffer",
-                       .tag = TL_TAG_BUFFER,
-                       .first_log2 = 10,
-                       .slot_size = sizeof(tl_buffer),
-                       .lock = PTHREAD_MUTEX_INITIALIZER};
-tl_table tl_graphs = {.kind = "graph",
-                      .tag = TL_TAG_GRAPH,
-                      .first_log2 = 6,
-                      .slot_size = sizeof(tl_graph),
-                      .lock = PTHREAD_MUTEX_INITIALIZER};
+tl_table tl_buffers = TL_TABLE("buffer", TL_TAG_BUFFER, 10, tl_buffer, NULL);
+tl_table tl_graphs = TL_TABLE("graph", TL_TAG_GRAPH, 6, tl_graph, NULL);
 
 /* ---- both kinds -------------------------------------------------------------------------------------------------- */
 
@@ -90,7 +82,7 @@ int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer 
         shared->references++;
         buffer->block = shared;
     } else {
-        int32_t status = tl_pool_take(&ctx->pool, (size_t)n * sizeof(float), &buffer->block);
+        int32_t status = tl_pool_take(&ctx->pool, (size_t)n * sizeof(float), 0, &buffer->block);
         if (status) {
             tl_table_give(&tl_buffers, &buffer->object.slot);
             return status;

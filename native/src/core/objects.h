@@ -1,6 +1,5 @@
 /* Objects of a context, which handles name: buffers and graphs. How they come and go. */
-#ifndef TL_OBJECTS_H
-#define TL_OBJECTS_H
+#pragma once
 
 #include "context.h"
 
@@ -54,5 +53,3 @@ int32_t tl_graph_make(tl_context *ctx, torchlean_graph **out);
 void tl_graph_end(tl_context *ctx, tl_graph *graph);
 /* Gives up a locked context's capture. */
 void tl_capture_drop(tl_context *ctx);
-
-#endif

@@ -248,7 +248,7 @@ static tl_block *take_idle(struct tl_capture *capture, int32_t size_class)
     return block;
 }
 
-static int32_t take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out)
+int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out)
 {
     torchlean_memory *c = &pool->counters;
     uint64_t size = 0;
@@ -289,10 +289,6 @@ static int32_t take(struct tl_pool *pool, size_t bytes, int constant, tl_block *
     *out = block;
     return TORCHLEAN_OK;
 }
-
-int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, tl_block **out) { return take(pool, bytes, 0, out); }
-
-int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out) { return take(pool, bytes, 1, out); }
 
 void tl_pool_drop(struct tl_pool *pool, tl_block *block)
 {

@@ -7,8 +7,7 @@
  *
  * While calls are captured, what they take stays with the graph: given back, a block serves later calls of the same
  * capture, whose work runs in order too, and nobody else. */
-#ifndef TL_POOL_H
-#define TL_POOL_H
+#pragma once
 
 #include <pthread.h>
 #include <stddef.h>
@@ -53,10 +52,9 @@ struct tl_pool {
 int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda);
 /* Returns everything, live blocks included. */
 void tl_pool_close(struct tl_pool *pool);
-/* A block with one reference. */
-int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, tl_block **out);
-/* The same for content that a captured call reads at every launch: no other call of the capture gets the block. */
-int32_t tl_pool_take_constant(struct tl_pool *pool, size_t bytes, tl_block **out);
+/* A block with one reference. `constant`: for content that a captured call reads at every launch, so no other call of the
+ * capture gets the block. */
+int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block **out);
 /* Drops one reference; the last one puts the block into the cache. */
 void tl_pool_drop(struct tl_pool *pool, tl_block *block);
 /* The block that begins at p, or NULL. */
@@ -65,5 +63,3 @@ tl_block *tl_pool_find(const struct tl_pool *pool, const void *p);
 int32_t tl_pool_trim(struct tl_pool *pool);
 /* The capture holds the block, and so will its graph. NO_MEMORY with a message. */
 int32_t tl_capture_hold(struct tl_capture *capture, tl_block *block);
-
-#endif

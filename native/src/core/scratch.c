@@ -3,25 +3,16 @@
 
 #include "context.h"
 
-static int32_t pointer_of(int32_t status, const tl_block *block, void **p)
+static int32_t take(tl_context *ctx, size_t bytes, int constant, void **p)
 {
+    tl_block *block;
+    int32_t status = tl_pool_take(&ctx->pool, bytes, constant, &block);
     *p = status ? NULL : block->p;
     return status;
 }
 
-int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p)
-{
-    tl_block *block;
-    int32_t status = tl_pool_take(&ctx->pool, bytes, &block);
-    return pointer_of(status, block, p);
-}
-
-int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p)
-{
-    tl_block *block;
-    int32_t status = tl_pool_take_constant(&ctx->pool, bytes, &block);
-    return pointer_of(status, block, p);
-}
+int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 0, p); }
+int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 1, p); }
 
 void tl_pool_free(tl_context *ctx, void *p)
 {

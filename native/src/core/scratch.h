@@ -1,6 +1,5 @@
 /* Device memory of a context for the duration of a kernel. The context is locked, as it is for every kernel. */
-#ifndef TL_SCRATCH_H
-#define TL_SCRATCH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,5 +23,4 @@ int32_t tl_pool_collect(tl_context *ctx);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

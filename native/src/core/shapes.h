@@ -1,8 +1,7 @@
 /* Shape functions of the entry points: those of tlspec/shapes.py in C, same names, same results. They are total: an axis
  * that does not exist leaves the list unchanged, so a bad argument is refused by its own check, and nothing is read
  * beyond the list. */
-#ifndef TL_SHAPES_H
-#define TL_SHAPES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -130,46 +129,48 @@ static inline uint64_t tl_conv_transpose_size(const uint32_t size, uint32_t kern
     return full <= cut ? 0 : full - cut < limit ? full - cut : limit;
 }
 
-static inline tl_dims tl_conv_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
-                                  const tl_dims *padding)
+/* The sizes of all axes by `size`, one of the two functions above. */
+static inline tl_dims conv_sizes(uint64_t (*size)(uint32_t, uint32_t, uint32_t, uint32_t), const tl_dims *spatial,
+                                 const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding)
 {
     tl_dims out = {0};
     for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < padding->rank; i++)
-        out.d[out.rank++] = (int64_t)tl_conv_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i],
-                                                  (uint32_t)stride->d[i], (uint32_t)padding->d[i]);
+        out.d[out.rank++] = (int64_t)size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i],
+                                          (uint32_t)padding->d[i]);
     return out;
+}
+
+static inline tl_dims tl_conv_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                  const tl_dims *padding)
+{
+    return conv_sizes(tl_conv_size, spatial, kernel, stride, padding);
 }
 
 static inline tl_dims tl_conv_transpose_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                                             const tl_dims *padding)
 {
-    tl_dims out = {0};
-    for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < padding->rank; i++)
-        out.d[out.rank++] = (int64_t)tl_conv_transpose_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i],
-                                                            (uint32_t)stride->d[i], (uint32_t)padding->d[i]);
-    return out;
+    return conv_sizes(tl_conv_transpose_size, spatial, kernel, stride, padding);
+}
+
+static inline int conv_sizes_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                const tl_dims *padding, const tl_dims *out)
+{
+    int ok = spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding);
+    for (int32_t i = 0; i < out->rank; i++)
+        ok = ok && out->d[i] >= 1 && out->d[i] < INT64_C(1) << 32;
+    return ok;
 }
 
 static inline int tl_conv_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                              const tl_dims *padding)
 {
     const tl_dims out = tl_conv_out(spatial, kernel, stride, padding);
-    int ok = spatial->rank >= 1 && spatial->rank == kernel->rank && spatial->rank == stride->rank &&
-             spatial->rank == padding->rank;
-    for (int32_t i = 0; i < out.rank; i++)
-        ok = ok && out.d[i] >= 1 && out.d[i] < INT64_C(1) << 32;
-    return ok;
+    return conv_sizes_ok(spatial, kernel, stride, padding, &out);
 }
 
 static inline int tl_conv_transpose_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                                        const tl_dims *padding)
 {
     const tl_dims out = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    int ok = spatial->rank >= 1 && spatial->rank == kernel->rank && spatial->rank == stride->rank &&
-             spatial->rank == padding->rank;
-    for (int32_t i = 0; i < out.rank; i++)
-        ok = ok && out.d[i] >= 1 && out.d[i] < INT64_C(1) << 32;
-    return ok;
+    return conv_sizes_ok(spatial, kernel, stride, padding, &out);
 }
-
-#endif

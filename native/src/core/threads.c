@@ -1,14 +1,13 @@
 /* The CPU path's thread pool: tl_parallel, the number of threads, and what fork needs.
  *
- * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs
- * its tasks itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
+ * One job runs at a time; whoever holds `busy` owns the pool, anyone else (a task, another context's thread) runs its tasks
+ * itself. Workers are made when first needed. A job is offered through one 64-bit word, the gate:
  *
  *     epoch (32 bits) | open (1 bit) | workers inside (31 bits)
  *
- * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and
- * leaves by decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So
- * it never waits for a worker that is still asleep: one that wakes too late finds the gate closed and touches
- * nothing. */
+ * A worker enters by incrementing the gate while it is open, takes tasks from a counter until none are left, and leaves by
+ * decrementing it. The caller takes tasks too, then closes the gate and waits until nobody is inside. So it never waits for a
+ * worker that is still asleep: one that wakes too late finds the gate closed and touches nothing. */
 #include "threads.h"
 
 #include <pthread.h>
@@ -80,11 +79,10 @@ static uint32_t enter_job(uint32_t seen)
         do {
             for (int32_t i = 0; i < 32; i++) {
                 gate = atomic_load_explicit(&pool.gate, memory_order_relaxed);
-                while (offered(gate, seen)) {
+                while (offered(gate, seen))
                     if (atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
                                                               memory_order_relaxed))
                         return GATE_EPOCH(gate);
-                }
                 relax();
             }
             if (atomic_load_explicit(&pool.stopping, memory_order_relaxed))
@@ -177,17 +175,12 @@ static void close_gate(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-static void run_here(int64_t tasks, tl_task_fn fn, void *arg)
-{
-    for (int64_t task = 0; task < tasks; task++)
-        fn(arg, task, 0);
-}
-
 void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg)
 {
     int32_t workers = tl_workers() - 1;
     if (tasks <= 1 || workers == 0 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
-        run_here(tasks, fn, arg);
+        for (int64_t task = 0; task < tasks; task++)
+            fn(arg, task, 0);
         return;
     }
     if (pool.started < workers)
@@ -221,9 +214,8 @@ typedef struct copy_job {
     size_t bytes;
 } copy_job;
 
-static void copy_task(void *arg, int64_t task, int32_t worker)
+static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const copy_job *job = arg;
     size_t start = (size_t)task * TL_COPY_TASK, left = job->bytes - start;
     memcpy(job->to + start, job->from + start, left < TL_COPY_TASK ? left : TL_COPY_TASK);

@@ -1,6 +1,5 @@
 /* The host threads of the CPU path. */
-#ifndef TL_THREADS_H
-#define TL_THREADS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +11,9 @@ extern "C" {
 enum { TL_MAX_THREADS = 1024 };
 
 /* ---- for kernels ------------------------------------------------------------------------------------------------- */
+
+/* Marks a parameter that the signature demands and the function does not read. */
+#define TL_UNUSED __attribute__((unused))
 
 typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
 /* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done. Which worker runs which task is not
@@ -26,8 +28,7 @@ void tl_copy(void *to, const void *from, size_t bytes);
 
 /* ---- for the core ------------------------------------------------------------------------------------------------ */
 
-/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by
- * tl_workers(). */
+/* Changes the number of threads; 0 restores the default. No call may be running: a kernel may size scratch by tl_workers(). */
 void tl_threads_set(int32_t threads);
 /* ARGUMENT if TORCHLEAN_CPU_THREADS was no number of threads when it was read: when the library loaded, where nothing
  * can be reported. context_create asks. */
@@ -38,5 +39,4 @@ void tl_threads_after_fork(int in_child);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

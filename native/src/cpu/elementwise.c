@@ -42,9 +42,8 @@ static int32_t run(tl_task_fn span, tl_map map)
 
 /* Defines name(arg, task, worker), which runs `body` with m (the operands, in a local copy) and first, last (the span). */
 #define TL_SPAN_FUNCTION(name, body)                                                             \
-    static void name(void *arg, int64_t task, int32_t worker)                                    \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                    \
     {                                                                                            \
-        (void)worker;                                                                            \
         const tl_map map = *(const tl_map *)arg, *const m = &map;                                \
         const int64_t first = task * TL_SPAN, last = first + TL_SPAN < m->n ? first + TL_SPAN : m->n; \
         body                                                                                     \
@@ -57,54 +56,34 @@ static int32_t run(tl_task_fn span, tl_map map)
         else if (m->y) TL_EACH(float u, v; statement m->y[i] = u; (void)v;)                      \
         else TL_EACH(float u, v; statement m->z[i] = v; (void)u;))
 
-#define TL_UNARY(op, expression)                                                               \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float *y)                           \
+/* Defines tl_cpu_<op> with `parameters` after the context; the rest names its operands in a map. */
+#define TL_OPERATION(op, parameters, ...)                                                        \
+    int32_t tl_cpu_##op(TL_UNUSED tl_context *ctx, TL_LIST parameters)                           \
     {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .y = y, .n = n});                               \
+        return run(op##_span, (tl_map){__VA_ARGS__, .y = y, .n = n});                            \
     }
-#define TL_UNARY_P(op, expression)                                                             \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float p, float *y)                  \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .y = y, .p = p, .n = n});                       \
-    }
-#define TL_UNARY_PQ(op, expression)                                                            \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, int64_t n, float p, float q, float *y)         \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .y = y, .p = p, .q = q, .n = n});               \
-    }
-#define TL_BINARY(op, expression)                                                              \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float *y)           \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .n = n});                       \
-    }
-#define TL_BINARY_P(op, expression)                                                            \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float p, float *y)  \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .p = p, .n = n});               \
-    }
-#define TL_BINARY_PQ(op, expression)                                                           \
-    TL_ONE(op##_span, expression)                                                              \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float p, float q, float *y) \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .b = b, .y = y, .p = p, .q = q, .n = n});       \
-    }
-#define TL_BINARY_VJP(op, statement)                                                           \
-    TL_TWO(op##_span, statement)                                                               \
-    int32_t tl_cpu_##op(tl_context *ctx, const float *a, const float *b, const float *c, int64_t n, float *y, float *z) \
-    {                                                                                            \
-        (void)ctx;                                                                               \
-        return run(op##_span, (tl_map){.a = a, .b = b, .c = c, .y = y, .z = z, .n = n});       \
-    }
+#define TL_LIST(...) __VA_ARGS__
+
+#define TL_UNARY(op, expression)                                                                 \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, int64_t n, float *y), .a = a)
+#define TL_UNARY_P(op, expression)                                                               \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, int64_t n, float p, float *y), .a = a, .p = p)
+#define TL_UNARY_PQ(op, expression)                                                              \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, int64_t n, float p, float q, float *y), .a = a, .p = p, .q = q)
+#define TL_BINARY(op, expression)                                                                \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y), .a = a, .b = b)
+#define TL_BINARY_P(op, expression)                                                              \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float p, float *y), .a = a, .b = b, .p = p)
+#define TL_BINARY_PQ(op, expression)                                                             \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float p, float q, float *y), .a = a, .b = b, .p = p, .q = q)
+#define TL_BINARY_VJP(op, statement)                                                             \
+    TL_TWO(op##_span, statement)                                                                 \
+    TL_OPERATION(op, (const float *a, const float *b, const float *c, int64_t n, float *y, float *z), .a = a, .b = b, .c = c, .z = z)
 
 #include "formula/elementwise.def"

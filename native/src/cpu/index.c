@@ -1,10 +1,9 @@
 /* Gathers and scatter-adds on the CPU.
  *
- * A gather is cut into runs of output rows. A scatter-add is cut by destination: the indices are first grouped,
- * stably, by blocks of destination rows; then a task owns one block of rows and one block of columns of the output,
- * copies the input's elements there and adds the block's values in the order of the index list. The block stays in L2,
- * no two tasks write the same element, and since every element sees its values in index order, neither the cut nor the
- * thread that runs a task can change a bit. */
+ * A gather is cut into runs of output rows. A scatter-add is cut by destination: the indices are first grouped, stably, by blocks
+ * of destination rows; then a task owns one block of rows and one block of columns of the output, copies the input's elements
+ * there and adds the block's values in the order of the index list. The block stays in L2, no two tasks write the same element,
+ * and since every element sees its values in index order, neither the cut nor the thread that runs a task can change a bit. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -30,9 +29,8 @@ typedef struct {
 } gather_job;
 
 /* Task t: output rows t*per_task .. (t+1)*per_task - 1. */
-static void gather_task(void *arg, int64_t t, int32_t worker)
+static void gather_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const gather_job *job = arg;
     int64_t from = t * job->per_task, to = tl_imin(from + job->per_task, job->k), cols = job->cols;
     if (cols == 1) {
@@ -56,16 +54,15 @@ static int32_t gather(const float *table, const uint32_t *indices, int64_t rows,
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_gather_vec(tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k, float *out)
+int32_t tl_cpu_gather_vec(TL_UNUSED tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k,
+                          float *out)
 {
-    (void)ctx;
     return gather(vec, indices, n, 1, k, out);
 }
 
-int32_t tl_cpu_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows, int64_t cols,
-                           int64_t k, float *out)
+int32_t tl_cpu_gather_rows(TL_UNUSED tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
+                           int64_t cols, int64_t k, float *out)
 {
-    (void)ctx;
     return gather(mat, indices, rows, cols, k, out);
 }
 
@@ -93,9 +90,8 @@ typedef struct {
 } scatter_job;
 
 /* Grouping, first pass. Task t counts the hits of chunk t per block. */
-static void count_task(void *arg, int64_t t, int32_t worker)
+static void count_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scatter_job *job = arg;
     uint32_t *count = job->cursor + t * job->blocks;
     uint32_t rows = (uint32_t)job->rows;
@@ -108,9 +104,8 @@ static void count_task(void *arg, int64_t t, int32_t worker)
 
 /* Second pass. Task t writes the hits of chunk t; chunks before it have their places before its own, so the grouping is
  * stable. */
-static void group_task(void *arg, int64_t t, int32_t worker)
+static void group_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scatter_job *job = arg;
     uint32_t *cursor = job->cursor + t * job->blocks;
     uint32_t rows = (uint32_t)job->rows;
@@ -129,9 +124,8 @@ static void group_task(void *arg, int64_t t, int32_t worker)
 }
 
 /* Task t owns the output of row block t / column_blocks and column block t % column_blocks. */
-static void scatter_task(void *arg, int64_t t, int32_t worker)
+static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scatter_job *job = arg;
     int64_t block = t / job->column_blocks, cols = job->cols, col = t % job->column_blocks * job->block_cols;
     int64_t width = tl_imin(job->block_cols, cols - col);
@@ -241,9 +235,8 @@ typedef struct {
 } row_job;
 
 /* Task t owns elements t*GATHER_TASK .. (t+1)*GATHER_TASK - 1 of the output. */
-static void row_task(void *arg, int64_t t, int32_t worker)
+static void row_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const row_job *job = arg;
     int64_t from = t * GATHER_TASK, to = tl_imin(from + GATHER_TASK, job->total);
     memcpy(job->out + from, job->mat + from, (size_t)(to - from) * sizeof(float));
@@ -251,10 +244,9 @@ static void row_task(void *arg, int64_t t, int32_t worker)
         job->out[e] += job->row[e - job->from];
 }
 
-int32_t tl_cpu_scatter_add_row(tl_context *ctx, const float *mat, const float *row, int64_t rows, int64_t cols,
-                               int64_t i, float *out)
+int32_t tl_cpu_scatter_add_row(TL_UNUSED tl_context *ctx, const float *mat, const float *row, int64_t rows,
+                               int64_t cols, int64_t i, float *out)
 {
-    (void)ctx;
     row_job job = {mat, row, out, rows * cols, i * cols, (i + 1) * cols};
     tl_parallel(tl_ceil_div(job.total, GATHER_TASK), row_task, &job);
     return TORCHLEAN_OK;

@@ -1,12 +1,11 @@
 /* Layer normalisation and the normalisation of channels on the CPU, and their gradients.
  *
- * Phases (row_phases.h): the mean; the variance around it; the result, or the two means of the gradient and then the
- * result. A channel is a row whose gamma and beta are one number each.
+ * Phases (row_phases.h): the mean; the variance around it; the result, or the two means of the gradient and then the result. A
+ * channel is a row whose gamma and beta are one number each.
  *
- * The gradients of layer_norm's gamma and beta are sums down the columns. With many rows a task is a chunk of the
- * column tree: it finishes one row after the other and adds each to its chain while the row is in cache. With few, the
- * rows come first and a second pass, over chunks and tiles of columns, computes xhat again from the saved statistics.
- * Both add in the same order. */
+ * The gradients of layer_norm's gamma and beta are sums down the columns. With many rows a task is a chunk of the column tree: it
+ * finishes one row after the other and adds each to its chain while the row is in cache. With few, the rows come first and a
+ * second pass, over chunks and tiles of columns, computes xhat again from the saved statistics. Both add in the same order. */
 #include "core/threads.h"
 #include "cpu/row_phases.h"
 #include "formula/integer.h"
@@ -22,6 +21,15 @@ typedef struct job {
     int stream;
 } job;
 
+/* The job of a forward; a gradient sets g, ggamma and gbeta besides. */
+static job make_job(const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps,
+                    float *out)
+{
+    const int stream = rows * cols >= TL_STREAM_FROM;
+    return (job){
+        .x = x, .gamma = gamma, .beta = beta, .out = out, .rows = rows, .cols = cols, .eps = eps, .stream = stream};
+}
+
 /* Statistics of a row: the mean, 1/deviation, and the means of a and of a·xhat of the gradient. */
 enum { MEAN, ISTD, MEAN_A, MEAN_AX };
 
@@ -33,13 +41,12 @@ static void sum_leaf(const void *arg, const tl_leaf *p)
     *p->sum = tl_leaf_sum(a->x + p->at, p->n);
 }
 
-static void mean_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat)
+static void mean_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    (void)other;
-    stat[MEAN] = tl_per_count(tl_sum_of_leaves(sum, leaves), a->cols);
+    r->stat[MEAN] = tl_per_count(tl_sum_of_leaves(r->sum, r->leaves), a->cols);
     if (a->means)
-        a->means[row] = stat[MEAN];
+        a->means[r->row] = r->stat[MEAN];
 }
 
 static void squares_leaf(const void *arg, const tl_leaf *p)
@@ -49,14 +56,12 @@ static void squares_leaf(const void *arg, const tl_leaf *p)
     TL_LEAF_SUM(*p->sum, p->n, tl_square_of_difference(x[i], mean));
 }
 
-static void deviation_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves,
-                          float *stat)
+static void deviation_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    (void)other;
-    stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(sum, leaves), a->cols, a->eps);
+    r->stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(r->sum, r->leaves), a->cols, a->eps);
     if (a->istds)
-        a->istds[row] = stat[ISTD];
+        a->istds[r->row] = r->stat[ISTD];
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -82,14 +87,7 @@ int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, c
                           int64_t cols, float eps, float *out)
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
-    const job a = {.x = x,
-                   .gamma = gamma,
-                   .beta = beta,
-                   .out = out,
-                   .rows = rows,
-                   .cols = cols,
-                   .eps = eps,
-                   .stream = rows * cols >= TL_STREAM_FROM};
+    const job a = make_job(x, gamma, beta, rows, cols, eps, out);
     return tl_run_phases(ctx, &a, phases, 3, rows, cols);
 }
 
@@ -98,14 +96,7 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
     const int64_t cols = height * width;
-    const job a = {.x = x,
-                   .gamma = gamma,
-                   .beta = beta,
-                   .out = out,
-                   .rows = channels,
-                   .cols = cols,
-                   .eps = eps,
-                   .stream = channels * cols >= TL_STREAM_FROM};
+    const job a = make_job(x, gamma, beta, channels, cols, eps, out);
     return tl_run_phases(ctx, &a, phases, 3, channels, cols);
 }
 
@@ -134,16 +125,16 @@ static void channel_means_leaf(const void *arg, const tl_leaf *p)
     TL_LEAF_SUM(*p->other, p->n, g[i] * tl_normalised(x[i], mean, istd));
 }
 
-static void means_row(const void *arg, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat)
+static void means_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
-    const float sum_a = tl_sum_of_leaves(sum, leaves), sum_ax = tl_sum_of_leaves(other, leaves);
-    stat[MEAN_A] = tl_per_count(sum_a, a->cols);
-    stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
+    const float sum_a = tl_sum_of_leaves(r->sum, r->leaves), sum_ax = tl_sum_of_leaves(r->other, r->leaves);
+    r->stat[MEAN_A] = tl_per_count(sum_a, a->cols);
+    r->stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
     if (a->gbeta)
-        a->gbeta[row] = sum_a;
+        a->gbeta[r->row] = sum_a;
     if (a->ggamma)
-        a->ggamma[row] = sum_ax;
+        a->ggamma[r->row] = sum_ax;
 }
 
 static void layer_grad_leaf(const void *arg, const tl_leaf *p)
@@ -188,16 +179,8 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
     }
     if (cols == 0)
         return TORCHLEAN_OK;
-    const job a = {.x = x,
-                   .gamma = gamma,
-                   .g = g,
-                   .out = gx,
-                   .ggamma = ggamma,
-                   .gbeta = gbeta,
-                   .rows = channels,
-                   .cols = cols,
-                   .eps = eps,
-                   .stream = channels * cols >= TL_STREAM_FROM};
+    job a = make_job(x, gamma, NULL, channels, cols, eps, gx);
+    a.g = g, a.ggamma = ggamma, a.gbeta = gbeta;
     return tl_run_phases(ctx, &a, phases, 4, channels, cols);
 }
 
@@ -244,7 +227,7 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
         for (int32_t p = 0; p < 4; p++) {
             layer_grad_phases[p].leaf(a, &leaf);
             if (layer_grad_phases[p].row)
-                layer_grad_phases[p].row(a, from + r, &sum, &other, 1, stat);
+                layer_grad_phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
         }
         add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
                       beta + r % TL_COLUMN_CHAINS * cols);
@@ -254,11 +237,10 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
 }
 
 /* A task is a chunk of rows and a tile of columns. */
-static void tile_task(void *arg, int64_t task, int32_t worker)
+static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_job *c = arg;
     const job *a = &c->rows;
-    (void)worker;
     const int64_t tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE), chunk = task / tiles;
     const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TL_COLUMN_TILE;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
@@ -281,14 +263,8 @@ static void tile_task(void *arg, int64_t task, int32_t worker)
 int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                               int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
-    columns_job c = {.rows = {.x = x,
-                              .gamma = gamma,
-                              .g = g,
-                              .out = gx,
-                              .rows = rows,
-                              .cols = cols,
-                              .eps = eps,
-                              .stream = rows * cols >= TL_STREAM_FROM}};
+    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx)};
+    c.rows.g = g;
     if (!ggamma && !gbeta)
         return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
     const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);

@@ -75,9 +75,8 @@ static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
 /* Defines name(arg, task, worker): for every tensor i that the task's span meets, `body` on the elements first .. last
  * of it. A body's loops are over independent elements, which gcc vectorises. */
 #define TL_SPAN_FUNCTION(name, ...)                                                                                   \
-    static void name(void *arg, int64_t task, int32_t worker)                                                         \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                                         \
     {                                                                                                                 \
-        (void)worker;                                                                                                 \
         const tl_step step = *(const tl_step *)arg;                                                                   \
         const lists l = step.lists;                                                                               \
         const int64_t end = (task + 1) * TL_SPAN;                                                                     \
@@ -225,9 +224,8 @@ typedef struct tl_squares {
 /* Leaves of a task: 256 KiB of large tensors. */
 enum { TL_LEAVES = 4 };
 
-static void square_leaves(void *arg, int64_t task, int32_t worker)
+static void square_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const tl_squares s = *(const tl_squares *)arg;
     const int64_t last = (task + 1) * TL_LEAVES < s.start[s.count] ? (task + 1) * TL_LEAVES : s.start[s.count];
     int64_t i = find_tensor(s.start, s.count, task * TL_LEAVES);

@@ -245,9 +245,8 @@ typedef struct pool_call {
     int64_t span, spans; /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
 } pool_call;
 
-static void forward_task(void *arg, int64_t task, int32_t worker)
+static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
     pool_block b;
@@ -378,9 +377,8 @@ static void meeting(const pool_shape *v, int32_t axis, int64_t low, int64_t high
     *to = tl_imin((high - 1 + v->p[axis]) / v->s[axis] + 1, v->o[axis]);
 }
 
-static void gradient_task(void *arg, int64_t task, int32_t worker)
+static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
     const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0; /* a single axis is cut itself */
@@ -433,39 +431,33 @@ static int32_t gradient(pool_call f)
     int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
 #define VIEW view(channels, spatial, kernel, stride, padding)
 
-int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, ND, float *out)
+int32_t tl_cpu_max_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float *out)
 {
-    (void)ctx;
     return forward((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
 }
 
-int32_t tl_cpu_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
+int32_t tl_cpu_max_pool_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *g, ND, float *gx)
 {
-    (void)ctx;
     return gradient((pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
 }
 
-int32_t tl_cpu_avg_pool(tl_context *ctx, const float *x, ND, float *out)
+int32_t tl_cpu_avg_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float *out)
 {
-    (void)ctx;
     return forward((pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
 }
 
-int32_t tl_cpu_avg_pool_bwd(tl_context *ctx, const float *g, ND, float *gx)
+int32_t tl_cpu_avg_pool_bwd(TL_UNUSED tl_context *ctx, const float *g, ND, float *gx)
 {
-    (void)ctx;
     return gradient((pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
 }
 
-int32_t tl_cpu_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta, float *out)
+int32_t tl_cpu_smooth_max_pool(TL_UNUSED tl_context *ctx, const float *x, ND, float beta, float *out)
 {
-    (void)ctx;
     return forward((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
 }
 
-int32_t tl_cpu_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
+int32_t tl_cpu_smooth_max_pool_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
 {
-    (void)ctx;
     return gradient((pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
 }
 

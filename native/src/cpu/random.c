@@ -21,9 +21,8 @@ static int32_t run(tl_task_fn span, tl_draw draw)
 }
 
 #define TL_SPAN_FUNCTION(name, expression)                                                          \
-    static void name(void *arg, int64_t task, int32_t worker)                                       \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                       \
     {                                                                                               \
-        (void)worker;                                                                               \
         const tl_draw draw = *(const tl_draw *)arg;                                                 \
         const int64_t first = task * TL_SPAN, last = first + TL_SPAN < draw.n ? first + TL_SPAN : draw.n; \
         for (int64_t i = first; i < last; i++)                                                      \
@@ -34,20 +33,17 @@ TL_SPAN_FUNCTION(uniform_span, tl_random_uniform(draw.key, (uint64_t)i))
 TL_SPAN_FUNCTION(bernoulli_span, tl_random_bernoulli(draw.key, (uint64_t)i, draw.a))
 TL_SPAN_FUNCTION(normal_span, tl_random_normal(draw.key, (uint64_t)i, draw.a, draw.b))
 
-int32_t tl_cpu_rand_uniform(tl_context *ctx, int64_t n, uint64_t key, float *out)
+int32_t tl_cpu_rand_uniform(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float *out)
 {
-    (void)ctx;
     return run(uniform_span, (tl_draw){.key = key, .n = n, .out = out});
 }
 
-int32_t tl_cpu_bernoulli_mask(tl_context *ctx, int64_t n, uint64_t key, float keep, float *out)
+int32_t tl_cpu_bernoulli_mask(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float keep, float *out)
 {
-    (void)ctx;
     return run(bernoulli_span, (tl_draw){.key = key, .a = keep, .n = n, .out = out});
 }
 
-int32_t tl_cpu_rand_normal(tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out)
+int32_t tl_cpu_rand_normal(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out)
 {
-    (void)ctx;
     return run(normal_span, (tl_draw){.key = key, .a = mean, .b = std, .n = n, .out = out});
 }

@@ -45,7 +45,6 @@ static inline int32_t order_key(uint32_t bits)
 }
 
 static inline int32_t greater(int32_t a, int32_t b) { return a > b ? a : b; }
-
 static inline int32_t lesser(int32_t a, int32_t b) { return a < b ? a : b; }
 
 static inline float from_keys(int32_t least, int32_t greatest)
@@ -112,45 +111,40 @@ typedef struct rows_args {
 static inline float finish(float sum, int64_t count) { return count > 0 ? tl_per_count(sum, count) : sum; }
 
 /* A unit is one row. */
-static void sum_rows(void *arg, int64_t task, int32_t worker)
+static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    (void)worker;
     EACH_UNIT (r, a.g, task)
         a.out[r] = finish(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
 }
 
-static void max_rows(void *arg, int64_t task, int32_t worker)
+static void max_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    (void)worker;
     EACH_UNIT (r, a.g, task)
         a.out[r] = leaf_max(a.x + r * a.cols, a.cols);
 }
 
 /* A unit is one leaf of a row. */
-static void sum_leaves(void *arg, int64_t task, int32_t worker)
+static void sum_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
         a.out[u] = tl_leaf_sum(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
 }
 
-static void max_leaves(void *arg, int64_t task, int32_t worker)
+static void max_leaves(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const int64_t first = u % a.leaves * TL_SUM_LEAF;
         a.out[u] = leaf_max(a.x + u / a.leaves * a.cols + first, tl_imin(a.cols - first, TL_SUM_LEAF));
     }
 }
 
-/* Rows as they are, or, where they are too few to occupy the threads, leaves first and then the rows of their results.
- *  */
+/* Rows as they are, or, where they are too few to occupy the threads, leaves first and then the rows of their results. */
 static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_leaf, const float *x, int64_t rows,
                            int64_t cols, int64_t count, float *out)
 {
@@ -207,10 +201,9 @@ static inline corner find_corner(const columns_args *a, int64_t unit)
     return p;
 }
 
-static void sum_columns(void *arg, int64_t task, int32_t worker)
+static void sum_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         float *out = a.out + (p.o * a.chunks + p.chunk) * a.cols + p.c0;
@@ -221,10 +214,9 @@ static void sum_columns(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void max_columns(void *arg, int64_t task, int32_t worker)
+static void max_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         chunk_max(a.x + (p.o * a.rows + p.r0) * a.cols + p.c0, p.rows, a.cols, p.cols,
@@ -342,10 +334,9 @@ int32_t tl_cpu_reduce_max_axis1(tl_context *ctx, const float *x, int64_t rows, i
 
 /* gx[o,l,i] = g[o,i] / length. A unit is a tile of a slice's columns and a chunk of its length: the quotients are
  * formed once, then copied. Narrow tiles are first repeated to a longer pattern, since their rows lie side by side. */
-static void mean_bwd_units(void *arg, int64_t task, int32_t worker)
+static void mean_bwd_units(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_args a = *(const columns_args *)arg; /* x is g (outer, cols), out is gx (outer, rows, cols) */
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a, u);
         float q[TL_COLUMN_TILE];
@@ -360,9 +351,8 @@ static void mean_bwd_units(void *arg, int64_t task, int32_t worker)
     }
 }
 
-int32_t tl_cpu_reduce_mean_bwd(tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis, float *gx)
+int32_t tl_cpu_reduce_mean_bwd(TL_UNUSED tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis, float *gx)
 {
-    (void)ctx;
     const axis_view v = view_axis(dims, axis);
     columns_args a = {.x = g, .rows = v.length, .cols = v.inner, .out = gx};
     cut_columns(&a);
@@ -406,10 +396,9 @@ typedef struct max_bwd_args {
 
 /* Axis 1. A row of up to TASK elements is read twice, the second time from cache; longer ones are cut into segments,
  * counted first and then written. */
-static void max_bwd_rows(void *arg, int64_t task, int32_t worker)
+static void max_bwd_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (r, a.g, task) {
         const float *x = a.x + r * a.cols;
         const int64_t winners = count_equal(x, a.cols, a.max[r]);
@@ -417,20 +406,18 @@ static void max_bwd_rows(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void count_segments(void *arg, int64_t task, int32_t worker)
+static void count_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK;
         a.counts[u] = (int32_t)count_equal(a.x + r * a.cols + first, tl_imin(a.cols - first, TASK), a.max[r]);
     }
 }
 
-static void write_segments(void *arg, int64_t task, int32_t worker)
+static void write_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const int64_t r = u / a.segments, first = u % a.segments * TASK, at = r * a.cols + first;
         write_shares(a.x + at, tl_imin(a.cols - first, TASK), a.max[r], a.shares[r], a.gx + at);
@@ -476,10 +463,9 @@ PASS write_row(const float *x, const float *max, const float *share, int64_t wid
         gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f;
 }
 
-static void count_columns(void *arg, int64_t task, int32_t worker)
+static void count_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a.cut, u);
         _Alignas(64) int32_t equal[TL_COLUMN_TILE] = {0};
@@ -490,10 +476,9 @@ static void count_columns(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void share_columns(void *arg, int64_t task, int32_t worker)
+static void share_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (tile, a.g, task) {
         const int64_t first = tile * a.cut.width, width = tl_imin(a.cols - first, a.cut.width);
         int64_t winners[TL_COLUMN_TILE] = {0};
@@ -505,10 +490,9 @@ static void share_columns(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void write_columns(void *arg, int64_t task, int32_t worker)
+static void write_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const max_bwd_args a = *(const max_bwd_args *)arg;
-    (void)worker;
     EACH_UNIT (u, a.g, task) {
         const corner p = find_corner(&a.cut, u);
         const float *max = a.max + p.c0, *share = a.shares + p.c0;

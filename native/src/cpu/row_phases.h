@@ -4,8 +4,7 @@
  *
  *   rows in tasks       a task runs all phases of a row before the next row, which then comes from L1 or L2
  *   few, long rows      all leaves of one phase are tasks, then the next phase */
-#ifndef TL_CPU_ROW_PHASES_H
-#define TL_CPU_ROW_PHASES_H
+#pragma once
 
 #include "core/threads.h"
 #include "cpu/stream.h"
@@ -87,11 +86,22 @@ typedef struct tl_leaf {
     const float *stat;
 } tl_leaf;
 
+/* A row whose leaves are done: the phase turns their sums into statistics. */
+typedef struct tl_row {
+    int64_t row, leaves;
+    const float *sum, *other;
+    float *stat;
+} tl_row;
+
 typedef struct tl_row_phase {
     void (*leaf)(const void *job, const tl_leaf *leaf);
-    /* the leaves' sums to statistics */
-    void (*row)(const void *job, int64_t row, const float *sum, const float *other, int64_t leaves, float *stat);
+    void (*row)(const void *job, const tl_row *row);
 } tl_row_phase;
+
+static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
+{
+    return leaves == 1 ? sum[0] : tl_row_sum(sum, leaves);
+}
 
 typedef struct tl_row_run {
     const void *job;
@@ -108,42 +118,32 @@ static inline int64_t tl_leaf_length(const tl_row_run *r, int64_t leaf)
 }
 
 /* A task is `per_task` whole rows. */
-static void tl_row_task(void *arg, int64_t task, int32_t worker)
+static void tl_row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const tl_row_run r = *(const tl_row_run *)arg;
-    (void)worker;
     _Alignas(64) float work[TL_SUM_LEAF];
     float sums[2 * TL_ROW_LEAVES], stat[TL_ROW_STATS];
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
     for (int64_t row = task * r.per_task; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
             for (int64_t l = 0; l < r.leaves; l++) {
-                const int64_t first = l * TL_SUM_LEAF;
-                const tl_leaf leaf = {row,
-                                      first,
-                                      tl_leaf_length(&r, l),
-                                      row * r.cols + first,
-                                      r.leaves == 1 ? work : NULL,
-                                      sums + l,
-                                      sums + r.leaves + l,
-                                      stat};
-                r.phases[p].leaf(r.job, &leaf);
+                r.phases[p].leaf(r.job,
+                                 &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
+                                            r.leaves == 1 ? work : NULL, sums + l, sums + r.leaves + l, stat});
             }
             if (r.phases[p].row)
-                r.phases[p].row(r.job, row, sums, sums + r.leaves, r.leaves, stat);
+                r.phases[p].row(r.job, &(tl_row){row, r.leaves, sums, sums + r.leaves, stat});
         }
 }
 
 /* A task is one leaf, in one phase. */
-static void tl_leaf_task(void *arg, int64_t task, int32_t worker)
+static void tl_leaf_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const tl_row_run r = *(const tl_row_run *)arg;
-    (void)worker;
     const int64_t row = task / r.leaves, l = task % r.leaves, first = l * TL_SUM_LEAF;
     float *sums = r.sums + 2 * row * r.leaves;
-    const tl_leaf leaf = {row,  first,    tl_leaf_length(&r, l), row * r.cols + first,
-                          NULL, sums + l, sums + r.leaves + l,   r.stats + row * TL_ROW_STATS};
-    r.phases[r.phase].leaf(r.job, &leaf);
+    r.phases[r.phase].leaf(r.job, &(tl_leaf){row, first, tl_leaf_length(&r, l), row * r.cols + first, NULL, sums + l,
+                                             sums + r.leaves + l, r.stats + row * TL_ROW_STATS});
 }
 
 /* Runs `count` phases over rows x cols elements; no phase is called where cols = 0. Fails only for want of scratch. */
@@ -169,49 +169,10 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
         tl_parallel(rows * r.leaves, tl_leaf_task, &r);
         for (int64_t row = 0; row < rows && phases[r.phase].row; row++) {
             const float *sums = r.sums + 2 * row * r.leaves;
-            phases[r.phase].row(job, row, sums, sums + r.leaves, r.leaves, r.stats + row * TL_ROW_STATS);
+            const tl_row done = {row, r.leaves, sums, sums + r.leaves, r.stats + row * TL_ROW_STATS};
+            phases[r.phase].row(job, &done);
         }
     }
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
-
-/* The row's sum from its leaves'. */
-static inline float tl_sum_of_leaves(const float *sum, int64_t leaves)
-{
-    return leaves == 1 ? sum[0] : tl_row_sum(sum, leaves);
-}
-
-/* ---- maxima ------------------------------------------------------------------------------------------------------ */
-
-/* The maximum of a leaf for shifting exponentials; -inf for n = 0. It passes NaN over: where a row has one, its sum of
- * exponentials is NaN whatever the shift. An operation whose result is the maximum itself needs one that keeps NaN
- * (reduce.c). The maximum has no order; 64 lanes are a few registers. */
-static inline float tl_leaf_max(const float *x, int64_t n)
-{
-    enum { LANES = 64 };
-    _Alignas(64) float t[LANES];
-    int64_t i = 0;
-    for (int l = 0; l < LANES; l++)
-        t[l] = -TL_INF;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++)
-            t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
-    for (int64_t l = 0; l < n - i; l++)
-        t[l] = x[i + l] > t[l] ? x[i + l] : t[l];
-    for (int s = LANES / 2; s > 0; s /= 2)
-        for (int l = 0; l < s; l++)
-            t[l] = t[l + s] > t[l] ? t[l + s] : t[l];
-    return t[0];
-}
-
-/* The same of the leaves' maxima. */
-static inline float tl_max_of(const float *x, int64_t n)
-{
-    float m = -TL_INF;
-    for (int64_t i = 0; i < n; i++)
-        m = x[i] > m ? x[i] : m;
-    return m;
-}
-
-#endif

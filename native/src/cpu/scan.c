@@ -207,9 +207,8 @@ static void start(const scan_call *f, float *h, int64_t j0, int64_t n)
 
 /* ---- tasks are blocks of channels -------------------------------------------------------------------------------- */
 
-static void walk_task(void *arg, int64_t task, int32_t worker)
+static void walk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
@@ -231,9 +230,8 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- tasks are blocks of channels of one chunk ------------------------------------------------------------------- */
 
-static void map_task(void *arg, int64_t task, int32_t worker)
+static void map_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
@@ -256,9 +254,8 @@ static float end_of(const scan_call *f, int64_t chunk, int64_t j, float h)
 }
 
 /* The carries of all chunks, for a block of channels. A map that is not finite sends one channel through its chunk. */
-static void carry_task(void *arg, int64_t task, int32_t worker)
+static void carry_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     start(f, f->carries + j0, j0, n);
@@ -266,19 +263,13 @@ static void carry_task(void *arg, int64_t task, int32_t worker)
         const float *P = f->maps_P + chunk * f->D + j0, *s = f->maps_s + chunk * f->D + j0;
         const float *from = f->carries + chunk * f->D + j0;
         float *to = f->carries + (chunk + 1) * f->D + j0;
-        for (int64_t j = 0; j < n; j++) {
-            if (!tl_scan_finite(P[j], s[j], from[j])) {
-                to[j] = end_of(f, chunk, j0 + j, from[j]);
-            } else {
-                to[j] = fmaf(P[j], from[j], s[j]);
-            }
-        }
+        for (int64_t j = 0; j < n; j++)
+            to[j] = tl_scan_finite(P[j], s[j], from[j]) ? fmaf(P[j], from[j], s[j]) : end_of(f, chunk, j0 + j, from[j]);
     }
 }
 
-static void chunk_task(void *arg, int64_t task, int32_t worker)
+static void chunk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
     scan_state v;
@@ -289,9 +280,9 @@ static void chunk_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
 
-/* f.chunks is set. */
 static int32_t scan(tl_context *ctx, scan_call f)
 {
+    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
@@ -312,12 +303,6 @@ static int32_t scan(tl_context *ctx, scan_call f)
     tl_parallel(f.chunks * f.blocks, chunk_task, &f);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
-}
-
-static int32_t forward(tl_context *ctx, scan_call f)
-{
-    f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
-    return scan(ctx, f);
 }
 
 static int32_t reverse(tl_context *ctx, scan_call f)
@@ -353,49 +338,30 @@ static int32_t reverse(tl_context *ctx, scan_call f)
 int32_t tl_cpu_selective_scan_diag(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
                                    int64_t seq_len, int64_t state, float *out)
 {
-    return forward(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .T = seq_len, .D = state, .h = out});
+    return scan(ctx, (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .T = seq_len, .D = state, .h = out});
 }
 
 int32_t tl_cpu_selective_scan_diag_bwd(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
                                        const float *out, const float *g, int64_t seq_len, int64_t state, float *gA,
                                        float *gB, float *gx, float *gh0)
 {
-    return reverse(ctx, (scan_call){.A = A,
-                                    .B = B,
-                                    .x = x,
-                                    .h0 = h0,
-                                    .out = out,
-                                    .g = g,
-                                    .T = seq_len,
-                                    .D = state,
-                                    .gA = gA,
-                                    .gB = gB,
-                                    .gx = gx,
-                                    .gh0 = gh0});
+    scan_call f = {.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .T = seq_len, .D = state};
+    f.gA = gA, f.gB = gB, f.gx = gx, f.gh0 = gh0;
+    return reverse(ctx, f);
 }
 
 int32_t tl_cpu_selective_scan_diag_var(tl_context *ctx, const float *A, const float *B, const float *x, const float *h0,
                                        int64_t seq_len, int64_t state, float *out)
 {
-    return forward(ctx,
-                   (scan_call){.A = A, .B = B, .x = x, .h0 = h0, .every = state, .T = seq_len, .D = state, .h = out});
+    scan_call f = {.A = A, .B = B, .x = x, .h0 = h0, .every = state, .T = seq_len, .D = state, .h = out};
+    return scan(ctx, f);
 }
 
 int32_t tl_cpu_selective_scan_diag_var_bwd(tl_context *ctx, const float *A, const float *B, const float *x,
                                            const float *h0, const float *out, const float *g, int64_t seq_len,
                                            int64_t state, float *gA, float *gB, float *gx, float *gh0)
 {
-    return reverse(ctx, (scan_call){.A = A,
-                                    .B = B,
-                                    .x = x,
-                                    .h0 = h0,
-                                    .out = out,
-                                    .g = g,
-                                    .every = state,
-                                    .T = seq_len,
-                                    .D = state,
-                                    .gA = gA,
-                                    .gB = gB,
-                                    .gx = gx,
-                                    .gh0 = gh0});
+    scan_call f = {.A = A, .B = B, .x = x, .h0 = h0, .out = out, .g = g, .every = state, .T = seq_len, .D = state};
+    f.gA = gA, f.gB = gB, f.gx = gx, f.gh0 = gh0;
+    return reverse(ctx, f);
 }

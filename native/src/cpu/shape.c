@@ -1,14 +1,13 @@
 /* Concatenation, slices and permutations of axes on the CPU.
  *
- * Every permutation here exchanges two neighbouring groups of axes: an array (outer, rows, cols, inner) becomes
- * (outer, cols, rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole
- * matrices where they are small), a function of the shape alone; a panel touches few enough pages for the TLB and few
- * enough lines for the L2 cache.
+ * Every permutation here exchanges two neighbouring groups of axes: an array (outer, rows, cols, inner) becomes (outer, cols,
+ * rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole matrices where they are
+ * small), a function of the shape alone; a panel touches few enough pages for the TLB and few enough lines for the L2 cache.
  *
- * Inside a panel with inner = 1, blocks of W by W elements (W floats fill a vector register) are transposed in
- * registers by log2(W) rounds of pairwise exchanges: round s swaps the off-diagonal s by s corners of every 2s by 2s
- * square. At an edge the last block is moved back inside, so some elements are written twice with the same value, and
- * no scalar loop is needed; a last band too thin for that is joined to the one before it. */
+ * Inside a panel with inner = 1, blocks of W by W elements (W floats fill a vector register) are transposed in registers by
+ * log2(W) rounds of pairwise exchanges: round s swaps the off-diagonal s by s corners of every 2s by 2s square. At an edge the
+ * last block is moved back inside, so some elements are written twice with the same value, and no scalar loop is needed; a last
+ * band too thin for that is joined to the one before it. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -41,9 +40,8 @@ typedef struct window {
     int64_t zeros, n, total;
 } window;
 
-static void window_task(void *arg, int64_t task, int32_t worker)
+static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const window *w = arg;
     const int64_t first = task * COPY_TASK, last = tl_imin(first + COPY_TASK, w->total);
     const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
@@ -67,9 +65,8 @@ static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t tot
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_concat1d(tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
+int32_t tl_cpu_concat1d(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
 {
-    (void)ctx;
     if (n > 0)
         copy_window(a, 0, n, n, out);
     if (m > 0)
@@ -77,15 +74,14 @@ int32_t tl_cpu_concat1d(tl_context *ctx, const float *a, const float *b, int64_t
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+int32_t tl_cpu_slice1d(TL_UNUSED tl_context *ctx, const float *x, TL_UNUSED int64_t n, int64_t start, int64_t len,
+                       float *out)
 {
-    (void)ctx, (void)n;
     return copy_window(x + start, 0, len, len, out);
 }
 
-int32_t tl_cpu_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
+int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
 {
-    (void)ctx;
     return copy_window(g, start, len, n, gx);
 }
 
@@ -128,13 +124,6 @@ int32_t tl_cpu_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t s
         rounds                                                                                                         \
     }
 
-BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
-#if W == 8
-BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
-#elif W == 16
-BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
-#endif
-
 /* Blocks over a panel, along the rows of x inside: the lines of y are then written from end to end. */
 #define BLOCKS(width)                                                                                                  \
     static void blocks##width(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
@@ -168,18 +157,21 @@ BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
         }                                                                                                              \
     }
 
+BLOCK(4, EXCHANGE(4, 1) EXCHANGE(4, 2))
 BLOCKS(4)
 #if W == 8
+BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
 BLOCKS(8)
-#define BLOCKS_W blocks8
 STREAM_BLOCKS(8)
+#define BLOCKS_W blocks8
 #elif W == 16
+BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
 BLOCKS(16)
-#define BLOCKS_W blocks16
 STREAM_BLOCKS(16)
+#define BLOCKS_W blocks16
 #else
-#define BLOCKS_W blocks4
 STREAM_BLOCKS(4)
+#define BLOCKS_W blocks4
 #endif
 
 /* Panels with fewer than four rows or columns: with constant counts gcc makes shuffles of the loops. */
@@ -241,10 +233,9 @@ static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, 
 /* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
 #define RUNS(name, length)                                                                                     \
     static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
-                     int64_t inner)                                                                            \
+                     TL_UNUSED int64_t inner)                                                                            \
     {                                                                                                          \
         const size_t bytes = (size_t)(length) * sizeof(float);                                                 \
-        (void)inner;                                                                                           \
         for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
             for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
                 for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
@@ -283,9 +274,8 @@ typedef struct exchange {
     int stream;            /* store past the cache */
 } exchange;
 
-static void exchange_task(void *arg, int64_t task, int32_t worker)
+static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const exchange *e = arg;
     const int64_t matrix = e->rows * e->cols * e->inner, x_stride = e->cols * e->inner, y_stride = e->rows * e->inner;
     const int64_t across = task % e->panels, down = task / e->panels % e->bands;
@@ -305,9 +295,8 @@ static void exchange_task(void *arg, int64_t task, int32_t worker)
 }
 
 /* Task = one piece of one run. */
-static void long_run_task(void *arg, int64_t task, int32_t worker)
+static void long_run_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const exchange *e = arg;
     const int64_t pieces = tl_ceil_div(e->inner, TASK), run = task / pieces, from = task % pieces * TASK;
     const int64_t r = run % e->rows, c = run / e->rows % e->cols, o = run / e->rows / e->cols;
@@ -342,15 +331,14 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_transpose2d(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+int32_t tl_cpu_transpose2d(TL_UNUSED tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, rows, cols, 1, out);
 }
 
-int32_t tl_cpu_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth, float *out)
+int32_t tl_cpu_swap_adjacent_at_depth(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth,
+                                      float *out)
 {
-    (void)ctx;
     int64_t outer = 1, inner = 1;
     for (int32_t i = 0; i < depth; i++)
         outer *= dims->d[i];
@@ -359,20 +347,17 @@ int32_t tl_cpu_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_
     return exchange_axes(x, outer, dims->d[depth], dims->d[depth + 1], inner, out);
 }
 
-int32_t tl_cpu_transpose3d_bca(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_bca(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, a, b * c, 1, out);
 }
 
-int32_t tl_cpu_transpose3d_cab(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_cab(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, 1, a * b, c, 1, out);
 }
 
-int32_t tl_cpu_transpose3d_acb(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
+int32_t tl_cpu_transpose3d_acb(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
 {
-    (void)ctx;
     return exchange_axes(x, a, b, c, 1, out);
 }

@@ -140,9 +140,8 @@ static void write_blocks(const broadcast *b, int64_t first, int64_t end, float *
 }
 
 /* A large output is made in pieces in the L1 cache and stored past it. */
-static void broadcast_task(void *arg, int64_t task, int32_t worker)
+static void broadcast_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const broadcast *b = arg;
     const int64_t first = task * TASK, end = tl_imin(first + TASK, b->total);
     if (b->total < TL_STREAM_FROM) {
@@ -169,22 +168,21 @@ static int32_t run_broadcast(const float *x, tl_broadcast_axes axes, float *out)
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_broadcast_vec_to_rows(tl_context *ctx, const float *vec, int64_t rows, int64_t cols, float *out)
+int32_t tl_cpu_broadcast_vec_to_rows(TL_UNUSED tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                     float *out)
 {
-    (void)ctx;
     return run_broadcast(vec, (tl_broadcast_axes){2, {rows, cols}, {1, 0}}, out);
 }
 
-int32_t tl_cpu_broadcast_vec_to_cols(tl_context *ctx, const float *vec, int64_t rows, int64_t cols, float *out)
+int32_t tl_cpu_broadcast_vec_to_cols(TL_UNUSED tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                     float *out)
 {
-    (void)ctx;
     return run_broadcast(vec, (tl_broadcast_axes){2, {rows, cols}, {0, 1}}, out);
 }
 
-int32_t tl_cpu_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+int32_t tl_cpu_broadcast_to(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                             const tl_dims *axis_map, float *out)
 {
-    (void)ctx;
     return run_broadcast(x, tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
 }
 

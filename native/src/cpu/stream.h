@@ -3,8 +3,7 @@
  *
  * TL_STREAM(p, v) stores a vector of TL_STREAM_WIDTH floats to p, aligned to it. Such stores should come in whole,
  * aligned lines, and nothing orders them but tl_stream_end, which a task calls before it returns. */
-#ifndef TL_CPU_STREAM_H
-#define TL_CPU_STREAM_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -53,5 +52,3 @@ static inline void tl_stream_copy(float *to, const float *from, int64_t n)
             TL_STREAM(to + i + k, *(const tl_stream_vector *)(from + i + k));
     memcpy(to + i, from + i, (size_t)(n - i) * sizeof(float));
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * An accumulator of the tree is one float of a small array in L1, so the loops run over independent elements and gcc
  * vectorises them without changing the order of a single sum. */
-#ifndef TL_CPU_SUM_TREE_H
-#define TL_CPU_SUM_TREE_H
+#pragma once
 
 #include "core/kernel.h"
 #include "formula/sum_tree.h"
@@ -159,5 +158,3 @@ int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols,
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. */
 int32_t tl_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                        float *out);
-
-#endif

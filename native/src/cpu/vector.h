@@ -1,6 +1,5 @@
 /* Float vectors of one SIMD variant: width, loads, stores, and the fused multiply-add with a broadcast factor. */
-#ifndef TL_CPU_VECTOR_H
-#define TL_CPU_VECTOR_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -124,5 +123,3 @@ TL_INLINE void tl_panel_product(const float *a, int64_t rs, int64_t cs, int64_t 
         tl_vec_store(c + r * ldc + TL_LANES, sum[r][1]);
     }
 }
-
-#endif

@@ -1,15 +1,13 @@
 /* The activations: tanh, sigmoid, softplus, safe_log, silu and gelu (tanh form), each followed by its gradient.
  *
- * All but tanh rest on two pieces: the logistic function sigma as an unevaluated sum of two floats, and softplus as
- * another. The spare bits are what keeps the product, the quotient or the logarithm taken afterwards within 1 ulp.
- * Both can be far below the smallest float, so below x = -64 they are returned enlarged by a power of two, which the
- * caller takes back last. The gradients multiply by g in between: a large g does not meet a factor that has already
- * lost its bits to underflow.
+ * All but tanh rest on two pieces: the logistic function sigma as an unevaluated sum of two floats, and softplus as another. The
+ * spare bits are what keeps the product, the quotient or the logarithm taken afterwards within 1 ulp. Both can be far below the
+ * smallest float, so below x = -64 they are returned enlarged by a power of two, which the caller takes back last. The gradients
+ * multiply by g in between: a large g does not meet a factor that has already lost its bits to underflow.
  *
- * Limits: silu and gelu are -0 at -inf and inf at inf; their derivatives are -0 and 1 there, and never NaN for a
- * finite x and g. */
-#ifndef TL_FORMULA_ACTIVATION_H
-#define TL_FORMULA_ACTIVATION_H
+ * Limits: silu and gelu are -0 at -inf and inf at inf; their derivatives are -0 and 1 there, and never NaN for a finite x and g.
+ */
+#pragma once
 
 #include "explog.h"
 
@@ -55,11 +53,10 @@ TL_HD float tl_tanh_bwd(float y, float g) { return g * fmaf(-y, y, 1.0f); }
 
 /* ---- the logistic function ------------------------------------------------------------------------------- */
 
-/* sigma(x) = 1/(1 + E) for x >= 0 and E/(1 + E) for x < 0, E = e^-|x|: nothing overflows, and 1 - sigma is the other
- * of the two. The parts it is made of: the numerator as num + numl (E or 1), the rounded quotient R = 1/(1 + E), and
- * `rest` with 1/(1 + E) = R (1 + rest). E = (e + el) step, where e is large enough not to lose bits when E is tiny;
- * num is enlarged by 1/step too, which the caller takes back last. The denominator is summed with its rounding
- * error. */
+/* sigma(x) = 1/(1 + E) for x >= 0 and E/(1 + E) for x < 0, E = e^-|x|: nothing overflows, and 1 - sigma is the other of the two.
+ * The parts it is made of: the numerator as num + numl (E or 1), the rounded quotient R = 1/(1 + E), and `rest` with 1/(1 + E) =
+ * R (1 + rest). E = (e + el) step, where e is large enough not to lose bits when E is tiny; num is enlarged by 1/step too, which
+ * the caller takes back last. The denominator is summed with its rounding error. */
 struct tl_logistic {
     float num, numl, recip, rest;
 };
@@ -209,14 +206,13 @@ TL_HD void tl_softplus_middle(float x, float *s, float *sl)
     *sl = rest - (*s - a);
 }
 
-/* ln(softplus(x) + eps), 2^-100 <= eps <= 1e-3 for the full accuracy (a larger eps moves the zero of the result out
- * of the interval treated below and leaves an absolute error of a few 2^-26 there; eps = 0 gives -inf below x =
- * -104). The sum y is carried in two floats and its logarithm taken as in tl_log. For |x| < 0.6 the more accurate
- * softplus above replaces the general one, whose error of 2^-25 the logarithm would magnify.
- * Around the zero of the result, x = 0.5413, y - 1 would cancel. There softplus is expanded at the short constant
- * c = 2217/4096: softplus(c + d) - 1 = c0 + a1 d + d^2 T(d) for -0.27 <= d <= 0.44, where d = x - c is exact. c0 and
- * a1 have two parts and their products are kept exactly; the error of T is below 2^-30 relative to the sum. This gives
- * f = y - 1 for the logarithm directly.
+/* ln(softplus(x) + eps), 2^-100 <= eps <= 1e-3 for the full accuracy (a larger eps moves the zero of the result out of the
+ * interval treated below and leaves an absolute error of a few 2^-26 there; eps = 0 gives -inf below x = -104). The sum y is
+ * carried in two floats and its logarithm taken as in tl_log. For |x| < 0.6 the more accurate softplus above replaces the general
+ * one, whose error of 2^-25 the logarithm would magnify.
+ * Around the zero of the result, x = 0.5413, y - 1 would cancel. There softplus is expanded at the short constant c = 2217/4096:
+ * softplus(c + d) - 1 = c0 + a1 d + d^2 T(d) for -0.27 <= d <= 0.44, where d = x - c is exact. c0 and a1 have two parts and their
+ * products are kept exactly; the error of T is below 2^-30 relative to the sum. This gives f = y - 1 for the logarithm directly.
  * ln(eps) at -inf, inf at inf. */
 TL_HD float tl_safe_log(float x, float eps)
 {
@@ -370,5 +366,3 @@ TL_HD float tl_gelu_bwd(float x, float g)
     struct tl_logistic p = tl_logistic_wide(v, v < 0.0f ? vl : -vl, &step, &e, &el);
     return x < -TL_FLOAT_MAX ? g * -0.0f : tl_gate_bwd(w, wl, p, e, el, step, v < 0.0f, g);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Scores and weights of attention. */
-#ifndef TL_FORMULA_ATTENTION_H
-#define TL_FORMULA_ATTENTION_H
+#pragma once
 
 #include <float.h>
 
@@ -26,5 +25,3 @@ TL_HD float tl_attention_weight(float x)
     float y = p * tl_from_bits(tl_bits(t) << 23) * TL_2M64;
     return x < -104.0f ? 0.0f : y;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * only operations IEEE 754 rounds correctly: + - * / sqrtf fmaf, comparisons, integer arithmetic on the bit pattern.
  * Contraction is switched off in both compilers; a fused multiply-add is written fmaf. Branches are written as selects,
  * so that a loop over a formula vectorises. */
-#ifndef TL_FORMULA_BASE_H
-#define TL_FORMULA_BASE_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -42,5 +41,3 @@ TL_HD float tl_from_bits(uint32_t u)
     return x;
 #endif
 }
-
-#endif

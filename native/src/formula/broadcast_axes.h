@@ -1,15 +1,13 @@
 /* Broadcasting as both back ends see it: a short list of merged axes, and the order in which its adjoint sums them.
  *
- * Output axes of size 1 are dropped and neighbours of one kind are joined, so the list alternates between kept axes,
- * along which the input advances, and repeated axes, along which one input element is read again (inserted axes, and
- * input axes of size 1). Kept axes are contiguous in the input: its axes appear in order, and those of size 1 take no
- * room.
+ * Output axes of size 1 are dropped and neighbours of one kind are joined, so the list alternates between kept axes, along which
+ * the input advances, and repeated axes, along which one input element is read again (inserted axes, and input axes of size 1).
+ * Kept axes are contiguous in the input: its axes appear in order, and those of size 1 take no room.
  *
- * The adjoint sums the repeated axes one at a time, the innermost first, so only the first pass reads the large
- * array. A pass is a (outer, length, inner) sum: by the row tree of sum_tree.h where inner is 1, else by its column
- * tree. tlspec.ops.shape mirrors the plan to derive the height of the whole sum. */
-#ifndef TL_BROADCAST_AXES_H
-#define TL_BROADCAST_AXES_H
+ * The adjoint sums the repeated axes one at a time, the innermost first, so only the first pass reads the large array. A pass is
+ * a (outer, length, inner) sum: by the row tree of sum_tree.h where inner is 1, else by its column tree. tlspec.ops.shape mirrors
+ * the plan to derive the height of the whole sum. */
+#pragma once
 
 #include <stdint.h>
 
@@ -69,5 +67,3 @@ static inline int tl_next_sum(tl_broadcast_axes *axes, tl_sum_pass *pass)
     }
     return 0;
 }
-
-#endif

@@ -1,17 +1,15 @@
 /* Convolutions as both back ends see them: merged axes, and the gather that turns one into a matrix product.
  *
- * A convolution joins a large array (`in`: the input of conv, the output of conv_transpose) and a small one (`out`):
- * in[j·stride + k - padding] meets out[j] with kernel offset k. Both directions are products whose right factor is
- * gathered:
+ * A convolution joins a large array (`in`: the input of conv, the output of conv_transpose) and a small one (`out`): in[j·stride
+ * + k - padding] meets out[j] with kernel offset k. Both directions are products whose right factor is gathered:
  *     correlate   small from large: position j reads large[j·stride + k - padding]
  *     spread      large from small: position i reads small[(i + padding - k) / stride] for the k that divide
- * For a spread with strides the positions i and offsets k are split by their residues: i + padding and k must agree
- * modulo stride on every axis, so each combination of residues (a phase) is a dense product of its own.
+ * For a spread with strides the positions i and offsets k are split by their residues: i + padding and k must agree modulo stride
+ * on every axis, so each combination of residues (a phase) is a dense product of its own.
  *
- * The terms of an element are summed channel by channel and, within a channel, offset by offset, row-major; CUDA takes
- * the offsets of large kernels some at a time (cuda/conv/conv.cuh). */
-#ifndef TL_CONV_GEOMETRY_H
-#define TL_CONV_GEOMETRY_H
+ * The terms of an element are summed channel by channel and, within a channel, offset by offset, row-major; CUDA takes the
+ * offsets of large kernels some at a time (cuda/conv/conv.cuh). */
+#pragma once
 
 #include "base.h"
 
@@ -141,5 +139,3 @@ TL_HD int64_t tl_conv_kernel_index(const tl_conv_gather *g, int64_t t)
     }
     return index;
 }
-
-#endif

@@ -1,11 +1,8 @@
 /* The quotient by a number of elements: means, and the equal shares of a maximum's gradient. */
-#ifndef TL_FORMULA_COUNT_H
-#define TL_FORMULA_COUNT_H
+#pragma once
 
 #include "base.h"
 
 /* s / n for n >= 1. Up to 2^24 the count is a float32 and the quotient is rounded once. Beyond, it is taken in float64,
  * whose second rounding moves a result only if the first falls within 2^-29 of a tie. */
 TL_HD float tl_per_count(float s, int64_t n) { return n <= 16777216 ? s / (float)n : (float)((double)s / (double)n); }
-
-#endif

@@ -7,16 +7,14 @@
  *     the tile's share of bin k = (even - i·odd)·e^(-i·pi·k·(2·t0 + TILE - 1)/n).
  * Each chain starts at +0 and runs over j = 0..HALF-1. The CPU path adds the shares of TL_DFT_TILES tiles in order, and
  * those sums by the column tree of sum_tree.h. */
-#ifndef TL_DFT_TILE_H
-#define TL_DFT_TILE_H
+#pragma once
 
 #include "base.h"
 
 enum { TL_DFT_TILE = 64, TL_DFT_HALF = 32, TL_DFT_TILES = 64 };
 
-/* (cos, sin) of 2·pi·k/n for 0 <= k < n < 2^60 in float64: the angle is folded into the first octant in integers, so
- * that multiples of a quarter turn are exact and each component, rounded to float32, is within half an ulp and 2^-28 of
- * one. */
+/* (cos, sin) of 2·pi·k/n for 0 <= k < n < 2^60 in float64: the angle is folded into the first octant in integers, so that
+ * multiples of a quarter turn are exact and each component, rounded to float32, is within half an ulp and 2^-28 of one. */
 TL_HD void tl_root(uint64_t k, uint64_t n, double *c, double *s)
 {
     uint64_t q = 8 * k;
@@ -37,5 +35,3 @@ TL_HD void tl_root(uint64_t k, uint64_t n, double *c, double *s)
     *c = left ? -a : a;
     *s = below ? -b : b;
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * One rule for NaN: an argument that is NaN makes the result NaN; which NaN (sign, payload) is not specified and
  * differs between processors. A cotangent g that a rule discards ("else 0") is discarded even when it is NaN. */
-#ifndef TL_FORMULA_EXACT_H
-#define TL_FORMULA_EXACT_H
+#pragma once
 
 #include "base.h"
 
@@ -55,8 +54,7 @@ TL_HD float tl_min(float a, float b)
 #endif
 }
 
-/* The winner takes g, the other 0; a tie (+0 and -0 tie) gives g/2 to each; a NaN on either side gives NaN to
- * both. */
+/* The winner takes g, the other 0; a tie (+0 and -0 tie) gives g/2 to each; a NaN on either side gives NaN to both. */
 TL_HD void tl_max_bwd(float a, float b, float g, float *ga, float *gb)
 {
     float half = 0.5f * g;
@@ -130,5 +128,3 @@ TL_HD void tl_div_bwd(float a, float b, float g, float *ga, float *gb)
     *ga = g / b;
     *gb = tl_scale_by_power(-(mg / mb) * (ma / mb), ea + eg - eb - eb);
 }
-
-#endif

@@ -10,8 +10,7 @@
  * Accuracy. "Within 1 ulp" means: the result is the correctly rounded float32 or one of its two neighbours. It was
  * checked over all 2^32 arguments by `make exhaustive`. Subnormal arguments and results are handled as any
  * other; a result that underflows is rounded twice, which costs at most one unit of the smallest subnormal. */
-#ifndef TL_FORMULA_EXPLOG_H
-#define TL_FORMULA_EXPLOG_H
+#pragma once
 
 #include "base.h"
 
@@ -217,5 +216,3 @@ TL_HD void tl_circle(float r, float *sine, float *cosine)
     c = fmaf(c, z, -0x1.3bd3ccp+4f);
     *cosine = fmaf(c, z, 1.0f);
 }
-
-#endif

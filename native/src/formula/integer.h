@@ -1,6 +1,5 @@
 /* Integers: the smaller, the larger, and the quotient rounded up. */
-#ifndef TL_FORMULA_INTEGER_H
-#define TL_FORMULA_INTEGER_H
+#pragma once
 
 #include "base.h"
 
@@ -10,5 +9,3 @@ TL_HD int64_t tl_imax(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* a / b rounded up, for a >= 0 and b >= 1. */
 TL_HD int64_t tl_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-#endif

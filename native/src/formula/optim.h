@@ -1,11 +1,9 @@
 /* Optimiser steps at one element, and the constants of a step.
  *
- * The constants follow from a call's scalars alone. They are computed in double by the host, for either device, from
- * operations IEEE 754 rounds correctly, and rounded to float once; powers are repeated multiplications, so no library's
- * pow has a say. Elements use fused multiply-adds where a product is added, which is what the bounds of the
- * specification count. */
-#ifndef TL_FORMULA_OPTIM_H
-#define TL_FORMULA_OPTIM_H
+ * The constants follow from a call's scalars alone. They are computed in double by the host, for either device, from operations
+ * IEEE 754 rounds correctly, and rounded to float once; powers are repeated multiplications, so no library's pow has a say.
+ * Elements use fused multiply-adds where a product is added, which is what the bounds of the specification count. */
+#pragma once
 
 #include "base.h"
 
@@ -99,5 +97,3 @@ TL_HD float tl_clip_factor(float norm, float max_norm, float eps)
 
 /* x² without rounding: 48 bits, from 2^-298 to 2^256. */
 TL_HD double tl_square(float x) { return (double)x * (double)x; }
-
-#endif

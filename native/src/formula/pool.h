@@ -1,7 +1,6 @@
 /* The scalar pieces of pooling. A window's sums run over its cells in row-major order; a cell's gradients over the
  * windows that meet it, in row-major order too. */
-#ifndef TL_FORMULA_POOL_H
-#define TL_FORMULA_POOL_H
+#pragma once
 
 #include "exact.h"
 #include "explog.h"
@@ -23,5 +22,3 @@ TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
 }
 
 TL_HD float tl_pool_smooth(float total, float p, float beta) { return p + tl_log(total) / beta; }
-
-#endif

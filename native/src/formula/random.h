@@ -3,8 +3,7 @@
  *
  * mix is the output function of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
  * 2014; constants of Stafford's variant 13 as in that generator's reference code). */
-#ifndef TL_FORMULA_RANDOM_H
-#define TL_FORMULA_RANDOM_H
+#pragma once
 
 #include "explog.h"
 
@@ -76,5 +75,3 @@ TL_HD float tl_random_normal(uint64_t key, uint64_t i, float mean, float std)
 {
     return tl_normal_of(tl_random_bits(key, 2 * i), tl_random_bits(key, 2 * i + 1), mean, std);
 }
-
-#endif

@@ -1,12 +1,10 @@
 /* Angles of position encodings: position * base^(-2i/d), exactly reduced.
  *
- * A frequency is kept in turns (1 turn = 2 pi), as a fraction of 2^64; whole turns do not matter, since positions are
- * integers. Multiplying by the position modulo 2^64 is then the angle modulo a turn without any rounding, however large
- * the position: what is left is the error of the frequency, a double's, times the position. The quadrant and the rest
- * are cut off the integer, so the rest is rounded once, relative to itself, and sine and cosine keep their relative
- * precision near their zeros. */
-#ifndef TL_FORMULA_ROTARY_H
-#define TL_FORMULA_ROTARY_H
+ * A frequency is kept in turns (1 turn = 2 pi), as a fraction of 2^64; whole turns do not matter, since positions are integers.
+ * Multiplying by the position modulo 2^64 is then the angle modulo a turn without any rounding, however large the position: what
+ * is left is the error of the frequency, a double's, times the position. The quadrant and the rest are cut off the integer, so
+ * the rest is rounded once, relative to itself, and sine and cosine keep their relative precision near their zeros. */
+#pragma once
 
 #include "explog.h"
 
@@ -38,5 +36,3 @@ TL_HD void tl_rotate(float x, float y, float c, float s, float *u, float *v)
     *u = fmaf(x, c, -(y * s));
     *v = fmaf(x, s, y * c);
 }
-
-#endif

@@ -1,14 +1,12 @@
 /* The arithmetic of softmax, normalisation and the losses, one element or one row's statistic at a time. */
-#ifndef TL_FORMULA_ROWS_H
-#define TL_FORMULA_ROWS_H
+#pragma once
 
 #include "base.h"
 #include "count.h"
 #include "explog.h"
 
-/* e / s from r = 1/s, s >= 1: the product, and one Newton step on its residual, which fmaf gives exactly (Markstein,
- * IBM J. Res. Dev. 34, 1990). Within 1 ulp, nearly always the correctly rounded quotient, at a quarter of a division's
- * cost. */
+/* e / s from r = 1/s, s >= 1: the product, and one Newton step on its residual, which fmaf gives exactly (Markstein, IBM J. Res.
+ * Dev. 34, 1990). Within 1 ulp, nearly always the correctly rounded quotient, at a quarter of a division's cost. */
 TL_HD float tl_quotient(float e, float s, float r)
 {
     float q = e * r;
@@ -68,5 +66,3 @@ TL_HD float tl_mse_grad(float a, float b, struct tl_mse_slope s)
     float d = (a - b) * s.c * s.scale;
     return d + d;
 }
-
-#endif

@@ -15,8 +15,7 @@
  * The gradient is the same scan of the steps in reverse: k = T-1-t, a_k = A_(t+1) (0 for k = 0), b_k = g_t, from +0. Sums
  * over time for the coefficients of a constant scan are the column tree of sum_tree.h over k, whose chunks are these
  * chunks; each chain step is one fmaf. */
-#ifndef TL_SCAN_CHUNKS_H
-#define TL_SCAN_CHUNKS_H
+#pragma once
 
 #include "base.h"
 #include "sum_tree.h"
@@ -35,5 +34,3 @@ TL_HD float tl_scan_carry(float product, float state, float carry, float end)
     float next = fmaf(product, carry, state);
     return tl_scan_finite(product, state, carry) ? next : end;
 }
-
-#endif

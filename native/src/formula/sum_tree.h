@@ -15,9 +15,6 @@
  *   3. The chunks' sums are new rows; repeat until one is left.
  *
  * tlspec.bounds derives the heights of both; the numbers here and there must agree, and a test compares them. */
-#ifndef TL_SUM_TREE_H
-#define TL_SUM_TREE_H
+#pragma once
 
 enum { TL_SUM_LANES = 1024, TL_SUM_LEAF = 16384, TL_COLUMN_CHUNK = 128, TL_COLUMN_CHAINS = 4 };
-
-#endif

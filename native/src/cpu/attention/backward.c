@@ -128,8 +128,7 @@ static void transpose_mask(const problem *p, int64_t b, int64_t i0, int64_t i1, 
             blocked[(j - j0) * TILE + i - i0] = p->mode == CAUSAL ? j > i : p->mask[(b * p->n + i) * p->n + j] == 0.0f;
 }
 
-/* Products of one key with a tile of queries into weights; queries past `count` get what the next pass does not
- * read. */
+/* Products of one key with a tile of queries into weights; queries past `count` get what the next pass does not read. */
 static void key_weights(float *restrict s, const problem *p, const uint8_t *restrict blocked,
                         const float *restrict base, const float *restrict inverse, int64_t count)
 {

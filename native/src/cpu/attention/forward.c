@@ -29,8 +29,13 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     start_rows(row, BLOCK);
     for (int64_t t = 0; t < p->tiles; t++) {
         const int64_t j0 = t * TILE, keys = tl_imin(TILE, n - j0);
-        if (skips_tile(p, V->finite[b * p->tiles + t], row, b, i0, count, j0, keys))
-            continue;
+        if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
+            int weightless = 1;
+            for (int64_t i = 0; i < count && p->mode == FILL; i++)
+                weightless &= row[i].top > TL_FILL_VANISHES;
+            if (weightless)
+                continue;
+        }
         const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
@@ -38,7 +43,9 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
             panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++)
                 softmax_weights(s + r * TILE, &row[first + r], factor[r], sums + (first + r) * width, width);
-            accumulate_rows(s, rows, keys, along, width, sums + first * width);
+            for (int64_t r = rows; r < TL_PANEL; r++)
+                memset(s + r * TILE, 0, TILE * sizeof *s);
+            panel_accumulate(s, keys, along, width, sums + first * width);
         }
     }
     for (int64_t i = 0; i < count; i++) {

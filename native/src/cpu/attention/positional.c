@@ -122,10 +122,9 @@ int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_
     return encode(ctx, &a, base, add_task);
 }
 
-int32_t tl_cpu_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
-                              int64_t start, float *gx)
+int32_t tl_cpu_sinusoidal_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,
+                              TL_UNUSED float base, TL_UNUSED int64_t start, float *gx)
 {
-    (void)ctx, (void)base, (void)start;
     tl_copy(gx, g, (size_t)(batch * n * d) * sizeof *g);
     return TORCHLEAN_OK;
 }

@@ -8,8 +8,7 @@
  *           of WIDTH
  * Lanes run across the other side or along d, never along a sum, so an element has the same chain of additions in every
  * variant. The row sums of the softmax run in 16 chains, key j in chain j mod 16, folded in halves at the end. */
-#ifndef TL_CPU_ATTENTION_TILES_H
-#define TL_CPU_ATTENTION_TILES_H
+#pragma once
 
 #include "core/threads.h"
 #include "cpu/vector.h"
@@ -51,8 +50,7 @@ TL_INLINE const float *across_tile(const problem *p, const packed *s, int64_t b,
     return s->across + (b * p->tiles + t) * TILE * p->d;
 }
 
-/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are
- * 0. */
+/* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
 static inline void pack_panels(const float *x, int64_t count, int64_t d, float *out)
 {
     for (int64_t q = 0; q * TL_PANEL < count; q++) {
@@ -86,8 +84,7 @@ typedef struct row_state {
     float top, chain[CHAINS];
 } row_state;
 
-/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed
- * over. */
+/* Takes the maximum of TILE scores into the row's and returns the factor for what was accumulated before. NaN is passed over. */
 static inline float softmax_top(const float *restrict s, row_state *restrict row)
 {
     float lane[CHAINS];
@@ -222,14 +219,13 @@ TL_INLINE void accumulate_rows(float *w, int64_t rows, int64_t keys, const float
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 /* A task packs one tile of one array. */
-static inline void pack_task(void *arg, int64_t task, int32_t worker)
+static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const problem *p = (const problem *)arg;
     const packed *s = &p->side[task % p->sides];
     const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = p->d, width = p->width;
     const int64_t count = tl_imin(TILE, p->n - t * TILE);
     const float *x = s->x + (b * p->n + t * TILE) * d;
-    (void)worker;
     if (s->across) {
         float *to = s->across + tile * TILE * d;
         int64_t j = 0;
@@ -304,14 +300,8 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
 
 static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
 {
-    return (problem){.batch = batch,
-                     .n = n,
-                     .d = d,
-                     .width = tl_ceil_div(d, WIDTH) * WIDTH,
-                     .tiles = tl_ceil_div(n, TILE),
-                     .mode = mode,
-                     .scale = scale,
-                     .mask = mask};
+    problem p = {.batch = batch, .n = n, .d = d, .mode = mode, .scale = scale, .mask = mask};
+    p.width = tl_ceil_div(d, WIDTH) * WIDTH;
+    p.tiles = tl_ceil_div(n, TILE);
+    return p;
 }
-
-#endif

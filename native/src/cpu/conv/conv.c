@@ -97,8 +97,6 @@ static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const 
     return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
 }
 
-static tl_dims two(int64_t h, int64_t w) { return (tl_dims){2, {h, w}}; }
-
 int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch, int64_t in_channels,
                     const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                     const tl_dims *padding, float *out)
@@ -150,42 +148,32 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
     return status;
 }
 
-int32_t tl_cpu_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
-                      int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
-                      int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                      float *out)
+/* The 2-D forms: the same with the dimensions one by one. */
+#define FLAT                                                                                             \
+    int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,                 \
+        int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w
+#define LISTS                                                                                            \
+    batch, in_channels, &(tl_dims){2, {in_h, in_w}}, out_channels, &(tl_dims){2, {kernel_h, kernel_w}},   \
+        &(tl_dims){2, {stride_h, stride_w}}, &(tl_dims){2, {padding_h, padding_w}}
+
+int32_t tl_cpu_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, FLAT, float *out)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cpu_conv(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+    return tl_cpu_conv(ctx, x, w, b, LISTS, out);
 }
 
-int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
-                          int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
-                          int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                          float *gx, float *gw, float *gb)
+int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, FLAT, float *gx, float *gw,
+                          float *gb)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cpu_conv_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+    return tl_cpu_conv_bwd(ctx, x, w, g, LISTS, gx, gw, gb);
 }
 
-int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
-                                int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels, int64_t kernel_h,
-                                int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
-                                int64_t padding_w, float *out)
+int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, FLAT, float *out)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cpu_conv_transpose(ctx, x, w, b, batch, in_channels, &in, out_channels, &k, &s, &p, out);
+    return tl_cpu_conv_transpose(ctx, x, w, b, LISTS, out);
 }
 
-int32_t tl_cpu_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
-                                    int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                    int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                    int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb)
+int32_t tl_cpu_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, FLAT, float *gx,
+                                    float *gw, float *gb)
 {
-    const tl_dims in = two(in_h, in_w), k = two(kernel_h, kernel_w), s = two(stride_h, stride_w);
-    const tl_dims p = two(padding_h, padding_w);
-    return tl_cpu_conv_transpose_bwd(ctx, x, w, g, batch, in_channels, &in, out_channels, &k, &s, &p, gx, gw, gb);
+    return tl_cpu_conv_transpose_bwd(ctx, x, w, g, LISTS, gx, gw, gb);
 }

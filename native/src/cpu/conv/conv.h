@@ -1,6 +1,5 @@
 /* The products that convolutions consist of, on the CPU. */
-#ifndef TL_CPU_CONV_H
-#define TL_CPU_CONV_H
+#pragma once
 
 #include "core/kernel.h"
 #include "formula/conv_geometry.h"
@@ -37,5 +36,3 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
 /* gw[row, c, t] = sum over n and positions j of g[n, row, j] times the gathered source; the gather is a correlation.
  * channels, rows and batch >= 1. */
 int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw);
-
-#endif

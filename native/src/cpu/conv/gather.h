@@ -5,35 +5,28 @@
  * in the source where the step is 1. Which lanes of a run lie inside the source depends on the tap alone, so it is worked
  * out once per tap and used for every channel: a row is then one or two masked loads and a store per vector. With
  * other steps, or many short runs, a row is gathered lane by lane. */
-#ifndef TL_CPU_CONV_GATHER_H
-#define TL_CPU_CONV_GATHER_H
+#pragma once
 
 #include <string.h>
 
 #include "cpu/conv/conv.h"
 #include "cpu/linalg/gemm.h"
+#include "cpu/vector.h"
 #include "formula/conv_geometry.h"
 #include "formula/integer.h"
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#include <immintrin.h>
-#endif
-
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, PIECES = 4 };
 
-#define INLINE static inline __attribute__((always_inline, unused))
+#define INLINE TL_INLINE
 
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; gather_lanes: p[index[l]], 0 where
  * the index is ABSENT. */
 #define ABSENT INT64_MIN
 #if defined(__AVX512F__)
-typedef __m512 lane_vector;
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
-INLINE lane_vector read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE lane_vector join_lanes(lane_vector x, lane_vector y) { return _mm512_or_ps(x, y); }
-INLINE lane_vector read_all(const float *p) { return _mm512_loadu_ps(p); }
-INLINE void write_all(float *p, lane_vector v) { _mm512_storeu_ps(p, v); }
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
 INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
 {
     const __m512i absent = _mm512_set1_epi64(ABSENT);
@@ -44,7 +37,6 @@ INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
     }
 }
 #elif defined(__AVX2__) && defined(__FMA__)
-typedef __m256 lane_vector;
 typedef __m256i lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b)
 {
@@ -52,35 +44,25 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)a), lane),
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
-INLINE lane_vector read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE lane_vector join_lanes(lane_vector x, lane_vector y) { return _mm256_or_ps(x, y); }
-INLINE lane_vector read_all(const float *p) { return _mm256_loadu_ps(p); }
-INLINE void write_all(float *p, lane_vector v) { _mm256_storeu_ps(p, v); }
+INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
 #else
-typedef float lane_vector __attribute__((vector_size(16)));
 typedef struct {
     int64_t a, b;
 } lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask){a, b}; }
-INLINE lane_vector read_lanes(const float *p, lane_mask m)
+INLINE tl_vec read_lanes(const float *p, lane_mask m)
 {
-    lane_vector v = {0};
+    tl_vec v = {0};
     for (int64_t l = m.a; l < m.b; l++)
         v[l] = p[l];
     return v;
 }
-INLINE lane_vector join_lanes(lane_vector x, lane_vector y)
+INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
 {
     typedef int32_t bits __attribute__((vector_size(16)));
-    return (lane_vector)((bits)x | (bits)y);
+    return (tl_vec)((bits)x | (bits)y);
 }
-INLINE lane_vector read_all(const float *p)
-{
-    lane_vector v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void write_all(float *p, lane_vector v) { memcpy(p, &v, sizeof v); }
 #endif
 #if !defined(__AVX512F__)
 INLINE void gather_lanes(float *to, const float *p, const int64_t *index)
@@ -200,17 +182,15 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
                     gather_lanes(row, plane, index + u * LANES);
                     continue;
                 }
-                lane_vector x = {0};
+                tl_vec x = {0};
                 for (int64_t p = 0; p < pieces[u]; p++) {
-                    const lane_vector y = read_lanes(plane + start[u][p], mask[u][p]);
+                    const tl_vec y = read_lanes(plane + start[u][p], mask[u][p]);
                     x = p ? join_lanes(x, y) : y;
                 }
-                write_all(row, x);
+                tl_vec_store(row, x);
             }
         }
         for (int32_t d = last; d >= 0 && ++tap[d] == g->taps[d]; d--)
             tap[d] = 0;
     }
 }
-
-#endif

@@ -34,9 +34,8 @@ static float *region_of(const job_t *job, int64_t block, int64_t tile)
 }
 
 /* Task: one block of one row tile. Panels share the tile's rows out evenly. */
-static void pack_weights(void *arg, int64_t task, int32_t worker)
+static void pack_weights(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const job_t *job = arg;
     const tl_conv_gather *g = &job->v->gather;
     const int64_t block = task / job->row_tiles, tile = task % job->row_tiles, k0 = block * KC;
@@ -87,9 +86,8 @@ static void scatter(const job_t *job, const conv_strip *strip, const float *sums
 }
 
 /* Task: a tile of rows and positions; row tiles are fastest, so neighbours share what they gather. */
-static void multiply_tile(void *arg, int64_t task, int32_t worker)
+static void multiply_tile(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const job_t *job = arg;
     const conv_view *v = job->v;
     const int64_t tile = task % job->row_tiles, q0 = task / job->row_tiles * job->tile_columns;
@@ -130,15 +128,10 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
                         const float *bias, float *target)
 {
     const tl_conv_gather *g = &v->gather;
-    job_t job = {.v = v,
-                 .w = w,
-                 .bias = bias,
-                 .target = target,
-                 .row_stride = row_stride,
-                 .channel_stride = channel_stride,
-                 .inner = v->channels * g->taps_size,
-                 .columns = v->batch * g->positions,
-                 .dense = 1};
+    job_t job = {.v = v, .w = w, .bias = bias, .target = target, .dense = 1};
+    job.row_stride = row_stride, job.channel_stride = channel_stride;
+    job.inner = v->channels * g->taps_size;
+    job.columns = v->batch * g->positions;
     if (job.columns == 0)
         return TORCHLEAN_OK;
     for (int32_t d = 0; d < g->rank; d++)

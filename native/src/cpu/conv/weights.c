@@ -1,5 +1,4 @@
-/* The gradient of a convolution's weights: gw (rows, K) = g (rows, batch·positions)·gathered sourceᵀ, with K =
- * channels·taps.
+/* The gradient of a convolution's weights: gw (rows, K) = g (rows, batch·positions)·gathered sourceᵀ, with K = channels·taps.
  *
  *   task        a tile of gw, at most 256 rows by 256 columns, over one segment of the positions; segments are cut only
  *               where gw alone gives too few tasks, and follow from the shape alone
@@ -8,8 +7,8 @@
  *   for strip   TL_GEMM_NR of those rows are transposed in registers into the strip
  *   for panel   the micro-kernel
  *
- * Summation order: one chain of fused multiply-adds per block, blocks added in order; with several segments their sums
- * are added by the column tree. */
+ * Summation order: one chain of fused multiply-adds per block, blocks added in order; with several segments their sums are added
+ * by the column tree. */
 #include "core/threads.h"
 #include "cpu/conv/gather.h"
 #include "cpu/sum_tree.h"

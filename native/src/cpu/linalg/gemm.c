@@ -1,6 +1,6 @@
-/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add,
- * partial loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here
- * once for float and once for double.
+/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add, partial
+ * loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here once for float and
+ * once for double.
  *
  *   task      one tile of C, at most 256 rows by 512 columns, over the whole of n; or, for small products, several
  *             whole products of the batch. Tiles follow from the shape alone and tasks share nothing, so no task waits
@@ -11,29 +11,25 @@
  *   for i0    panels of MR rows: the micro-kernel
  *   for k     MR·NR sums in registers; a step loads two vectors of B and broadcasts MR elements of A
  *
- * MR x NR is 14 x 32 floats or 14 x 16 doubles with AVX-512 (28 accumulators, 2 vectors of B, 1 broadcast of the 32
- * registers), 6 x 16 or 6 x 8 with AVX2 (12 + 2 + 1 of 16). A tile's rows are shared out evenly over its panels, and
- * there is a kernel for every number of rows, so 32 rows are 11 + 11 + 10 rather than 14 + 14 + 4. A last strip of at
- * most one vector has kernels of that width.
+ * MR x NR is 14 x 32 floats or 14 x 16 doubles with AVX-512 (28 accumulators, 2 vectors of B, 1 broadcast of the 32 registers), 6
+ * x 16 or 6 x 8 with AVX2 (12 + 2 + 1 of 16). A tile's rows are shared out evenly over its panels, and there is a kernel for
+ * every number of rows, so 32 rows are 11 + 11 + 10 rather than 14 + 14 + 4. A last strip of at most one vector has kernels of
+ * that width.
  *
- * Summation order: lanes run along columns, never along k, so each element has one chain of fused multiply-adds per
- * block of KC, in increasing k, starting from 0; blocks are added to C in order (gemm.h). Tile, panel and lane decide
- * where an element is computed, not how. Unused lanes hold zeros or copies of other lanes and are never stored.
+ * Summation order: lanes run along columns, never along k, so each element has one chain of fused multiply-adds per block of KC,
+ * in increasing k, starting from 0; blocks are added to C in order (gemm.h). Tile, panel and lane decide where an element is
+ * computed, not how. Unused lanes hold zeros or copies of other lanes and are never stored.
  *
- * A product with few columns is computed transposed, which is only a change of strides. One row times a B with
- * contiguous rows streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in
- * registers (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order
- * (split_inner). */
+ * A product with few columns is computed transposed, which is only a change of strides. One row times a B with contiguous rows
+ * streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in registers
+ * (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
 #include <math.h>
 #include <string.h>
 
 #include "core/threads.h"
 #include "cpu/linalg/gemm.h"
+#include "cpu/vector.h"
 #include "formula/integer.h"
-
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
-#include <immintrin.h>
-#endif
 
 /* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
 #define TILE_ROWS 256
@@ -45,25 +41,37 @@
 /* Where B has contiguous rows and this few elements it is read in place: packing would not be paid back. */
 #define DIRECT_CELLS 4096
 #define DIRECT_CELLS_ONE_PANEL 131072
-#define INLINE static inline __attribute__((always_inline, unused))
+#define INLINE TL_INLINE
+#define MR TL_GEMM_MR
+
+/* F(r) for every height r = 1 .. MR of a panel. */
+#if MR == 14
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#elif MR == 6
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#else
+#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
+#endif
+
+/* The vectors of floats are those of cpu/vector.h. */
+typedef tl_vec vec_f32;
+#define load_f32 tl_vec_load
+#define store_f32 tl_vec_store
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+#define fma_f32 tl_vec_fma
+#endif
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
  * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
 #if defined(__AVX512F__)
 
-#define MR 14
-#define LANES_F32 16
 #define LANES_F64 8
 #define TK_F32 16
 #define TK_F64 8
-typedef __m512 vec_f32;
 typedef __m512d vec_f64;
 
-INLINE vec_f32 load_f32(const float *p) { return _mm512_loadu_ps(p); }
 INLINE vec_f64 load_f64(const double *p) { return _mm512_loadu_pd(p); }
-INLINE void store_f32(float *p, vec_f32 v) { _mm512_storeu_ps(p, v); }
 INLINE void store_f64(double *p, vec_f64 v) { _mm512_storeu_pd(p, v); }
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(_mm512_set1_ps(x), y, z); }
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(_mm512_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
@@ -122,23 +130,17 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
-#define MR 6
-#define LANES_F32 8
 #define LANES_F64 4
 #define TK_F32 4
 #define TK_F64 2
-typedef __m256 vec_f32;
 typedef __m256d vec_f64;
 
 static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 #define FIRST_F32(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - (n)))
 #define FIRST_F64(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - 2 * (n)))
 
-INLINE vec_f32 load_f32(const float *p) { return _mm256_loadu_ps(p); }
 INLINE vec_f64 load_f64(const double *p) { return _mm256_loadu_pd(p); }
-INLINE void store_f32(float *p, vec_f32 v) { _mm256_storeu_ps(p, v); }
 INLINE void store_f64(double *p, vec_f64 v) { _mm256_storeu_pd(p, v); }
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(_mm256_set1_ps(x), y, z); }
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(_mm256_set1_pd(x), y, z); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
 INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
@@ -173,27 +175,17 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #else /* GCC vector extensions, 16 bytes wide */
 
-#define MR 4
-#define LANES_F32 4
 #define LANES_F64 2
 #define TK_F32 1
 #define TK_F64 1
-typedef float vec_f32 __attribute__((vector_size(16)));
 typedef double vec_f64 __attribute__((vector_size(16)));
 
-INLINE vec_f32 load_f32(const float *p)
-{
-    vec_f32 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 INLINE vec_f64 load_f64(const double *p)
 {
     vec_f64 v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-INLINE void store_f32(float *p, vec_f32 v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, vec_f64 v) { memcpy(p, &v, sizeof v); }
 INLINE vec_f32 load_n_f32(const float *p, int64_t n)
 {
@@ -209,18 +201,10 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
 }
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
-
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
 
-#if defined(__FP_FAST_FMAF)
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
-{
-    return (vec_f32){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
-}
-#else
-/* Without the instruction: the product of two floats is exact in double; the sum is rounded to odd there (Boldo and
- * Melquiond, "Emulation of FMA and correctly rounded sums", 2008), so that rounding it to float once more is correct.
- * Infinities and NaN have an error term that compares neither above nor below 0 and pass unchanged. */
+#if !defined(__FP_FAST_FMAF)
+/* tl_vec_fma two lanes at a time, whose doubles fill one register: these loops have none to spare. */
 typedef float pair_f32 __attribute__((vector_size(8)));
 typedef int64_t pair_i64 __attribute__((vector_size(16)));
 
@@ -255,24 +239,14 @@ INLINE void transpose_f64(const double *src, const int64_t *off, vec_f64 *out)
 
 #endif
 
-INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y)
-{
-    x += y;
-    return x;
-}
-INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y)
-{
-    x += y;
-    return x;
-}
+INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y) { return x + y; }
+INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y) { return x + y; }
 
 #define REAL float
 #define FN(name) name##_f32
-#define LANES LANES_F32
+#define LANES TL_GEMM_LANES
 #define TK TK_F32
 #include "cpu/linalg/gemm_kernel.h"
-
-_Static_assert(TL_GEMM_MR == MR && TL_GEMM_LANES == LANES_F32, "gemm.h tells the sizes of panels and strips");
 
 void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
                        int64_t ldc, int add)

@@ -5,14 +5,13 @@
  *     s_b = fma(A[i,k], B[k,j], ... fma(A[i,k0], B[k0,j], 0))    over the k of block b, in increasing order
  *     C   = ((s_0 + s_1) + s_2) + ...                            or (((C + s_0) + s_1) + s_2) + ... with accumulate
  *     C   = C + bias[j]                                          last, if there is a bias
- * so the summation tree has the height TL_GEMM_HEIGHT(n), plus one for accumulate and one for the bias. */
-#ifndef TL_CPU_GEMM_H
-#define TL_CPU_GEMM_H
+ * so the summation tree has the height n up to TL_GEMM_KC and TL_GEMM_KC + blocks - 1 beyond, plus one for accumulate
+ * and one for the bias. */
+#pragma once
 
 #include "core/kernel.h"
 
 #define TL_GEMM_KC 256
-#define TL_GEMM_HEIGHT(n) ((n) < TL_GEMM_KC ? (n) : TL_GEMM_KC + ((n) + TL_GEMM_KC - 1) / TL_GEMM_KC - 1)
 
 /* `batch` independent products C[m,p] = A[m,n]·B[n,p], advancing A, B and C by sa, sb and sc elements. Element (i,k)
  * of A is A[i*rsa + k*csa], element (k,j) of B is B[k*rsb + j*csb], element (i,j) of C is C[i*ldc + j]. Either stride
@@ -57,5 +56,3 @@ void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a
 /* dst[k*width + l] = src[l*lane + k*step] for l < w <= width <= TL_GEMM_NR and k < kc, 0 for the other l. May write
  * LANES - 1 elements past the end. */
 void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step);
-
-#endif

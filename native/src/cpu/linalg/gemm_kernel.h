@@ -49,36 +49,11 @@ typedef void (*FN(kernel_fn))(int64_t, const REAL *, const REAL *, int64_t, REAL
     {                                                                                                                  \
         FN(kernel)(R, 2, kc, a, b, ldb, c, ldc, add);                                                                  \
     }
-KERNEL(1)
-KERNEL(2)
-KERNEL(3)
-KERNEL(4)
-#if MR > 4
-KERNEL(5)
-KERNEL(6)
-#endif
-#if MR > 6
-KERNEL(7)
-KERNEL(8)
-KERNEL(9)
-KERNEL(10)
-KERNEL(11)
-KERNEL(12)
-KERNEL(13)
-KERNEL(14)
-#endif
+EACH_HEIGHT(KERNEL)
 #undef KERNEL
 
-#define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)}
-static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {
-    {0, 0},  PAIR(1), PAIR(2), PAIR(3),  PAIR(4),
-#if MR > 4
-    PAIR(5), PAIR(6),
-#endif
-#if MR > 6
-    PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
-#endif
-};
+#define PAIR(R) {FN(kernel_##R##x1), FN(kernel_##R##x2)},
+static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 #undef PAIR
 
 /* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step]. When w = width, whole vectors are stored
@@ -389,25 +364,9 @@ static int64_t FN(plan)(FN(job) * job)
 static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     FN(job)
-    job = {.a = A,
-           .b = B,
-           .bias = g->bias,
-           .c = C,
-           .batch = g->batch,
-           .m = g->m,
-           .n = g->n,
-           .p = g->p,
-           .rsa = g->rsa,
-           .csa = g->csa,
-           .rsb = g->rsb,
-           .csb = g->csb,
-           .rsc = g->ldc,
-           .csc = 1,
-           .sa = g->sa,
-           .sb = g->sb,
-           .sc = g->sc,
-           .bias_columns = 1,
-           .accumulate = g->accumulate};
+    job = {.a = A, .b = B, .c = C, .bias = g->bias, .bias_columns = 1, .accumulate = g->accumulate};
+    job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
+    job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
     if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
         job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
         job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
@@ -448,9 +407,8 @@ typedef struct {
     int accumulate;
 } FN(round);
 
-static void FN(add_blocks)(void *arg, int64_t t, int32_t worker)
+static void FN(add_blocks)(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const FN(round) *round = arg;
     int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, round->m);
     for (int64_t i = first; i < last; i++) {
@@ -479,13 +437,8 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     if (status)
         return status;
     FN(round)
-    round = {.sums = sums,
-             .c = C,
-             .m = g->m,
-             .p = g->p,
-             .ldc = g->ldc,
-             .rows_per_task = tl_ceil_div(1024, g->p),
-             .accumulate = g->accumulate};
+    round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .accumulate = g->accumulate};
+    round.rows_per_task = tl_ceil_div(1024, g->p);
     for (int64_t first = 0; first < blocks && !status; first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;

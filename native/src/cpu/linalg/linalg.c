@@ -8,24 +8,19 @@
  * tb, B is stored (p, n). */
 static tl_gemm_args product(int64_t batch, int64_t m, int64_t n, int64_t p, int ta, int tb)
 {
-    return (tl_gemm_args){.batch = batch,
-                          .m = m,
-                          .n = n,
-                          .p = p,
-                          .rsa = ta ? 1 : n,
-                          .csa = ta ? m : 1,
-                          .rsb = tb ? 1 : p,
-                          .csb = tb ? n : 1,
-                          .ldc = p,
-                          .sa = m * n,
-                          .sb = n * p,
-                          .sc = m * p};
+    tl_gemm_args g = {.batch = batch, .m = m, .n = n, .p = p, .ldc = p, .sa = m * n, .sb = n * p, .sc = m * p};
+    g.rsa = ta ? 1 : n, g.csa = ta ? m : 1, g.rsb = tb ? 1 : p, g.csb = tb ? n : 1;
+    return g;
+}
+
+static int32_t multiply(tl_context *ctx, tl_gemm_args args, const float *A, const float *B, float *C)
+{
+    return tl_gemm_f32(ctx, &args, A, B, C);
 }
 
 int32_t tl_cpu_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p, float *out)
 {
-    tl_gemm_args args = product(1, m, n, p, 0, 0);
-    return tl_gemm_f32(ctx, &args, A, B, out);
+    return multiply(ctx, product(1, m, n, p, 0, 0), A, B, out);
 }
 
 int32_t tl_cpu_matmul_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t m, int64_t n,
@@ -37,22 +32,17 @@ int32_t tl_cpu_matmul_bwd(tl_context *ctx, const float *A, const float *B, const
 int32_t tl_cpu_bmm(tl_context *ctx, const float *A, const float *B, int64_t batch, int64_t m, int64_t n, int64_t p,
                    float *out)
 {
-    tl_gemm_args args = product(batch, m, n, p, 0, 0);
-    return tl_gemm_f32(ctx, &args, A, B, out);
+    return multiply(ctx, product(batch, m, n, p, 0, 0), A, B, out);
 }
 
 int32_t tl_cpu_bmm_bwd(tl_context *ctx, const float *A, const float *B, const float *g, int64_t batch, int64_t m,
                        int64_t n, int64_t p, float *gA, float *gB)
 {
     int32_t status = TORCHLEAN_OK;
-    if (gA) { /* g (m, p) · Bᵀ (p, n) */
-        tl_gemm_args args = product(batch, m, p, n, 0, 1);
-        status = tl_gemm_f32(ctx, &args, g, B, gA);
-    }
-    if (gB && !status) { /* Aᵀ (n, m) · g (m, p) */
-        tl_gemm_args args = product(batch, n, m, p, 1, 0);
-        status = tl_gemm_f32(ctx, &args, A, g, gB);
-    }
+    if (gA) /* g (m, p) · Bᵀ (p, n) */
+        status = multiply(ctx, product(batch, m, p, n, 0, 1), g, B, gA);
+    if (gB && !status) /* Aᵀ (n, m) · g (m, p) */
+        status = multiply(ctx, product(batch, n, m, p, 1, 0), A, g, gB);
     return status;
 }
 
@@ -68,14 +58,10 @@ int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const
                           int64_t inputs, int64_t batch, float *gW, float *gx, float *gb)
 {
     int32_t status = TORCHLEAN_OK;
-    if (gW) { /* gᵀ (outputs, batch) · x (batch, inputs) */
-        tl_gemm_args args = product(1, outputs, batch, inputs, 1, 0);
-        status = tl_gemm_f32(ctx, &args, g, x, gW);
-    }
-    if (gx && !status) { /* g (batch, outputs) · W (outputs, inputs) */
-        tl_gemm_args args = product(1, batch, outputs, inputs, 0, 0);
-        status = tl_gemm_f32(ctx, &args, g, W, gx);
-    }
+    if (gW) /* gᵀ (outputs, batch) · x (batch, inputs) */
+        status = multiply(ctx, product(1, outputs, batch, inputs, 1, 0), g, x, gW);
+    if (gx && !status) /* g (batch, outputs) · W (outputs, inputs) */
+        status = multiply(ctx, product(1, batch, outputs, inputs, 0, 0), g, W, gx);
     if (gb && outputs > 0 && !status)
         status = tl_column_sums(ctx, g, 1, batch, outputs, 0, gb);
     return status;

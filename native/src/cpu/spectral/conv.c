@@ -356,23 +356,16 @@ static struct mix plan_mix(const float *wRe, const float *wIm, int64_t grid, int
                            float *spectra)
 {
     const int64_t plane = modes * width;
-    return (struct mix){.width = width,
-                        .modes = modes,
-                        .n = grid,
-                        .wRe = wRe,
-                        .wIm = wIm,
-                        .xr = spectra,
-                        .xi = spectra + plane,
-                        .zr = spectra + 2 * plane,
-                        .zi = spectra + 3 * plane};
+    struct mix m = {.width = width, .modes = modes, .n = grid, .wRe = wRe, .wIm = wIm, .xr = spectra};
+    m.xi = spectra + plane, m.zr = spectra + 2 * plane, m.zi = spectra + 3 * plane;
+    return m;
 }
 
 static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
 
 /* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
-static void mix_task(void *arg, int64_t k, int32_t worker)
+static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width;
     float *restrict zr = m->zr + k * width, *restrict zi = m->zi + k * width;
@@ -394,9 +387,8 @@ static void mix_task(void *arg, int64_t k, int32_t worker)
 }
 
 /* A task owns a mode: dX[c] = sum over o of dZ[o]·conj(w[c, o]) in 16 lanes, folded in halves. */
-static void mix_bwd_task(void *arg, int64_t k, int32_t worker)
+static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width, whole = width / 16 * 16;
     const float *zr = m->zr + k * width, *zi = m->zi + k * width;
@@ -418,9 +410,8 @@ static void mix_bwd_task(void *arg, int64_t k, int32_t worker)
 }
 
 /* A task owns a mode of the weights' gradients. */
-static void weights_task(void *arg, int64_t k, int32_t worker)
+static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct mix *m = arg;
     const int64_t width = m->width;
     const float *zr = m->zr + k * width, *zi = m->zi + k * width;

@@ -238,24 +238,14 @@ static void rows_task(void *arg, int64_t group, int32_t worker)
         tl_complex_out(z[k], job->out + 2 * (at + n1 * k), lanes, job->swap_out);
 }
 
-static void run(int64_t tasks, tl_task_fn fn, void *arg, int alone)
-{
-    if (!alone) {
-        tl_parallel(tasks, fn, arg);
-        return;
-    }
-    for (int64_t t = 0; t < tasks; t++)
-        fn(arg, t, 0);
-}
-
 static void four_steps(const tl_fft *f, const float *in, float *out, int swap_in, int swap_out, float *matrix,
                        tl_cvec *vectors, int64_t per_worker, int alone)
 {
     const int64_t groups = tl_ceil_div(f->second->n, TL_W);
     struct four_step job = {f, in, out, swap_in, swap_out, groups, 0, matrix, vectors, per_worker};
     job.row = (job.groups + 1) * 2 * TL_W;
-    run(job.groups, columns_task, &job, alone);
-    run(tl_ceil_div(f->first->n, TL_W), rows_task, &job, alone);
+    tl_fft_run(job.groups, columns_task, &job, alone);
+    tl_fft_run(tl_ceil_div(f->first->n, TL_W), rows_task, &job, alone);
 }
 
 /* ---- Bluestein over four steps ----------------------------------------------------------------------------------- */
@@ -270,9 +260,8 @@ struct multiply {
     int swap_in, swap_out;
 };
 
-static void multiply_task(void *arg, int64_t task, int32_t worker)
+static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct multiply *job = arg;
     const int64_t from = task * PIECE, end = from + PIECE < job->m ? from + PIECE : job->m;
     int64_t k = from;
@@ -290,7 +279,7 @@ static void multiply(const float *from, const float *w, float *to, int64_t n, in
                      int alone)
 {
     struct multiply job = {from, w, to, n, m, swap_in, swap_out};
-    run(tl_ceil_div(m, PIECE), multiply_task, &job, alone);
+    tl_fft_run(tl_ceil_div(m, PIECE), multiply_task, &job, alone);
 }
 
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors, int alone)

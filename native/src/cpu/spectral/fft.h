@@ -9,18 +9,17 @@
  *   Bluestein   other lengths: a convolution with a chirp over a length m >= 2n - 1 of one of the kinds above
  *               (Bluestein, IEEE Trans. Audio Electroacoust. 18, 1970).
  * An inverse transform is a forward one with real and imaginary parts exchanged before and after. */
-#ifndef TL_CPU_SPECTRAL_FFT_H
-#define TL_CPU_SPECTRAL_FFT_H
+#pragma once
 
 #include "core/kernel.h"
+#include "core/threads.h"
 #include "cpu/spectral/vec.h"
 #include "formula/integer.h"
 
 /* The longest direct transform: two buffers of 2048 complex vectors are 512 KiB with 512-bit vectors. */
 enum { TL_FFT_DIRECT = 2048, TL_FFT_STAGES = 40 };
 
-/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the
- * rest). */
+/* Roots e^(-2·pi·i·k/n) in float64 from two tables of about sqrt(n) entries, coarse (k >> shift) and fine (the rest). */
 typedef struct tl_roots {
     uint64_t n;
     int shift;
@@ -99,9 +98,18 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z);
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors,
                   int alone);
 
+/* Runs all tasks, on the calling thread if `alone`. */
+static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone)
+{
+    if (!alone)
+        tl_parallel(tasks, fn, arg);
+    else
+        for (int64_t t = 0; t < tasks; t++)
+            fn(arg, t, 0);
+}
+
 /* Hides where a product comes from. GCC's SLP vectoriser turns the four products of a complex product into fused
- * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by
- * variant. */
+ * multiply-add-subtract instructions in spite of -ffp-contract=off (seen with 12.2), which would change bits by variant. */
 #if defined(__x86_64__)
 #define TL_OPAQUE(x) __asm__("" : "+x"(x))
 #elif defined(__aarch64__)
@@ -124,5 +132,3 @@ TL_INLINE void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
 
 /* (a·b) for a root b = (c, s). */
 TL_INLINE tl_cvec tl_times(tl_cvec a, float c, float s) { return (tl_cvec){a.r * c - a.i * s, a.r * s + a.i * c}; }
-
-#endif

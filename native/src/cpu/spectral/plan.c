@@ -18,6 +18,15 @@ static void *take(tl_fft *f, size_t bytes)
 
 /* ---- roots ------------------------------------------------------------------------------------------------------- */
 
+/* (cos, -sin) of 2·pi·(k·2^shift)/n for k < count. */
+static void fill_roots(double *root, uint64_t count, int shift, uint64_t n)
+{
+    for (uint64_t k = 0; k < count; k++, root += 2) {
+        tl_root((k << shift) % n, n, root, root + 1);
+        root[1] = -root[1];
+    }
+}
+
 static int make_roots(tl_fft *f, tl_roots *t, uint64_t n)
 {
     t->n = n;
@@ -29,14 +38,8 @@ static int make_roots(tl_fft *f, tl_roots *t, uint64_t n)
     t->coarse = take(f, coarse * 2 * sizeof(double));
     if (!t->fine || !t->coarse)
         return 0;
-    for (uint64_t k = 0; k < fine; k++) {
-        tl_root(k % n, n, t->fine + 2 * k, t->fine + 2 * k + 1);
-        t->fine[2 * k + 1] = -t->fine[2 * k + 1];
-    }
-    for (uint64_t k = 0; k < coarse; k++) {
-        tl_root((k << t->shift) % n, n, t->coarse + 2 * k, t->coarse + 2 * k + 1);
-        t->coarse[2 * k + 1] = -t->coarse[2 * k + 1];
-    }
+    fill_roots(t->fine, fine, 0, n);
+    fill_roots(t->coarse, coarse, t->shift, n);
     return 1;
 }
 

@@ -1,13 +1,12 @@
 /* Real Fourier transforms on the CPU.
  *
- * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the
- * even and of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per
- * lane; long ones row by row, through memory. Which of the two, and hence the arithmetic of a row, follows from n
- * alone.
+ * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the even and
+ * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; long ones row by
+ * row, through memory. Which of the two, and hence the arithmetic of a row, follows from n alone.
  *
- * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element
- * enters the real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a
- * bin NaN that has a NaN or an infinity in one. */
+ * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
+ * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
+ * NaN or an infinity in one. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
 #include "formula/integer.h"
@@ -24,7 +23,7 @@ struct job {
     char *scratch; /* per worker */
     int64_t per_worker;
     int64_t per_task; /* groups of rows */
-    int alone;
+    int alone, inverse;
 };
 
 /* ---- splitting and joining --------------------------------------------------------------------------------------- */
@@ -118,7 +117,7 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
 }
 
 /* A task owns a few groups of TL_W rows. */
-static void forward_lanes(void *arg, int64_t task, int32_t worker)
+static void lanes_task(void *arg, int64_t task, int32_t worker)
 {
     const struct job *job = arg;
     const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
@@ -126,29 +125,21 @@ static void forward_lanes(void *arg, int64_t task, int32_t worker)
     tl_cvec *scratch = x + job->real.bins;
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
         const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
-        for (int64_t t = 0; n % 2 && t < n; t++)
-            z[t].i = (tl_vec){0};
-        tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
-        tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
-    }
-}
-
-static void inverse_lanes(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
-    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *x = z + job->real.f->n;
-    tl_cvec *scratch = x + job->real.bins;
-    for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
-        const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
-        tl_real_join(&job->real, x, z);
-        const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
-        if (n % 2) /* the real parts, which lie second */
-            tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
-        else
-            tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
+        if (job->inverse) {
+            tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
+            tl_real_join(&job->real, x, z);
+            const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
+            if (n % 2) /* the real parts, which lie second */
+                tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
+            else
+                tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
+        } else {
+            tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
+            for (int64_t t = 0; n % 2 && t < n; t++)
+                z[t].i = (tl_vec){0};
+            tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
+            tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
+        }
     }
 }
 
@@ -167,9 +158,8 @@ TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
 }
 
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
-static void split_task(void *arg, int64_t task, int32_t worker)
+static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = 1 + task * SPLIT_PIECE;
@@ -185,9 +175,8 @@ static void split_task(void *arg, int64_t task, int32_t worker)
 }
 
 /* The same for joining, from S to Z; k = 0 included. */
-static void join_task(void *arg, int64_t task, int32_t worker)
+static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    (void)worker;
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = task * SPLIT_PIECE;
@@ -206,27 +195,20 @@ static void join_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-static void pieces(int64_t count, tl_task_fn fn, void *arg, int alone)
-{
-    const int64_t tasks = tl_ceil_div(count, SPLIT_PIECE);
-    if (!alone) {
-        tl_parallel(tasks, fn, arg);
-        return;
-    }
-    for (int64_t t = 0; t < tasks; t++)
-        fn(arg, t, 0);
-}
-
 /* The next address for vectors. */
 static tl_cvec *aligned(float *p) { return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64); }
 
-/* One row through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
+/* A task owns one row, through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
  * vectors. */
-static void forward_row(const struct job *job, const float *x, float *X, char *memory)
+static void forward_row(void *arg, int64_t row_index, int32_t worker)
 {
+    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n, h = n / 2;
-    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + (n % 2 ? 2 * n : 0);
+    const float *x = job->from + row_index * n;
+    float *X = job->to + row_index * 2 * job->real.bins;
+    float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
+          *Z = z + (n % 2 ? 2 * n : 0);
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
         tl_fft_large(f, x, X, 0, work, vectors, job->alone);
@@ -235,7 +217,7 @@ static void forward_row(const struct job *job, const float *x, float *X, char *m
         X[2 * h] = (r - i) * job->real.edge;
         X[1] = X[2 * h + 1] = 0.0f;
         struct row row = {job, NULL, X};
-        pieces(h / 2, split_task, &row, job->alone);
+        tl_fft_run(tl_ceil_div(h / 2, SPLIT_PIECE), split_task, &row, job->alone);
     } else {
         for (int64_t t = 0; t < n; t++) {
             z[2 * t] = x[t];
@@ -252,15 +234,19 @@ static void forward_row(const struct job *job, const float *x, float *X, char *m
             X[k] = TL_NAN;
 }
 
-static void inverse_row(const struct job *job, const float *S, float *x, char *memory)
+static void inverse_row(void *arg, int64_t row_index, int32_t worker)
 {
+    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n;
-    float *work = (float *)memory, *z = work + tl_fft_large_memory(f), *Z = z + 2 * f->n;
+    const float *S = job->from + row_index * 2 * job->real.bins;
+    float *x = job->to + row_index * n;
+    float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
+          *Z = z + 2 * f->n;
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
         struct row row = {job, S, z};
-        pieces(n / 4 + 1, join_task, &row, job->alone);
+        tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, &row, job->alone);
         tl_fft_large(f, z, x, 1, work, vectors, job->alone);
         return;
     }
@@ -278,20 +264,6 @@ static void inverse_row(const struct job *job, const float *S, float *x, char *m
         x[t] = Z[2 * t];
 }
 
-static void forward_row_task(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    forward_row(job, job->from + task * job->real.n, job->to + task * 2 * job->real.bins,
-                job->scratch + worker * job->per_worker);
-}
-
-static void inverse_row_task(void *arg, int64_t task, int32_t worker)
-{
-    const struct job *job = arg;
-    inverse_row(job, job->from + task * 2 * job->real.bins, job->to + task * job->real.n,
-                job->scratch + worker * job->per_worker);
-}
-
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
 static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, int inverse,
@@ -300,7 +272,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_ANY);
     if (!f)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0};
+    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0, inverse};
     const int32_t workers = tl_workers();
     int64_t bytes;
     if (f->in_lanes) {
@@ -310,7 +282,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
         bytes = job.per_worker * workers;
         int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
         if (!status)
-            tl_parallel((groups + job.per_task - 1) / job.per_task, inverse ? inverse_lanes : forward_lanes, &job);
+            tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
         tl_pool_free(ctx, job.scratch);
         tl_fft_put(f);
         return status;
@@ -324,10 +296,10 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     job.per_worker = (job.per_worker + 255) / 256 * 256;
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * (job.alone ? workers : 1)), (void **)&job.scratch);
     if (!status && job.alone)
-        tl_parallel(batch, inverse ? inverse_row_task : forward_row_task, &job);
+        tl_parallel(batch, inverse ? inverse_row : forward_row, &job);
     else if (!status)
         for (int64_t row = 0; row < batch; row++)
-            (inverse ? inverse_row_task : forward_row_task)(&job, row, 0);
+            (inverse ? inverse_row : forward_row)(&job, row, 0);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;

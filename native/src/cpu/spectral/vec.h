@@ -2,8 +2,7 @@
  *
  * A complex vector is TL_W real parts followed by TL_W imaginary parts. The width differs by variant; a lane's
  * arithmetic does not, so neither do the bits. */
-#ifndef TL_CPU_SPECTRAL_VEC_H
-#define TL_CPU_SPECTRAL_VEC_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -82,8 +81,7 @@ TL_INLINE void tl_transpose_square(tl_vec *a)
     }
 }
 
-/* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get
- * 0. */
+/* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get 0. */
 static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, int64_t cols, tl_vec *buffer,
                                int64_t step)
 {
@@ -149,5 +147,3 @@ TL_INLINE void tl_complex_out(tl_cvec z, float *x, int64_t lanes, int swap)
             x[2 * l] = r[l], x[2 * l + 1] = i[l];
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What the two halves of attention's backward pass share: attention/backward.cu and attention/backward_mma.cu. */
-#ifndef TL_CUDA_ATTENTION_BACKWARD_CUH
-#define TL_CUDA_ATTENTION_BACKWARD_CUH
+#pragma once
 
 #include "cuda/attention/simt_tiles.cuh"
 
@@ -22,5 +21,3 @@ int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a);
 int32_t backward_wgmma(tl_context *ctx, const BackwardArgs &a);
 
 } /* namespace attention */
-
-#endif

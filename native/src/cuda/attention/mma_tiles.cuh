@@ -19,8 +19,7 @@
  * Weights are kept 2^32 times too large. e^x underflows below 2^-149, so a weight that is not 0 is at least 2^-117: its
  * upper part is normal, and what its lower part may lose below 2^-126 is less than 2^-158 of the largest weight, which
  * is less than the 2^-149 that e^x itself loses. The same goes for a weight times (g·v - D). */
-#ifndef TL_CUDA_ATTENTION_MMA_TILES_CUH
-#define TL_CUDA_ATTENTION_MMA_TILES_CUH
+#pragma once
 
 #include "cuda/attention/simt_tiles.cuh"
 #include "cuda/device/tf32_split.cuh"
@@ -431,5 +430,3 @@ __device__ __forceinline__ int64_t next_tile(int64_t j, int64_t end, uint32_t *b
 }
 
 } /* namespace attention */
-
-#endif

@@ -11,8 +11,7 @@
  *
  * Each result is one chain of fused multiply-adds over d, or over the keys (queries) in order: fixed by the shape
  * alone. */
-#ifndef TL_CUDA_ATTENTION_SIMT_TILES_CUH
-#define TL_CUDA_ATTENTION_SIMT_TILES_CUH
+#pragma once
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/division.cuh"
@@ -309,5 +308,3 @@ template <class C> dim3 pass_grid(Problem &p)
 }
 
 } /* namespace attention */
-
-#endif

@@ -1,6 +1,5 @@
 /* Attention by wgmma: the warp groups that multiply. See attention/wgmma_tiles.cuh. */
-#ifndef TL_CUDA_ATTENTION_WGMMA_CONSUMER_CUH
-#define TL_CUDA_ATTENTION_WGMMA_CONSUMER_CUH
+#pragma once
 
 #include "cuda/attention/wgmma_tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -431,7 +430,5 @@ template <class C> struct Consumer {
 
 } /* namespace warp_groups */
 } /* namespace attention */
-
-#endif
 
 #endif

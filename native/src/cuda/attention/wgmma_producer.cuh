@@ -1,6 +1,5 @@
 /* Attention by wgmma: the warp group that makes panels. See attention/wgmma_tiles.cuh. */
-#ifndef TL_CUDA_ATTENTION_WGMMA_PRODUCER_CUH
-#define TL_CUDA_ATTENTION_WGMMA_PRODUCER_CUH
+#pragma once
 
 #include "cuda/attention/wgmma_tiles.cuh"
 #include "cuda/device/vector.cuh"
@@ -188,7 +187,5 @@ template <class C> struct Producer {
 
 } /* namespace warp_groups */
 } /* namespace attention */
-
-#endif
 
 #endif

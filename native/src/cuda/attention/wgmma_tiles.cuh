@@ -22,8 +22,7 @@
  *
  * A sum over d or over the tiles is one of parts of 32 terms, in order, each made by 12 wgmma, the small products
  * first; fixed by the shape alone. Weights are kept 2^32 times too large, for the reason in attention/mma_tiles.cuh. */
-#ifndef TL_CUDA_ATTENTION_WGMMA_TILES_CUH
-#define TL_CUDA_ATTENTION_WGMMA_TILES_CUH
+#pragma once
 
 #include "cuda/attention/mma_tiles.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -140,5 +139,3 @@ template <class C> struct Place {
 } /* namespace warp_groups */
 
 } /* namespace attention */
-
-#endif

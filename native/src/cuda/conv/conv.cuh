@@ -5,8 +5,7 @@
  * addition, a bit test and a copy that fills in zeros. Taps are taken CHUNK at a time so that the bits fit one word.
  * Within a chunk the order is channel by channel, tap by tap, so with
  * at most CHUNK taps it is the order of formula/conv_geometry.h. */
-#ifndef TL_CUDA_CONV_CONV_CUH
-#define TL_CUDA_CONV_CONV_CUH
+#pragma once
 
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -120,5 +119,3 @@ int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, int64_t bat
 /* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
 int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                              const float *large, const float *small, float *gw);
-
-#endif

@@ -7,8 +7,7 @@
  * The guard. Infinities, NaN and magnitudes from 2^114 on give a NaN in tl_split_dekker or in the packed weights and with it a
  * result that is not finite; a magnitude below 2^-100 other than 0 is seen where it is split. Either makes the thread
  * block compute the same columns again, from the same stages, with chains of fused multiply-adds. */
-#ifndef TL_CUDA_CONV_MMA_TILE_CUH
-#define TL_CUDA_CONV_MMA_TILE_CUH
+#pragma once
 
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/tf32_split.cuh"
@@ -196,5 +195,3 @@ static __device__ __forceinline__ void run_slices(Loader &loader, float *stages,
 }
 
 } // namespace tl_conv
-
-#endif

@@ -2,8 +2,7 @@
  * gradient (conv/wgmma_product.cu) and that of the weight gradient (conv/wgmma_weights.cu) share.
  *
  * Where the pipeline finds that a tile's sums do not count, it is computed again as chains of fused multiply-adds. */
-#ifndef TL_CUDA_CONV_WGMMA_CUH
-#define TL_CUDA_CONV_WGMMA_CUH
+#pragma once
 
 #include "cuda/conv/conv.cuh"
 #include "cuda/device/wgmma_pipeline.cuh"
@@ -44,5 +43,3 @@ static inline bool small_enough(const tl_conv_shape &s)
 }
 
 } /* namespace tl_conv_wgmma */
-
-#endif

@@ -1,6 +1,5 @@
 /* The problem of conv/wgmma_product.cu on the device, and where its pieces, sums, positions and taps lie. */
-#ifndef TL_CUDA_CONV_WGMMA_PLACE_CUH
-#define TL_CUDA_CONV_WGMMA_PLACE_CUH
+#pragma once
 
 #include "cuda/conv/wgmma.cuh"
 
@@ -118,5 +117,3 @@ struct Tap {
 #endif
 
 } /* namespace tl_conv_wgmma */
-
-#endif

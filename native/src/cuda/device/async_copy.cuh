@@ -1,7 +1,6 @@
 /* Asynchronous copies from global to shared memory, past the registers (PTX cp.async). A thread collects its copies in
  * groups and waits for its own groups only; what other threads copied is there after a barrier. */
-#ifndef TL_CUDA_DEVICE_ASYNC_COPY_CUH
-#define TL_CUDA_DEVICE_ASYNC_COPY_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ template <int PENDING> static __device__ __forceinline__ void tl_copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-
-#endif

@@ -13,8 +13,7 @@
  * (tl_cluster_quads).
  *
  * Machine code of older chips has no clusters: these kernels are empty there and tl_cluster_runs says so. */
-#ifndef TL_CUDA_DEVICE_CLUSTER_ROW_CUH
-#define TL_CUDA_DEVICE_CLUSTER_ROW_CUH
+#pragma once
 
 #include "cuda/device/row_tile.cuh"
 
@@ -324,5 +323,3 @@ static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Pa
     *status = launch.run(ctx, name, kernel, rows < most ? rows : most, arguments...);
     return true;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Integer division: rounded up, and by a divisor that is the same for a whole launch. */
-#ifndef TL_CUDA_DEVICE_DIVISION_CUH
-#define TL_CUDA_DEVICE_DIVISION_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -42,5 +41,3 @@ struct tl_fastdiv {
         return q;
     }
 };
-
-#endif

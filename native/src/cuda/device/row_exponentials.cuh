@@ -1,6 +1,5 @@
 /* A row's exponentials and their sum, for softmax and cross-entropy. */
-#ifndef TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
-#define TL_CUDA_DEVICE_ROW_EXPONENTIALS_CUH
+#pragma once
 
 #include "cuda/device/cluster_row.cuh"
 
@@ -68,5 +67,3 @@ static inline int32_t tl_long_row_exponentials(tl_context *ctx, const char *name
     TL_TRY(tl_cuda_row_maxima(ctx, x, rows, cols, maximum));
     return tl_long_row_sums(ctx, name, tl_exponential{x, maximum, 0.0f}, rows, cols, 0, sum);
 }
-
-#endif

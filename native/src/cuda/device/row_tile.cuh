@@ -11,8 +11,7 @@
  * An element i of a thread's N is column(i) of the row; what lies past the row's end reads 0 and must not change a
  * result (`inside` tells): every lane of the tree starts from +0. Kernels are templates over the row's type;
  * tl_pick_row chooses it. */
-#ifndef TL_CUDA_DEVICE_ROW_TILE_CUH
-#define TL_CUDA_DEVICE_ROW_TILE_CUH
+#pragma once
 
 #include <type_traits>
 
@@ -444,5 +443,3 @@ static int32_t tl_long_row_map(tl_context *ctx, const char *name, F f, int64_t r
     return tl_launch(ctx, name, tl_leaf_map<F>, (unsigned)(rows * per_row), TL_TREE_THREADS, f, (uint32_t)per_row, cols,
                      out);
 }
-
-#endif

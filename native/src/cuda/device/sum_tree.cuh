@@ -4,8 +4,7 @@
  * An operation is a struct with identity() and join(a, b). Sum follows the trees to the letter; Maximum has no order
  * and takes the same path. join is commutative, so the butterflies below, where both partners of an exchange compute
  * the same join with its sides swapped, give every thread the bits of the tree. */
-#ifndef TL_CUDA_DEVICE_SUM_TREE_CUH
-#define TL_CUDA_DEVICE_SUM_TREE_CUH
+#pragma once
 
 #include "cuda/runtime/launch.cuh"
 #include "formula/exact.h"
@@ -118,5 +117,3 @@ int32_t tl_cuda_column_sums(tl_context *ctx, const float *x, int64_t outer, int6
 /* The maxima; cols or rows >= 1. */
 int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
 int32_t tl_cuda_column_maxima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out);
-
-#endif

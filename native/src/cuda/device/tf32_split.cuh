@@ -8,8 +8,7 @@
  * TF32 keeps float32's exponent range but not its subnormals' precision. An operand that is infinite, NaN, so large that
  * hi would overflow or so small that lo would be cut needs ordinary arithmetic: a thread block that met one computes its
  * tile again without tensor cores, so no value is ever hidden. */
-#ifndef TL_CUDA_DEVICE_TF32_SPLIT_CUH
-#define TL_CUDA_DEVICE_TF32_SPLIT_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -116,5 +115,3 @@ __device__ __forceinline__ void tl_mma_split(float (&d)[M][N][4], const uint32_t
     TL_UNROLL_FOR (int m = 0; m < M; m++)
         tl_mma_tf32(d[m], ahi[m], bhi);
 }
-
-#endif

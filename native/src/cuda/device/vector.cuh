@@ -1,6 +1,5 @@
 /* Accesses of 16 bytes: four neighbouring floats. */
-#ifndef TL_CUDA_DEVICE_VECTOR_CUH
-#define TL_CUDA_DEVICE_VECTOR_CUH
+#pragma once
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ static __device__ __forceinline__ void tl_store4(float *p, const float *v)
 {
     tl_store4(p, make_float4(v[0], v[1], v[2], v[3]));
 }
-
-#endif

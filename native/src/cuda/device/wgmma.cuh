@@ -4,8 +4,7 @@
  * Operands in shared memory are K-major: a row of STEP floats = 128 bytes per row of A (column of B). The 16 bytes of
  * chunk c = k / 4 of row i lie at 128·i + 16·(c ^ i % 8), the K-major layout with 128-byte swizzle (PTX ISA, "Shared
  * Memory Matrix Layout"), whose pattern repeats every 8 rows = 1024 bytes. */
-#ifndef TL_CUDA_DEVICE_WGMMA_CUH
-#define TL_CUDA_DEVICE_WGMMA_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -283,5 +282,3 @@ template <class Ready> static bool tl_wgmma_runs(tl_context *ctx, Ready ready)
     }
     return answer == 2;
 }
-
-#endif

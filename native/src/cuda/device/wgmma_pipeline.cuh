@@ -9,8 +9,7 @@
  *
  * Each result is a sum of parts of STEP terms, each part one chain of twelve wgmma, in order of steps. Per warp group, a
  * tile in which a value does not split or a result is not finite is handed to the kernel to be computed again. */
-#ifndef TL_CUDA_DEVICE_WGMMA_PIPELINE_CUH
-#define TL_CUDA_DEVICE_WGMMA_PIPELINE_CUH
+#pragma once
 
 #include <float.h>
 
@@ -209,5 +208,3 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
 #endif
 
 } /* namespace tl_wgmma */
-
-#endif

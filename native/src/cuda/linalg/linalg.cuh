@@ -1,6 +1,5 @@
 /* Matrix products on CUDA: what linalg/linalg.cu, linalg/mma.cu and linalg/wgmma.cu share. */
-#ifndef TL_CUDA_LINALG_LINALG_CUH
-#define TL_CUDA_LINALG_LINALG_CUH
+#pragma once
 
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -32,5 +31,3 @@ int32_t tl_split_multiply(tl_context *ctx, const tl_matrix_product &x);
 /* Whether linalg/wgmma.cu serves a product, and better than either. */
 bool tl_wgmma_serves(tl_context *ctx, const tl_matrix_product &x);
 int32_t tl_wgmma_multiply(tl_context *ctx, const tl_matrix_product &x);
-
-#endif

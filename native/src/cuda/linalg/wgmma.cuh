@@ -8,8 +8,7 @@
  *
  * Each result is a sum of parts in order of k, fixed by n alone. Where the pipeline finds that a group's sums do not
  * count, its rows are computed again as chains of fused multiply-adds in increasing k. */
-#ifndef TL_CUDA_LINALG_WGMMA_CUH
-#define TL_CUDA_LINALG_WGMMA_CUH
+#pragma once
 
 #include "cuda/device/wgmma_pipeline.cuh"
 
@@ -274,5 +273,3 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
     }
 #endif
 }
-
-#endif

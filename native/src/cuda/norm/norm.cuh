@@ -1,6 +1,5 @@
 /* What norm/norm.cu and norm/columns.cu share: the statistics of a row. */
-#ifndef TL_CUDA_NORM_NORM_CUH
-#define TL_CUDA_NORM_NORM_CUH
+#pragma once
 
 #include "cuda/device/cluster_row.cuh"
 #include "generated/norm.h"
@@ -70,5 +69,3 @@ static inline int32_t tl_long_row_squares(tl_context *ctx, const char *name, con
  * statistics. */
 int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                                int64_t cols, float eps, float *gx, float *means, float *istds);
-
-#endif

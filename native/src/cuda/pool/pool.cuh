@@ -1,6 +1,5 @@
 /* The geometry of pooling on CUDA, shared by the forward kernels (pool/pool.cu) and the gradients (pool/vjp.cu). */
-#ifndef TL_CUDA_POOL_POOL_CUH
-#define TL_CUDA_POOL_POOL_CUH
+#pragma once
 
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -137,5 +136,3 @@ static __device__ __forceinline__ uint32_t tl_pool_window(const tl_pool_shape &v
             index = v.by_o[i].divmod(index, &at[i]);
     return index;
 }
-
-#endif

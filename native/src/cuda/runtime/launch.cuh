@@ -3,8 +3,7 @@
  *
  * A launcher gets a healthy context whose device is current on the calling thread. It launches on
  * tl_cuda_stream(ctx) and ends with `return tl_cuda_launched(ctx, "name");`. It never synchronises. */
-#ifndef TL_CUDA_RUNTIME_LAUNCH_CUH
-#define TL_CUDA_RUNTIME_LAUNCH_CUH
+#pragma once
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
@@ -148,5 +147,3 @@ template <class T> class tl_scratch {
     tl_context *ctx;
     void *memory = nullptr;
 };
-
-#endif

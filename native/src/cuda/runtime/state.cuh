@@ -1,7 +1,6 @@
 /* The CUDA state of a context, which runtime/device.cu owns and runtime/transfer.cu and graph.cu use. Launchers see
  * runtime/launch.cuh only. */
-#ifndef TL_CUDA_RUNTIME_STATE_CUH
-#define TL_CUDA_RUNTIME_STATE_CUH
+#pragma once
 
 #include "cuda/runtime/launch.cuh"
 
@@ -51,5 +50,3 @@ void tl_close_pinned(tl_pinned *p);
         if (error_ != cudaSuccess) \
             return tl_state_failed(state, error_, #expr); \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* What the spectral kernels share: cuFFT plans of a context (spectral/plan.cu). */
-#ifndef TL_CUDA_SPECTRAL_PLAN_CUH
-#define TL_CUDA_SPECTRAL_PLAN_CUH
+#pragma once
 
 #include <cufft.h>
 
@@ -19,5 +18,3 @@ struct tl_fft_shape {
 /* Forward: real -> spectrum. Inverse, unscaled: spectrum, which it overwrites and whose imaginary parts at bins 0 and
  * n/2 are 0, -> real. On the context's stream; the work area comes from the pool. n >= 2. */
 int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum);
-
-#endif

@@ -1,0 +1,15 @@
+/* The checks of core_test.c and core_threads_test.c, which any thread makes. */
+#pragma once
+
+#include "core/api.h"
+
+extern _Atomic int core_checks, core_failures;
+void core_check(int good, const char *text, const char *file, int line);
+void core_check_status(int32_t got, int32_t wanted, const char *text, const char *file, int line);
+
+#define CHECK(condition) core_check((condition) != 0, #condition, __FILE__, __LINE__)
+#define CHECK_STATUS(expr, wanted) core_check_status((expr), wanted, #expr, __FILE__, __LINE__)
+#define OK(expr) CHECK_STATUS(expr, TORCHLEAN_OK)
+
+/* core_threads_test.c: the thread pool, contexts used from many threads, fork, memory running out. */
+void core_test_concurrency(void);
