@@ -61,7 +61,7 @@ class Calls:
 
     def __init__(self, functions: dict[str, Callable[..., int]]) -> None:
         for name, function in functions.items():
-            setattr(self, name, function)  # interns the name, which CPython's inline cache of the attribute compares by identity
+            setattr(self, name, function)  # which interns the name: CPython's inline caches compare names by identity
 
     def observed(self, device: Any) -> "Calls":
         """The same entry points, reported to the observers of a device."""
