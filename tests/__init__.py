@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tlrt import kernels
+from tlrt.kernels import scale
 from tlspec.declarations import declarations
 
 #: the repository's root
@@ -69,7 +69,7 @@ def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
         made = kernel(*arguments, **options)
         for buffer in made if isinstance(made, tuple) else (made,):
             if buffer is not None:
-                kernels.scale(buffer, 1 + 2.0**-17, out=buffer)
+                scale(buffer, 1 + 2.0**-17, out=buffer)
         return made
 
     return wrong
