@@ -59,7 +59,8 @@ def test_close(dev):
         assert_raises(errors.ReleasedError, use)
 
 
-def test_a_closed_shared_device_is_made_anew():
+def test_a_closed_shared_device_is_made_anew(monkeypatch):
+    monkeypatch.setattr(handles, "_shared", {})  # other tests use the shared device
     first = tlrt.device("cpu")
     first.close()
     assert tlrt.device("cpu") is not first and tlrt.device("cpu").zeros(1).numpy() == 0
