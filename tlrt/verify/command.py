@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
     add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small and medium, and a large one)")
     add("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
-    add("--variants", action="store_true", help="also run every SIMD variant and 1 and 2 threads: same bits")
+    add("--variants", action="store_true", help="also run every SIMD variant, with 1 and 2 threads by turns: same bits")
     add("--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them")
     add("--json", metavar="FILE", help="write the results there; JSON lines to FILE.jsonl")
     add("--trace", action="store_true", help="name every case on stderr before it runs, should one crash")

@@ -182,10 +182,10 @@ class Verifier:
             for i, suffix in enumerate(rule.each):
                 yield Repetition(f"from {case.name}_{suffix}", partial(runtime.run_single, case, suffix, i))
         if self.variants and runtime.name == "cpu":
-            for variant in self.variants:
-                for threads in (1, 2):
-                    run = partial(_run_with, runtime, case, variant, threads)
-                    yield Repetition(f"with {variant} and {threads} threads", run, ("--variants",))
+            for i, variant in enumerate(self.variants):
+                threads = 2 - (case.seed + i) % 2  # by turns: a row's cases try each variant with both
+                run = partial(_run_with, runtime, case, variant, threads)
+                yield Repetition(f"with {variant} and {threads} threads", run, ("--variants",))
 
 
 def _run_with(runtime: Runtime, case: Case, variant: str, threads: int) -> list[np.ndarray | None]:
