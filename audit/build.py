@@ -19,8 +19,12 @@ def make(*goals: str, tree: Path = ROOT, jobs: int | None = None) -> None:
     jobs = processors() if jobs is None else jobs
     command = ["make", "-C", str(tree / "native"), f"-j{jobs}", f"PYTHON={sys.executable}", *goals]
     folder = tree / "native" / "build"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "build.lock").open("w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "build.lock").open("w")
+    except OSError as error:
+        raise BuildError(f"nothing can be built where files cannot be written ({error})") from None
+    with file as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             made = subprocess.run(command, capture_output=True, text=True, check=False)

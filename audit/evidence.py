@@ -4,6 +4,7 @@ A file is a verify document, a campaign's, the document of one part alone, or wh
 keeps the file it came from. Benchmark files hold no evidence of correctness and give a source without parts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,55 @@ SIGNS: Mapping[str, tuple[str, ...]] = {
     "determinism": ("entries", "repeats"), "alarms": ("entries", "totals", "edges"), "hostile": ("entries", "statuses"),
     "soak": ("samples", "steps", "growth"), "mutation": ("listed", "survivors"),
 }  # fmt: skip
+
+
+def _is_count(v: Any) -> bool:
+    return isinstance(v, (int, float)) and 0 <= v < math.inf
+
+
+#: what a field holds: in words, and whether a value is one
+KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("a text", lambda v: isinstance(v, str)),
+    "number": ("a number", lambda v: isinstance(v, (int, float))),
+    "figure": ("a number", lambda v: isinstance(v, (int, float)) or v in ("inf", "nan")),
+    "count": ("a count", _is_count),
+    "maybe": ("a count or null", lambda v: v is None or _is_count(v)),
+    "flag": ("true, false or null", lambda v: v is None or isinstance(v, bool)),
+    "table": ("a table", lambda v: isinstance(v, Mapping)),
+    "list": ("a list", lambda v: isinstance(v, list)),
+    "texts": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "counts": ("a list of counts", lambda v: isinstance(v, list) and all(map(_is_count, v))),
+}
+#: the fields that pages show: a path of keys to a table ("*" is every item, "?" follows a key that may be absent), and the kinds
+#: and names of its fields
+FIELDS = """
+verify/*/results/*: text entry device bound; count cases; figure share ulp; flag identical
+verify/*/results/*/failures/*: text entry device kind detail line
+exhaustive/*: count stride
+exhaustive/*/functions/*: text entry bound verdict; flag complete; maybe differ; count limit; table devices
+exhaustive/*/functions/*/special/*: text x expected; flag ok
+exhaustive/*/functions/*/devices/*: count seen misrounded mismatches worst; text hash
+exhaustive/*/functions/*/devices/*/mismatch_case?: text at got want
+exhaustive/*/functions/*/devices/*/over_case?: text at got want
+exhaustive/*/functions/*/devices/*/worst_case?: text at
+exhaustive/*/pairs?/operations/*: text op device verdict; count structured random different devices_differ
+probe/*/sums/*: text op what device found verdict; count leaves extra declared; maybe height fan_in
+determinism/*/entries/*: text entry device verdict; texts failures; count repeats; maybe reused threads variants trims batches
+alarms/*: list loose; counts edges; table totals
+alarms/*/totals/*: count alarms
+alarms/*/entries/*: text entry device bound; count comparisons measured alarms; figure worst; counts histogram; texts alarm_lines
+hostile/*: count calls accepted; table entries
+hostile/*/entries/*: count calls
+hostile/*/failures/*: text said again; number status
+checkpoints/*: count files; texts failures
+faults/*/devices?/*: text device; count points; texts failures
+faults/*/devices?/*/one?: count trials raised absorbed untouched
+faults/*/devices?/*/all?: count trials raised absorbed untouched
+soak/*: text device; count steps live_bytes live_buffers microseconds; number growth; texts failures
+mutation/*: count listed run; texts survivors; text score; table results
+mutation/*/results/*: number number; text name outcome by
+steps/*/*: number status; text command
+"""
 
 
 class EvidenceError(ValueError):
@@ -83,11 +133,11 @@ def _parts(document: Mapping[str, Any]) -> dict[str, list[Any]]:
     if not parts.keys() - {"checkpoints"}:
         parts |= {name: [document] for name, keys in SIGNS.items() if all(k in document for k in keys)}
         devices = document.get("devices")
-        if isinstance(devices, list) and devices and all("points" in d for d in devices):
+        if isinstance(devices, list) and devices and all(isinstance(d, Mapping) and "points" in d for d in devices):
             parts["faults"] = [document]
     if isinstance(document.get("steps"), Mapping):
         parts["steps"] = [document["steps"]]
-    inner = [d["checkpoints"] for d in parts.get("hostile", []) if d.get("checkpoints")]
+    inner = [d["checkpoints"] for d in parts.get("hostile", []) if isinstance(d, Mapping) and d.get("checkpoints")]
     if inner:
         parts["checkpoints"] = inner
     return parts
@@ -109,7 +159,7 @@ def read(name: str, document: Mapping[str, Any]) -> Source:
     devices: dict[str, str] = {}
     for head in heads:
         found = head.get("devices")
-        devices |= found if isinstance(found, dict) else {}
+        devices |= {name: str(text) for name, text in found.items()} if isinstance(found, dict) else {}
     for benchmark in (document, *(document.get(part) for part in ("bench", "growth", "training_steps"))):
         if isinstance(benchmark, Mapping) and isinstance(text := benchmark.get("device"), str) and ", " in text:
             devices.setdefault("cpu" if text.startswith("CPU") else "cuda:0", text)
@@ -124,12 +174,43 @@ def load(path: Path) -> Source:
         document = read_document(path)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path.name}: {error}") from None
-    try:
-        source = read(path.name, document)
-        _ = Evidence([source]).findings  # every row is there and has what its part's rows have
-    except (KeyError, TypeError, AttributeError) as error:
-        raise EvidenceError(f"{path.name}: not an evidence file: {type(error).__name__}: {error}") from None
+    source = read(path.name, document)
+    for line in FIELDS.split("\n")[1:-1]:
+        keys, fields = line.split(": ")
+        part, *rest = keys.split("/")
+        for place, table in _find_tables(source.parts.get(part, []), rest, path.name, part):
+            for kind, *names in map(str.split, fields.split("; ")):
+                for name in names:
+                    _require(kind, table.get(name, ...), *place, name)
+    for item in source.parts.get("sanitizer", []):
+        _require("table", item, path.name, "sanitizer")
+    for _, entry, row in Evidence([source]).all("alarms"):
+        if len(row["edges"]) != len(row["histogram"]):
+            raise EvidenceError(f"{path.name}: alarms: histogram of {entry}: got other than one count for each edge")
     return source
+
+
+def _require(kind: str, value: Any, *place: object) -> None:
+    """Raises EvidenceError unless the value is of that kind; `place` is the file and the keys that lead there."""
+    words, accepts = KINDS[kind]
+    if not accepts(value):
+        got = "nothing" if value is ... else f"{value!r:.40}"
+        raise EvidenceError(f"{place[0]}: {'.'.join(map(str, place[1:]))}: got {got}, expected {words}")
+
+
+def _find_tables(value: Any, keys: Sequence[str], *place: object) -> Iterator[tuple[tuple[object, ...], Any]]:
+    """The tables at a path of :data:`FIELDS`, each with its place."""
+    if keys[:1] == ["*"]:
+        if not isinstance(value, Mapping):
+            _require("list", value, *place)
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _find_tables(item, keys[1:], *place, key)
+        return
+    _require("table", value, *place)
+    if not keys:
+        yield place, value
+    elif (key := keys[0].removesuffix("?")) in value or key == keys[0]:
+        yield from _find_tables(value.get(key, ...), keys[1:], *place, key)
 
 
 def _probed_entry(row: Mapping[str, Any]) -> str:

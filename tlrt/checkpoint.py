@@ -8,8 +8,10 @@ continues bit for bit, and equal states make equal files, byte for byte. Source 
 from __future__ import annotations
 
 import json
+import math
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt.errors import ArgumentError, ShapeError, TorchleanError, refusal
+from tlrt._binding.together import set_together
+from tlrt.errors import ArgumentError, DeviceMismatchError, ShapeError, TorchleanError, refusal
 
 if TYPE_CHECKING:
     from tlrt.optim import Optimizer
@@ -28,38 +31,61 @@ __all__ = ["CheckpointError", "load", "save"]
 VERSION = 1
 #: what may lie before a parameter's name in no file of ours
 _PREFIX = "optimizer/"
+#: the name by which the format itself calls the metadata
+_METADATA = "__metadata__"
+#: the longest header of the format, in bytes
+_LONGEST = 100_000_000
+#: the types of the format that NumPy has
+_TYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "<u1",
+          "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "?"}  # fmt: skip
 
 
 class CheckpointError(TorchleanError, ValueError):
     """A file is damaged, or is not a checkpoint of this session's program."""
 
 
-def _library() -> Any:
-    try:
-        import safetensors
-        import safetensors.numpy
-    except ImportError:
-        text = "checkpoint: safetensors: not installed (pip install safetensors)"
-        raise CheckpointError(text) from None
-    return safetensors
+class _Tensor:
+    """A tensor of an open file; as an array it is read, by pread: a file that is cut short is an error, and no signal."""
+
+    def __init__(self, path: object, file: int, place: int, kind: str, shape: tuple[int, ...]) -> None:
+        self.path, self.file, self.place, self.dtype, self.shape = path, file, place, np.dtype(_TYPES[kind]), shape
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        array = np.empty(self.shape, self.dtype)
+        _fill(self.path, self.file, self.place, array.reshape(-1).view(np.uint8).data)
+        return array
+
+
+def _fill(path: object, file: int, place: int, view: memoryview) -> None:
+    while view:
+        if not (count := os.preadv(file, [view], place)):
+            raise refusal(CheckpointError, "load", path, "a file cut short", "all of its tensors")
+        view, place = view[count:], place + count
 
 
 def save(
     path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Writes a checkpoint; the file appears complete or not at all.
+    """Writes a checkpoint; the file appears complete or not at all. One that is there keeps its mode, a link its target.
 
-    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError."""
-    library = _library()
+    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError, ArgumentError
+    for a parameter's name that no file can hold, DeviceMismatchError for an optimiser of another session."""
+    try:
+        import safetensors.numpy
+    except ImportError:
+        text = "checkpoint: safetensors: not installed (pip install safetensors)"
+        raise CheckpointError(text) from None
     precision = "float64" if session.device.name == "spec" else "float32"
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, parameter in session.parameters.items():
         if name.startswith(_PREFIX):
             raise ArgumentError(f"save: parameter {name!r}: expected a name that does not begin with {_PREFIX!r}")
+        if name == _METADATA or name.encode("utf-8", "replace").decode() != name:
+            raise ArgumentError(f"save: parameter {name!r}: expected Unicode other than {_METADATA!r}")
         tensors[name] = np.asarray(parameter.value, precision, order="C")
     settings = []
-    for i, optimizer in enumerate(_as_list(optimizers)):
+    for i, optimizer in enumerate(_optimizers("save", session, optimizers)):
         chosen, arrays = optimizer.state()
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
@@ -67,34 +93,61 @@ def save(
              "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
              "extra": dict(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
-    data = library.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".part", dir=target.parent)
+    data = safetensors.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
+    target = Path(os.path.realpath(path))
+    # the name is chosen before the file is there, so that an interrupt at any point can remove it
+    temporary = target.with_name(f"{target.name}{secrets.token_urlsafe(6)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
 
 
 def load(
     path: str | os.PathLike[str], session: Session, optimizers: Optimizer | Sequence[Optimizer] = ()
 ) -> dict[str, Any]:
-    """Restores parameters, optimisers and the random generator; returns `extra`. Everything is checked before anything
-    changes. Raises CheckpointError for a damaged or foreign file and for one of another program, OSError."""
-    about, tensors = _read(path)
-    chosen = _as_list(optimizers)
+    """Restores parameters, optimisers and the random generator; returns `extra`. Everything is checked, read and on the device
+    before anything changes, and then changes at once. Raises CheckpointError for a damaged or foreign file and for one of another
+    program, DeviceMismatchError for an optimiser of another session, OSError."""
+    chosen = _optimizers("load", session, optimizers)
+    session._require_uncaptured("load")
+    with Path(path).open("rb", buffering=0) as file:
+        about, tensors = _read_header(path, file.fileno())
+        _check(path, about, tensors, session, len(chosen))
+        changes = [c for n, p in session.parameters.items() for c in p._changed(np.asarray(tensors[n]), None)]
+        for i, (optimizer, settings) in enumerate(zip(chosen, about["optimizers"], strict=True)):
+            lead = f"{_PREFIX}{i}/"
+            arrays: Any = {n[len(lead) :]: t for n, t in tensors.items() if n.startswith(lead)}
+            try:
+                changes += optimizer._loaded(settings, arrays)
+            except (ArgumentError, ShapeError) as error:
+                raise CheckpointError(f"load: {path}: optimizer {i}: {error}") from None
+    changes += [(session, "seed", about["random"]["seed"]), (session, "counter", about["random"]["counter"])]
+    old = [p._mirror for p in session.parameters.values() if p._mirror is not None]
+    old += [buffer for optimizer in chosen for buffers in optimizer._state.values() for buffer in buffers]
+    set_together(changes)
+    for buffer in old:
+        buffer.release()
+    return dict(about["extra"])
+
+
+def _optimizers(op: str, session: Session, given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """The optimisers as a list, all of them of the session."""
+    chosen: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(optimizer.session is not session for optimizer in chosen):
+        raise refusal(DeviceMismatchError, op, "optimizers", "one of another session", "those of this")
+    return chosen
+
+
+def _check(path: object, about: dict[str, Any], tensors: dict[str, _Tensor], session: Session, optimizers: int) -> None:
+    """Raises CheckpointError unless the file is one of the session's program."""
     wanted = "float64" if session.device.name == "spec" else "float32"
     if about["precision"] != wanted:
         expected = f"{wanted} for {session.device}"
@@ -110,34 +163,15 @@ def load(
             found = "nothing" if got is None else f"{got.dtype} of shape {got.shape}"
             expected = f"{wanted} of shape {parameter.shape}"
             raise refusal(CheckpointError, "load", f"{path}: {name}", found, expected)
-    if len(about["optimizers"]) != len(chosen):
-        raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", len(chosen))
-    states = []
-    for i, (optimizer, settings) in enumerate(zip(chosen, about["optimizers"], strict=True)):
-        lead = f"{_PREFIX}{i}/"
-        arrays = {n[len(lead) :]: a for n, a in tensors.items() if n.startswith(lead)}
-        try:
-            optimizer.check_state(settings, arrays)
-        except (ArgumentError, ShapeError) as error:
-            raise CheckpointError(f"load: {path}: optimizer {i}: {error}") from None
-        states.append((optimizer, settings, arrays))
-    for name, parameter in session.parameters.items():
-        parameter.set(tensors[name])
-    for optimizer, settings, arrays in states:
-        optimizer.load_state(settings, arrays)
-    session.seed, session.counter = about["random"]["seed"], about["random"]["counter"]
-    return dict(about["extra"])
+    if len(about["optimizers"]) != optimizers:
+        raise refusal(CheckpointError, "load", path, f"{len(about['optimizers'])} optimizers", optimizers)
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The file's description, checked, and its tensors."""
-    library = _library()
-    Path(path).open("rb").close()  # a missing or unreadable file is an OSError
+def _read_header(path: object, file: int) -> tuple[dict[str, Any], dict[str, _Tensor]]:
+    """The description of a file, checked, and its tensors, of which nothing is read yet."""
     try:
-        with library.safe_open(str(path), framework="np") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:
+        metadata, tensors = _read_table(path, file)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"load: {path}: got a damaged file or none of safetensors ({error})") from None
     try:
         about = json.loads(metadata["tlrt"])
@@ -162,5 +196,28 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, npt.N
     return about, tensors
 
 
-def _as_list(optimizers: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]  # type: ignore[list-item]
+def _read_table(path: object, file: int) -> tuple[Any, dict[str, _Tensor]]:
+    """The metadata and the tensors of a file by its header, which must account for every byte."""
+    size = os.fstat(file).st_size
+    lead = bytearray(8)
+    _fill(path, file, 0, memoryview(lead))
+    start = 8 + int.from_bytes(lead, "little")
+    if not 8 < start <= min(size, 8 + _LONGEST):
+        raise ValueError(f"{size} bytes with a header of {start - 8}")
+    text = bytearray(start - 8)
+    _fill(path, file, 8, memoryview(text))
+    header = json.loads(text.decode())
+    metadata = header.pop(_METADATA, {})
+    tensors, spans = {}, []
+    for name, entry in header.items():
+        shape, (first, last) = entry["shape"], entry["data_offsets"]
+        if any(type(n) is not int or n < 0 for n in (*shape, first, last)):
+            raise ValueError(f"{name}: sizes that are no natural numbers")
+        tensor = tensors[name] = _Tensor(path, file, start + first, entry["dtype"], tuple(shape))
+        if last - first != math.prod(shape) * tensor.dtype.itemsize:
+            raise ValueError(f"{name}: {last - first} bytes for {tensor.dtype} of shape {tensor.shape}")
+        spans.append((first, last))
+    spans.sort()
+    if [0, *(last for _, last in spans)] != [*(first for first, _ in spans), size - start]:
+        raise ValueError("tensors that overlap or leave bytes over")
+    return metadata, tensors

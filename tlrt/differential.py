@@ -348,7 +348,8 @@ def _drift(value: npt.NDArray[Any], reference: npt.NDArray[Any]) -> float:
         return math.inf
     if not finite.any():
         return 0.0
-    error, scale = float(np.sqrt(np.mean((a - b)[finite] ** 2))), float(np.sqrt(np.mean(b[finite] ** 2)))
+    with np.errstate(all="ignore"):
+        error, scale = (float(np.sqrt(np.mean(x[finite] ** 2))) for x in (a - b, b))
     return error / scale if scale else (0.0 if error == 0 else math.inf)
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
+from tlrt._binding.together import Change, set_together
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
@@ -113,6 +114,12 @@ def _hyperparameter(name: str) -> property:
         self.__dict__[f"_{name}"] = value
 
     return property(operator.attrgetter(f"_{name}"), assign)
+
+
+def _release_states(state: Mapping[str, list[Any]]) -> None:
+    for buffers in state.values():
+        for buffer in buffers:
+            buffer.release()
 
 
 class Optimizer(Uncopied):
@@ -301,26 +308,29 @@ class Optimizer(Uncopied):
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
+        old = self._state
+        set_together(self._loaded(settings, arrays))
+        _release_states(old)
+
+    def _loaded(self, settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Change]:
+        """The changes of :meth:`load_state`, all of them or none. The caller releases the states of before."""
         self._require_open("load_state")
         self.session._require_uncaptured("load_state")
         self.check_state(settings, arrays)
         device = self.session.device
         upload = device.exact if device.name == "spec" else device.buffer
         fresh = {s: [upload(np.asarray(arrays[f"{s}/{p.name}"])) for p in self.parameters] for s in self.slots}
-        old, self._state = self._state, fresh
-        self._mirrors = []
-        for buffers in old.values():
-            for buffer in buffers:
-                buffer.release()
-        self.steps = int(settings["steps"])
         for h in self.hyper:
-            setattr(self, h, settings[h])
+            for observer in device._observers:
+                observer.before_setting(self.session, f"{type(self).__name__}.{h}")
+        # where a hyperparameter lies, as its setter runs bytecode
+        places = [f"_{h}" if f"_{h}" in self.__dict__ else h for h in self.hyper]
+        hyper = [(self, place, settings[h]) for place, h in zip(places, self.hyper, strict=True)]
+        return [(self, "_state", fresh), (self, "_mirrors", []), (self, "steps", int(settings["steps"])), *hyper]
 
     def close(self) -> None:
         """Releases the states; the optimiser is of no use afterwards."""
-        for buffers in self._state.values():
-            for buffer in buffers:
-                buffer.release()
+        _release_states(self._state)
         self._packed, self._mirrors, self._closed = {}, [], True
 
     def __repr__(self) -> str:

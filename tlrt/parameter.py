@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.arguments import boolean
+from tlrt._binding.together import Change, set_together
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError, refusal
@@ -84,23 +85,30 @@ class Parameter(Arithmetic):
         host = self._converted(value, "set")
         if host.shape != self.shape:
             raise refusal(ShapeError, "set", self.name, f"shape {host.shape}", self.shape)
-        self._release()
-        self._host = host
-        self._version += 1
+        old = self._mirror
+        set_together(self._changed(host, None))
+        if old is not None:
+            old.release()
+
+    def _changed(self, host: npt.NDArray[Any] | None, mirror: Any) -> list[Change]:
+        """The changes that give the parameter a new value, all of them or none."""
+        return [(self, "_host", host), (self, "_mirror", mirror), (self, "_version", self._version + 1)]
 
     def assign(self, value: AnyBuffer) -> None:
         """A new value from the session's device, whose handle the parameter takes over; the host value is stale from here on.
 
-        Raises ShapeError, DeviceMismatchError."""
+        Raises ShapeError, DeviceMismatchError, ReleasedError."""
         if value.shape != self.shape:
             raise refusal(ShapeError, "assign", self.name, f"shape {value.shape}", self.shape)
         if value.buffer.device is not self.session.device:
             expected = self.session.device
             raise refusal(DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", expected)
-        if value.buffer is not self._mirror:
-            self._release()
-        self._mirror = value.buffer
-        self.updated()
+        if value.buffer.released:
+            raise refusal(ReleasedError, "assign", self.name, "a released buffer", "a live one")
+        old = self._mirror
+        set_together(self._changed(None, value.buffer))
+        if old is not None and old is not value.buffer:
+            old.release()
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy of the current value."""

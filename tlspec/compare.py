@@ -56,9 +56,11 @@ def compare(
     """Compares a float32 (or float64: host outputs) result with the reference; see the module's docstring. `bits` are the bit
     patterns float32 elements must have, FREE where any close enough will do."""
     ref, tol = np.asarray(ref, np.float64), np.broadcast_to(np.asarray(tol, np.float64), np.shape(ref))
-    if got.shape != ref.shape:
-        note = f"got shape {got.shape}, expected {ref.shape}"
-        return Comparison(False, np.inf, np.inf, max(ref.size, 1), ref.size, note=note)
+    if got.shape != ref.shape or got.dtype not in (np.float32, np.float64):
+        note = (
+            f"shape {got.shape}, expected {ref.shape}" if got.shape != ref.shape else f"{got.dtype}, expected float32"
+        )
+        return Comparison(False, np.inf, np.inf, max(ref.size, 1), ref.size, note=f"got {note}")
     if ref.size == 0:
         return Comparison(True, 0.0, 0.0, 0, 0)
     double = got.dtype == np.float64

@@ -288,8 +288,7 @@ DEFECTS = [
         ("                key.append(str(extra))\n", "                pass\n", "-0.0 and 0.0 share a plan"),
     ]),
     *defects("tlrt/parameter.py", tests=TAPE, rows=[
-        ("        self._release()\n        self._host = host\n", "        self._host = host\n",
-         "a stale mirror is used after set"),
+        ("set_together(self._changed(host, None))", "self._host = host", "a stale mirror is used after set"),
         ("        self._require_mirror()\n        self._host = None\n        self._version += 1\n",
          "        self._require_mirror()\n        self._version += 1\n", "a stale host value is read after an update"),
     ]),
@@ -308,12 +307,11 @@ DEFECTS = [
     *defects("tlrt/optim.py", tests=TAPE, rows=[
         ("step=self.steps + 1, lr=self.lr", "step=self.steps + 2, lr=self.lr", "bias correction off by one"),
         ("        for p in chosen:\n            p.updated()\n", "", "an update leaves host values as if current"),
-        ('        self.steps = int(settings["steps"])\n', "", "a loaded optimiser starts at step 0"),
+        (', (self, "steps", int(settings["steps"]))', "", "a loaded optimiser starts at step 0"),
     ]),
     *defects("tlrt/checkpoint.py", tests=TAPE, rows=[
-        ('session.seed, session.counter = about["random"]["seed"], about["random"]["counter"]',
-         'session.seed = about["random"]["seed"]', "a checkpoint does not restore the counter"),
-        ("        optimizer.load_state(settings, arrays)\n", "        pass\n",
+        (', (session, "counter", about["random"]["counter"])]', "]", "a checkpoint does not restore the counter"),
+        ("                changes += optimizer._loaded(settings, arrays)\n", "                pass\n",
          "a checkpoint does not restore optimisers"),
         ("got.shape != parameter.shape or got.dtype", "got.dtype", "a parameter of another shape is loaded"),
     ]),

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,31 @@ def test_a_failure_of_each_part_stands_in_the_summary(part: str) -> None:
     summary = read(render_page([source])).sections["summary"]
     assert "1 failure" in summary and f"({part}, planted.json)" in summary
     assert Evidence([source]).absent() == [p for p in evidence.PARTS if p != part]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place within a document, but the top."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from ((*path, key), *places(inner, (*path, key)))
+
+
+@pytest.mark.parametrize("part", list(evidence.PARTS))
+def test_damaged_evidence_is_refused_by_file_and_field(part: str, tmp_path: Path) -> None:
+    file, said = tmp_path / "x.json", []
+    for *parents, last in places(failing()[part]):
+        for damage in ("lost", None, {}, "<b>"):
+            inner = planted = failing()[part]
+            for key in parents:
+                inner = inner[key]
+            inner[last] = damage
+            if damage == "lost":
+                del inner[last]
+            file.write_text(json.dumps({part: planted}))
+            try:
+                render_page([evidence.load(file)])
+            except evidence.EvidenceError as error:
+                said.append(str(error))
+    assert said and [s for s in said if not s.startswith((f"x.json: {part}", "x.json: not an evidence file"))] == []
 
 
 @pytest.mark.parametrize("part", [p for p in evidence.SIGNS if p != "verify"])

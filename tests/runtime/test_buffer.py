@@ -195,3 +195,11 @@ def test_device_argument():
     assert Buffer.from_numpy([1]).device is tlrt.device("cpu")
     assert Buffer.zeros(1, "cpu").device is tlrt.device("cpu")
     assert_raises_regex(errors.ArgumentTypeError, r"zeros: device: got int, expected a Device", Buffer.zeros, 1, 3)
+
+
+def test_the_callers_error_state_concerns_no_upload(s):
+    """NumPy's floating-point errors are those of the caller's own arithmetic."""
+    with np.errstate(all="raise"):
+        assert s.const([1e-40, 1e300, np.nan]).numpy()[1] > 1e38
+        report = tlrt.compare(lambda s: s.exp(s.const([1e-40, 1e300])), devices=("spec", "cpu"))
+    assert report.ok

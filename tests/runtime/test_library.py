@@ -45,11 +45,12 @@ def test_every_declared_function_is_exported():
         assert getattr(library.lib, name)
 
 
-def test_missing(python, tmp_path):
-    done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(tmp_path / "nowhere.so"))
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "no such file"), (300 * "x", "File name too long")])
+def test_missing(python, tmp_path, name, said):
+    done = python(PROBE, TORCHLEAN_CUDA_LIBRARY=str(tmp_path / name))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("LibraryNotFoundError\n")
-    assert f"{tmp_path}/nowhere.so: no such file; unset TORCHLEAN_CUDA_LIBRARY, or set it" in done.stdout
+    assert f"{tmp_path}/{name}: {said}; unset TORCHLEAN_CUDA_LIBRARY, or set it" in done.stdout
     assert "make -C" not in done.stdout and "kernels: LibraryNotFoundError" in done.stdout
 
 
@@ -122,6 +123,20 @@ def test_importing_loads_nothing(python):
         TORCHLEAN_CUDA_LIBRARY="/nowhere",
     )
     assert done.stdout.strip() == "None", done.stderr
+
+
+def test_numbers_in_messages_have_a_point_in_any_locale(python, tmp_path):
+    make = shutil.which("localedef") or "false"
+    if subprocess.run([make, "-i", "de_DE", "-f", "UTF-8", tmp_path / "de"], check=False).returncode:
+        pytest.skip("no locale with decimal commas can be made here")
+    code = """
+import locale, tlrt
+from tlrt import kernels
+locale.setlocale(locale.LC_ALL, "de")
+assert locale.str(0.5) == "0,5"
+kernels.sgd_step([tlrt.device("cpu").zeros(1)], [tlrt.device("cpu").zeros(1)], lr=-0.5)
+"""
+    assert "got lr = -0.5;" in python(code, LOCPATH=str(tmp_path)).stderr
 
 
 def test_every_status_has_a_class():

@@ -148,6 +148,40 @@ print("child", status)
     assert (done.stdout, done.stderr) == ("child 0\n", "")
 
 
+@pytest.mark.parametrize("work", ["device('cpu')", "device('cpu').buffer([1])"])
+def test_fork_while_another_thread_begins(python, work):
+    """It stops at the library's search, or at an import of NumPy's if there is one, until the process is about to fork."""
+    code = f"""
+import os, signal, sys, threading
+from tlrt._binding import library
+from tlrt.context import device
+begun, forking, find = threading.Event(), threading.Event(), library._find
+
+def stop():
+    begun.set()
+    forking.wait()
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return stop() if name == "numpy.ma" else None
+
+if "buffer" in {work!r}:
+    sys.meta_path.insert(0, Finder)
+else:
+    library._find = lambda: stop() or find()
+os.register_at_fork(before=forking.set)
+threading.Thread(target=lambda: ({work}, begun.set())).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(int(device("cpu").buffer([1, 2]).numpy().tolist() != [1, 2]))
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
 @pytest.mark.cuda
 def test_fork_after_cuda(python):
     code = """

@@ -100,6 +100,8 @@ def test_share_of_a_passing_result() -> None:
 
 def test_shapes_must_agree() -> None:
     assert not compare(np.zeros(3, np.float32), np.zeros((3, 1)), np.zeros((3, 1))).ok
+    half = compare(np.ones(3, np.float16), np.ones(3), np.ones(3))
+    assert not half.ok and half.share == np.inf and half.explain() == "out: got float16, expected float32"
     assert compare(np.zeros((0, 2), np.float32), np.zeros((0, 2)), np.zeros((0, 2))).ok
 
 

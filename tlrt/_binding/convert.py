@@ -4,6 +4,7 @@ Everything here refuses with the operation, the argument, what it got and what w
 """
 
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ class Naturals(np.ndarray[Any, np.dtype[np.uint32]]):
 def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any]:
     if isinstance(value, Live):
         return value.naturals(op, name, expected)
-    if isinstance(value, np.ma.MaskedArray):
+    # who has a masked array has imported the module; an import here could be under way in another thread while the process forks
+    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise refusal(ArgumentTypeError, op, name, "a masked array", f"{expected} (fill the masked elements first)")
     if isinstance(value, (str, bytes, bytearray, set, frozenset, dict)) or value is None:
         raise refusal(ArgumentTypeError, op, name, type_name(value), expected)
@@ -72,7 +74,7 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     if array.size >= _LIMIT:
         raise refusal(SizeOverflowError, op, name, f"{array.size} elements", "fewer than 2**32")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import length, number
 from tlrt._binding.convert import type_name
-from tlrt._binding.library import Library, failure, load, remedy
+from tlrt._binding.library import Library, failure, hold_over_forks, load, remedy
 from tlrt._binding.observer import Calls, Observer
 from tlrt.errors import (
     ArgumentError,
@@ -486,7 +486,7 @@ class Device:
             raise failure(status, op)
 
 
-_lock = threading.RLock()
+_lock = hold_over_forks(threading.RLock())
 _shared: dict[str, Device] = {}
 _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 _observers_of_all: list[Observer] = []

@@ -136,13 +136,13 @@ def _find() -> Library:
     tried: list[str] = []
     stale: list[str] = []
     for path in candidates():
-        if not path.is_file():
-            tried.append(f"{path}: no such file")
-            continue
         try:
+            if not path.is_file():
+                tried.append(f"{path}: no such file")
+                continue
             lib = _open(ffi, path)
         except OSError as error:
-            tried.append(f"{path}: {error}")
+            tried.append(f"{path}: {error.strerror or error}")
             continue
         if (got := _compiled_hash(ffi, lib)) == expected:
             return Library(ffi, lib, path.resolve(), expected)
@@ -154,7 +154,13 @@ def _find() -> Library:
     raise LibraryNotFoundError(text, remedy())
 
 
-_lock = threading.Lock()
+def hold_over_forks(lock: Any) -> Any:
+    """The lock, which no other thread has while the process forks: the child finds it free, and no import half done under it."""
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_lock = hold_over_forks(threading.RLock())  # a signal handler may fork
 _loaded: Library | None = None
 
 

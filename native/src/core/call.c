@@ -1,6 +1,7 @@
 /* Opening a call, checking its arguments, allocating its outputs, closing it. The contract of each function is in call.h. */
 #include "call.h"
 
+#include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -304,9 +305,13 @@ void tl_require(tl_call *call, int ok, int32_t status, const char *name, const c
         return;
     char text[384];
     va_list arguments;
+    /* numbers with a point, whatever the caller's locale has */
+    locale_t plain = newlocale(LC_ALL_MASK, "C", NULL), before = uselocale(plain);
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    uselocale(before);
+    freelocale(plain);
     call->status = tl_fail(status, "%s: %s: %s", call->op, name, text);
 }
 
