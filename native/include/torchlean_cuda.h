@@ -48,7 +48,7 @@ enum {
     TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
     TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
     TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
-    TORCHLEAN_UNAVAILABLE = 50, /* no such device, CUDA asked of a CPU-only build, a call that cannot be captured or is within a call */
+    TORCHLEAN_UNAVAILABLE = 50, /* no such device or build, a call that cannot be captured, a call within a call */
     TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
     TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
     TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
