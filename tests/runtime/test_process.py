@@ -336,3 +336,5 @@ def test_unaligned_arrays_are_copied(dtype):
     array = np.zeros(17, np.uint8)[1:].view(dtype)
     read = {np.uint32: convert.uint32, np.float32: convert.float32, np.float64: convert.float64}[dtype]
     assert not array.flags.aligned and read("op", "x", array).flags.aligned
+    with pytest.raises(errors.ArgumentTypeError, match="op: out: got a strided, unaligned or read-only array"):
+        convert.float64_out("op", "out", np.zeros(17, np.uint8)[1:].view(np.float64), (2,), [])

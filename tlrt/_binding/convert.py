@@ -175,8 +175,9 @@ def float64_out(
         raise refusal(ArgumentTypeError, op, "out", type_name(out), "ndarray of float64")
     if out.shape != tuple(dims):
         raise refusal(ShapeError, op, "out", f"shape {out.shape}", tuple(dims))
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise refusal(ArgumentTypeError, op, "out", "a strided or read-only array", "a C-contiguous and writeable one")
+    if not out.flags.carray:
+        got, expected = "a strided, unaligned or read-only array", "a C-contiguous, aligned and writeable one"
+        raise refusal(ArgumentTypeError, op, "out", got, expected)
     if any(np.may_share_memory(out, a) for a in inputs):
         raise refusal(AliasError, op, "out", "memory of an input", "memory of its own")
     return out
