@@ -15,9 +15,14 @@
  *     same length; a list of outputs is an array of such `*out`. Where there is a list of outputs, an element of it may be
  *     an input of the same index. An empty list is legal, and its pointer may be NULL.
  *   - Lengths, dimensions and indices are uint32_t. Products of them are formed in 64 bits and checked.
- *   - Scalars are double and are rounded to float32 once, on entry.
+ *   - Scalars are double and are rounded to float32 once, on entry. Every call computes to nearest, with subnormals and
+ *     without traps, whatever the calling thread's floating-point mode is, and leaves that mode as it was.
+ *   - Host arrays are aligned as their type asks.
  *   - CUDA work is asynchronous on the context's stream. Downloads and torchlean_cuda_context_synchronize wait.
- *   - All functions may be called from any thread; calls on one context are serialised.
+ *   - All functions may be called from any thread; calls on one context are serialised. A signal handler that interrupts a
+ *     call is refused with UNAVAILABLE by every function that would have to wait, on any context, and it must not fork. A
+ *     thread that is cancelled (pthread_cancel) or left by longjmp within a call keeps what it has locked for ever: disable
+ *     cancellation around calls.
  */
 #ifndef TORCHLEAN_CUDA_H
 #define TORCHLEAN_CUDA_H
@@ -43,7 +48,7 @@ enum {
     TORCHLEAN_SHAPE = 20,       /* a length, dimension or rank does not fit */
     TORCHLEAN_OVERFLOW = 30,    /* a product of dimensions needs 2^32 elements or more */
     TORCHLEAN_DEVICE = 40,      /* buffers of different contexts in one call */
-    TORCHLEAN_UNAVAILABLE = 50, /* no such device, CUDA asked of a CPU-only build, or a call that cannot be captured */
+    TORCHLEAN_UNAVAILABLE = 50, /* no such device or build, a call that cannot be captured, a call within a call */
     TORCHLEAN_INDEX = 60,       /* an index or label out of range where the operation refuses it */
     TORCHLEAN_ARGUMENT = 70,    /* a scalar or option outside its domain */
     TORCHLEAN_ALIAS = 80,       /* an output shares storage with an input or another output, and may not */
@@ -57,6 +62,9 @@ enum {
 
 /* The device number of the CPU path; CUDA devices count from 0. */
 enum { TORCHLEAN_CPU = -1 };
+
+/* What an array of host memory holds. */
+enum { TORCHLEAN_FLOAT32 = 0, TORCHLEAN_FLOAT64 = 1, TORCHLEAN_INT64 = 2, TORCHLEAN_UINT64 = 3 };
 
 /* Memory of one context, in bytes and calls since its creation. */
 typedef struct torchlean_memory {
@@ -80,6 +88,10 @@ TL_API const char *torchlean_cuda_build_info(void);
 TL_API const char *torchlean_cuda_abi_hash(void);
 /* Text of the calling thread's last failure, "operation: argument: got X, expected Y"; "" if none. Thread-local. */
 TL_API const char *torchlean_cuda_last_error(void);
+/* Writes the text of the calling thread's latest failure with this status whose text was not taken yet, zero-terminated, cut to
+ * capacity, and returns its length; "" and 0 if there is none. So a signal handler that makes failing calls and takes their
+ * texts leaves that of the program which it interrupted between a call and this. A thread keeps 8 texts. */
+TL_API uint32_t torchlean_cuda_take_error(int32_t status, char *text, uint32_t capacity);
 /* The name of a status code, "SHAPE" for 20; "UNKNOWN" for a number that is none. */
 TL_API const char *torchlean_cuda_status_name(int32_t status);
 /* Name of the SIMD variant the CPU path runs: "base", "avx2" or "avx512". Same bits on all. */
@@ -135,6 +147,8 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
 TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n);
 /* Sets every element to value, rounded to float32. */
 TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value);
+/* Rounds n numbers of host memory to float32 or float64 (`to_type`), once, to nearest. The arrays may not overlap. */
+TL_API int32_t torchlean_cuda_convert(const void *from, int32_t from_type, uint64_t n, void *to, int32_t to_type);
 /* A copy with storage of its own. */
 TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_buffer **out);
 /* A second handle to the same storage (reshape, flatten, detach). Each handle is released on its own. *out must be NULL. */

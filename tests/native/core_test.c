@@ -177,6 +177,8 @@ static void test_library(void)
     CHECK(getenv("TORCHLEAN_CPU_VARIANT") || strcmp(torchlean_cuda_cpu_variant(), best) == 0);
 }
 
+static uint64_t token(const torchlean_buffer *handle) { return (uint64_t)(uintptr_t)handle ^ tl_handle_salt; }
+
 static void test_handles(void)
 {
     torchlean_context *context = new_context(), *asked = NULL;
@@ -194,7 +196,7 @@ static void test_handles(void)
     CHECK_STATUS(torchlean_cuda_buffer_length((torchlean_buffer *)context, &n), TORCHLEAN_RELEASED);
     CHECK_STATUS(torchlean_cuda_context_synchronize((torchlean_context *)a), TORCHLEAN_RELEASED);
     /* addresses, and values close to real handles */
-    uint64_t bits = (uint64_t)(uintptr_t)a;
+    uint64_t bits = token(a);
     const uint64_t one = UINT64_C(1) << 28; /* of the handle's generation */
     const uint64_t odd[] = {1,
                             8,
@@ -208,17 +210,20 @@ static void test_handles(void)
                             bits & ~(0xfffffff * one),
                             bits ^ (one << 32)};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
-        CHECK_SAYS(torchlean_cuda_buffer_release((torchlean_buffer *)(uintptr_t)odd[i]), TORCHLEAN_RELEASED,
+        const uint64_t value = odd[i] ^ (i < 5 ? 0 : tl_handle_salt);
+        CHECK_SAYS(torchlean_cuda_buffer_release((torchlean_buffer *)(uintptr_t)value), TORCHLEAN_RELEASED,
                    "never issued");
-        CHECK_STATUS(torchlean_cuda_context_destroy((torchlean_context *)(uintptr_t)(odd[i] + 3)), TORCHLEAN_RELEASED);
+        CHECK_STATUS(torchlean_cuda_context_destroy((torchlean_context *)(uintptr_t)(value + 3)), TORCHLEAN_RELEASED);
     }
     for (uint64_t i = 0; i < 100000; i++) {
         uint64_t value = tl_mix(i + 12345);
         if (i % 2)
             value = (value & 0xffffffffffffff) | (uint64_t)(i % 4 == 1 ? TL_TAG_BUFFER : TL_TAG_CONTEXT) << 56;
+        value ^= tl_handle_salt;
         if (torchlean_cuda_buffer_length((torchlean_buffer *)(uintptr_t)value, &n) != TORCHLEAN_RELEASED)
-            CHECK(value == bits);
-        CHECK(fake_neg((torchlean_buffer *)(uintptr_t)value, &out) == TORCHLEAN_RELEASED || value == bits);
+            CHECK(value == (uint64_t)(uintptr_t)a);
+        CHECK(fake_neg((torchlean_buffer *)(uintptr_t)value, &out) == TORCHLEAN_RELEASED ||
+              value == (uint64_t)(uintptr_t)a);
         CHECK(torchlean_cuda_context_synchronize((torchlean_context *)(uintptr_t)value) == TORCHLEAN_RELEASED);
     }
 
@@ -228,20 +233,20 @@ static void test_handles(void)
     CHECK_STATUS(fake_neg(a, &out), TORCHLEAN_RELEASED);
     CHECK(says("a released buffer") && out == NULL);
     torchlean_buffer *b = new_buffer(context, 3, 1);
-    CHECK(a != b && ((uint64_t)(uintptr_t)a & TL_INDEX_MAX) == ((uint64_t)(uintptr_t)b & TL_INDEX_MAX));
+    CHECK(a != b && (token(a) & TL_INDEX_MAX) == (token(b) & TL_INDEX_MAX));
     OK(torchlean_cuda_buffer_release(a));
     CHECK_STATUS(torchlean_cuda_buffer_length(a, &n), TORCHLEAN_RELEASED);
     OK(torchlean_cuda_buffer_length(b, &n));
 
     /* the last generation of a slot: used once more, then the slot is retired */
     OK(torchlean_cuda_buffer_release(b));
-    tl_slot *slot = tl_table_slot(&tl_buffers, (uint32_t)((uint64_t)(uintptr_t)b & TL_INDEX_MAX));
+    tl_slot *slot = tl_table_slot(&tl_buffers, (uint32_t)(token(b) & TL_INDEX_MAX));
     atomic_store(&slot->state, (uint64_t)(TL_GENERATION_MAX - 1) * 2);
     torchlean_buffer *last = new_buffer(context, 3, 1);
-    CHECK(((uint64_t)(uintptr_t)last >> 28 & TL_GENERATION_MAX) == TL_GENERATION_MAX);
+    CHECK((token(last) >> 28 & TL_GENERATION_MAX) == TL_GENERATION_MAX);
     OK(torchlean_cuda_buffer_release(last));
     torchlean_buffer *after = new_buffer(context, 3, 1);
-    CHECK(((uint64_t)(uintptr_t)after & TL_INDEX_MAX) != ((uint64_t)(uintptr_t)last & TL_INDEX_MAX));
+    CHECK((token(after) & TL_INDEX_MAX) != (token(last) & TL_INDEX_MAX));
     CHECK_STATUS(torchlean_cuda_buffer_length(last, &n), TORCHLEAN_RELEASED);
 
     /* a destroyed context takes its buffers along */
@@ -510,6 +515,21 @@ static void test_float_mode(void)
     float subnormal = 0x1p-149f, got = 0;
     uint32_t flush = __builtin_ia32_stmxcsr() | 0x8040;
     OK(torchlean_cuda_buffer_upload(context, &subnormal, 1, &a));
+    /* scalars and host numbers are rounded in the call's mode: flushed, rounded up, with all exceptions unmasked */
+    static const uint32_t modes[] = {0x9fc0, 0x5f80, 0x3f80, 0x7f80, 0x0000};
+    const double numbers[2] = {0x1p-149, 1 + 0x1p-30};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        float rounded[2] = {0, 0};
+        __builtin_ia32_ldmxcsr(modes[i]);
+        OK(torchlean_cuda_convert(numbers, TORCHLEAN_FLOAT64, 2, rounded, TORCHLEAN_FLOAT32));
+        OK(torchlean_cuda_buffer_fill(a, 1 + 0x1p-30));
+        OK(torchlean_cuda_buffer_download(a, &got, 1));
+        OK(torchlean_cuda_buffer_fill(a, 0x1p-149));
+        uint32_t left = __builtin_ia32_stmxcsr();
+        __builtin_ia32_ldmxcsr(0x1f80);
+        CHECK(left == modes[i] && got == 1 && element(a, 1, 0) == subnormal);
+        CHECK(rounded[0] == subnormal && rounded[1] == 1);
+    }
     __builtin_ia32_ldmxcsr(flush); /* flush to zero, as a library built with -ffast-math leaves it */
     OK(fake_add(a, a, &out));
     CHECK((__builtin_ia32_stmxcsr() & 0x8040) == 0x8040);

@@ -1,6 +1,7 @@
 /* The second half of core_test: the thread pool, contexts used from many threads, fork, and memory running out. */
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,6 +281,53 @@ static void test_exhaustion(void)
 static void test_exhaustion(void) {}
 #endif
 
+/* ---- signals ---------------------------------------------------------------------------------------------------- */
+
+static torchlean_context *interrupted;
+static torchlean_buffer *its_buffer;
+static char handler_text[160];
+
+/* Calls of a handler while a call of its thread has the context. */
+static void call_again(int signal)
+{
+    (void)signal;
+    torchlean_context *other = NULL;
+    torchlean_buffer *out = NULL;
+    CHECK_STATUS(torchlean_cuda_buffer_copy(its_buffer, &out), TORCHLEAN_UNAVAILABLE);
+    CHECK_STATUS(torchlean_cuda_buffer_release(its_buffer), TORCHLEAN_UNAVAILABLE);
+    CHECK_STATUS(torchlean_cuda_context_destroy(interrupted), TORCHLEAN_UNAVAILABLE);
+    CHECK_STATUS(torchlean_cuda_set_threads(1), TORCHLEAN_UNAVAILABLE);
+    CHECK_STATUS(torchlean_cuda_set_cpu_variant("base"), TORCHLEAN_UNAVAILABLE);
+    CHECK_STATUS(torchlean_cuda_context_create(TORCHLEAN_CPU, &other), TORCHLEAN_UNAVAILABLE);
+    torchlean_cuda_take_error(TORCHLEAN_UNAVAILABLE, handler_text, sizeof handler_text);
+}
+
+static void test_signals(void)
+{
+    char text[160];
+    uint32_t n;
+    float one = 1;
+    interrupted = NULL;
+    its_buffer = NULL;
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &interrupted));
+    OK(torchlean_cuda_buffer_upload(interrupted, &one, 1, &its_buffer));
+    signal(SIGUSR1, call_again);
+    tl_call call;
+    tl_enter(&call, "fake", "a", its_buffer);
+    tl_require(&call, 0, TORCHLEAN_SHAPE, "a", "got what the interrupted call refuses");
+    raise(SIGUSR1);
+    CHECK_STATUS(tl_end(&call), TORCHLEAN_SHAPE);
+    CHECK(strcmp(handler_text,
+                 "torchlean_cuda_context_create: got a call within another of its thread, expected none") == 0);
+    /* between a call and its text: each status has its own */
+    CHECK_STATUS(torchlean_cuda_buffer_length(NULL, &n), TORCHLEAN_NULL);
+    CHECK(torchlean_cuda_take_error(TORCHLEAN_SHAPE, text, sizeof text) == strlen(text));
+    CHECK(strcmp(text, "fake: a: got what the interrupted call refuses") == 0);
+    CHECK(torchlean_cuda_take_error(TORCHLEAN_SHAPE, text, sizeof text) == 0 && !*text);
+    CHECK(strstr(torchlean_cuda_last_error(), "torchlean_cuda_buffer_length: ") != NULL);
+    OK(torchlean_cuda_context_destroy(interrupted));
+}
+
 void core_test_concurrency(void)
 {
     test_parallel();
@@ -288,4 +336,5 @@ void core_test_concurrency(void)
     test_destroy_in_use();
     test_fork();
     test_exhaustion();
+    test_signals();
 }

@@ -15,7 +15,8 @@
     X(buffer_download, read_back) X(buffer_fill, fill) X(buffer_copy, make) X(buffer_share, make) \
     X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
     X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
-    X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions)
+    X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
+    X(take_error, take_text) X(convert, convert)
 #define ENUMERATOR(name, function) CORE_##name,
 #define SYMBOL(name, function) "torchlean_cuda_" #name,
 
@@ -385,6 +386,29 @@ static int32_t read_descriptions(fuzz_run *f, int which)
         strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() || torchlean_cuda_device_count() > 64)
         fuzz_fail(f, fuzz_core_symbols[which], "a description is empty");
     return TORCHLEAN_OK;
+}
+
+/* The text of the refusal just made, within the capacity. */
+static int32_t take_text(fuzz_run *f, int which)
+{
+    char text[80] = "unchanged";
+    const uint32_t capacity = (uint32_t)fuzz_below(f, 9), status = torchlean_cuda_buffer_length(NULL, NULL);
+    if (!torchlean_cuda_take_error(status, text, capacity) || (capacity ? strlen(text) >= capacity : text[0] != 'u'))
+        fuzz_fail(f, fuzz_core_symbols[which], "the text is %s with a capacity of %u", text, capacity);
+    return TORCHLEAN_OK;
+}
+
+static int32_t convert(fuzz_run *f, int which)
+{
+    uint64_t from[8] = {0}, to[8];
+    const int32_t from_type = (int32_t)fuzz_below(f, 6) - 1, to_type = (int32_t)fuzz_below(f, 4) - 1;
+    const int nowhere = fuzz_one_in(f, 8),
+              refuse = nowhere || from_type < 0 || from_type > 3 || to_type < 0 || to_type > 1;
+    memset(to, 77, sizeof to);
+    int32_t status = torchlean_cuda_convert(nowhere ? NULL : from, from_type, 8, to, to_type);
+    if (status ? *(char *)to != 77 : *(char *)to)
+        fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the output says otherwise", status);
+    return check(f, which, status, refuse);
 }
 
 #define FUNCTION(name, function) function,

@@ -81,9 +81,9 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth)
         case 1: *truth = FUZZ_FOREIGN; return (uint64_t)(uintptr_t)f->abroad[fuzz_below(f, 4)];
         case 2: return (uint64_t)(uintptr_t)f->orphan;
         case 3: return (uint64_t)(uintptr_t)(fuzz_one_in(f, 2) ? f->context : f->destroyed);
-        case 4: bad %= 4096; break;                                                        /* a small integer */
-        case 5: bad = (uint64_t)(uintptr_t)&bad; break;                                    /* an address */
-        case 6: bad = UINT64_C(0xB7) << 56 | (bad >> 8 & ~(UINT64_C(0xfff) << 28)); break; /* a buffer's tag */
+        case 4: bad %= 4096; break;                                                          /* a small integer */
+        case 5: bad = (uint64_t)(uintptr_t)&bad; break;                                      /* an address */
+        case 6: bad = (uint64_t)(uintptr_t)f->released[fuzz_below(f, 16)] ^ bad >> 8; break; /* a buffer's tag */
         case 7: bad = UINT64_MAX - fuzz_below(f, 2); break;
         default: break;
         }

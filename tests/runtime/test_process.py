@@ -2,6 +2,8 @@
 
 import ctypes
 import platform
+import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +16,12 @@ from numpy.testing import assert_raises_regex
 import tlrt
 from tests import DEVICES, frequent_switches, run_in_thread
 from tlrt import errors, kernels
+from tlrt._binding import convert
+from tlrt._binding.library import load
+from tlrt._binding.observer import Observer
+from tlrt.verify.run import Runtime
+from tlspec.cases import draw_case
+from tlspec.registry import ops
 
 
 def test_threads_share_a_device(dev):
@@ -187,6 +195,12 @@ def test_fork_after_cuda(python):
     code = """
 import os, warnings, tlrt
 from tlrt import errors, kernels
+from tlrt._binding import convert
+from tlrt._binding.library import load
+from tlrt._binding.observer import Observer
+from tlrt.verify.run import Runtime
+from tlspec.cases import draw_case
+from tlspec.registry import ops
 warnings.simplefilter("ignore")
 d = tlrt.device("cuda")
 a = d.zeros(3)
@@ -205,9 +219,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
     assert "fork" in done.stdout and done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
 
 
-#: where a C library's fenv_t keeps the word that flushes subnormals, counted in 32 bits, and its bits: MXCSR's FTZ and DAZ
-#: (Intel SDM volume 1, 10.2.3), FPCR's FZ (Arm ARM, C5.2.8)
-FLUSH = {"x86_64": (7, 0x8040), "aarch64": (0, 1 << 24)}
+#: where a C library's fenv_t keeps the word of the mode, counted in 32 bits, and what is flipped in it: MXCSR's FTZ and DAZ, its
+#: rounding, the masks of its exceptions (Intel SDM volume 1, 10.2.3), FPCR's FZ and RMode (Arm ARM, C5.2.8)
+PLACE, FLIPS = {
+    "x86_64": (7, {"flush": 0x8040, "up": 0x4000, "down": 0x2000, "to zero": 0x6000, "unmasked": 0x1F80}),
+    "aarch64": (0, {"flush": 1 << 24, "up": 1 << 22, "down": 1 << 23, "to zero": 3 << 22}),
+}[platform.machine()]
 
 
 @contextmanager
@@ -221,13 +238,12 @@ def threads(n: int) -> Iterator[None]:
 
 
 @contextmanager
-def flushing() -> Iterator[None]:
-    """The calling thread flushes subnormals to zero, and so do threads it makes."""
-    at, bits = FLUSH[platform.machine()]
+def mode(name: str) -> Iterator[None]:
+    """The calling thread computes in another mode, and so do threads it makes."""
     libm = ctypes.CDLL("libm.so.6")
     before, changed = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
     assert libm.fegetenv(before) == 0 and libm.fegetenv(changed) == 0
-    changed[at] |= bits
+    changed[PLACE] ^= FLIPS[name]
     assert libm.fesetenv(changed) == 0
     try:
         yield
@@ -241,8 +257,118 @@ def test_workers_keep_subnormals_whatever_their_maker_does():
     with tlrt.Device.new("cpu") as dev, threads(1):
         x = dev.buffer(np.full(n, least, np.float32))
         tlrt.set_threads(4)
-        with flushing():
+        with mode("flush"):
             assert least * np.float32(1) == 0  # the mode is on
             x.numpy()
         for _ in range(10):
             assert (kernels.add(x, x).numpy() == 2 * least).all()
+
+
+class InMode(Observer):
+    """Every call of the C library runs in a mode."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def before_call(self, device, symbol, arguments):
+        entered = mode(self.name)
+        entered.__enter__()
+        return entered
+
+    def after_call(self, device, symbol, arguments, status, note):
+        note.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_no_mode_of_the_caller_changes_a_bit(name):
+    observer, runtime = InMode(name), Runtime("cpu")
+    for row in ops():
+        for which in ("forward", "vjp") if row.vjp_rule else ("forward",):
+            case = draw_case(row, 2, "normal", "small", which)
+            expected = runtime.run(case)
+            runtime.device.observe(observer)
+            try:
+                got = runtime.run(case)
+            finally:
+                runtime.device.ignore(observer)
+            for a, b in zip(expected, got, strict=True):
+                assert a is None or a.tobytes() == b.tobytes(), row.name
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_no_mode_of_the_caller_changes_a_number(dev, name):
+    arrays = [np.array([1e-40, 1 + 2.0**-30, -1e-46, 1e300]), np.array([2**25 + 1, -(2**62) - 2**38 - 1])]
+    one = dev.full(1, 1)
+    arrays += [np.array([2**64 - 2**39 - 1], np.uint64), np.array([1, 255], np.uint8), np.array([2**25 + 1], np.int32)]
+    with np.errstate(over="ignore"):
+        expected = [a.astype(np.float32) for a in arrays]
+    with np.errstate(all="raise"), mode(name):
+        got = [dev.buffer(a) for a in arrays] + [kernels.scale(one, 1 + 2.0**-30)]
+    for a, b in zip([*expected, np.float32([1])], got, strict=True):
+        assert a.tobytes() == b.numpy().tobytes()
+
+
+def test_small_stacks(python):
+    code = """
+import threading, tlrt
+from tlrt import kernels
+d, n = tlrt.device("cpu"), 1100
+x = d.full(n * n, 1)
+def work():
+    g = d.zeros(n)
+    kernels.softmax(x, n, n)
+    kernels.layer_norm_bwd(x, g, x, n, n, 1e-5)
+    kernels.selective_scan_diag_bwd(g, g, x, g, x, x, n, n)
+    print("done")
+threading.stack_size(65536)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    done = python(code)
+    assert done.stdout == "done\n", done
+
+
+def test_a_handler_keeps_the_text_of_the_failure_it_interrupts(dev, monkeypatch):
+    """A signal between a refused call and the reading of its text."""
+
+    def fail_too(number, frame):
+        monkeypatch.undo()
+        for op in (kernels.mul, kernels.add):
+            assert_raises_regex(errors.ShapeError, f"^{op.__name__}: b: got 3 elements", op, b, a)
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGUSR1)
+        return failure(*arguments)
+
+    a, b, failure = dev.zeros(3), dev.zeros(2), kernels._failure
+    monkeypatch.setattr(kernels, "_failure", interrupted)
+    previous = signal.signal(signal.SIGUSR1, fail_too)
+    try:
+        assert_raises_regex(errors.ShapeError, "^sub: b: got 2 elements", kernels.sub, a, b)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert kernels._failure is failure  # the handler ran
+
+
+def test_handles_of_another_copy_of_the_library_are_refused(tmp_path):
+    ours = load()
+    other = ours.ffi.dlopen(str(shutil.copy(ours.path, tmp_path)))
+    buffer, n = tlrt.device("cpu").zeros(1), ours.ffi.new("uint32_t *")
+    context, made = ours.ffi.new("torchlean_context **"), ours.ffi.new("torchlean_buffer **")
+    assert other.torchlean_cuda_context_create(-1, context) == 0
+    for _ in range(100):  # one of the same slot and generation among them
+        made[0] = ours.ffi.NULL
+        assert other.torchlean_cuda_buffer_zeros(context[0], 1, made) == 0
+        assert ours.lib.torchlean_cuda_buffer_length(made[0], n) == errors.ReleasedError.status
+    assert other.torchlean_cuda_buffer_length(buffer._handle, n) == errors.ReleasedError.status
+    assert other.torchlean_cuda_context_destroy(context[0]) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.float32, np.float64])
+def test_unaligned_arrays_are_copied(dtype):
+    array = np.zeros(17, np.uint8)[1:].view(dtype)
+    read = {np.uint32: convert.uint32, np.float32: convert.float32, np.float64: convert.float64}[dtype]
+    assert not array.flags.aligned and read("op", "x", array).flags.aligned
+    with pytest.raises(errors.ArgumentTypeError, match="op: out: got a strided, unaligned or read-only array"):
+        convert.float64_out("op", "out", np.zeros(17, np.uint8)[1:].view(np.float64), (2,), [])

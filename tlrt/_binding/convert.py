@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tlrt._binding.library import load
 from tlrt.errors import (
     AliasError,
     ArgumentTypeError,
@@ -64,6 +65,29 @@ def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any
         raise refusal(ArgumentTypeError, op, name, f"{type_name(value)} that is no array ({error})", expected) from None
 
 
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, or a copy of it where its elements lie at odd addresses, which C may not read."""
+    return array if array.flags.aligned else array.copy()
+
+
+def _converted(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    """The elements as a C-contiguous, aligned array of float32 or float64. Where bits change C rounds them: NumPy would do it
+    in the thread's floating-point mode, and signal what `numpy.errstate` asks for."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    known = array.dtype.newbyteorder("=") if kind == "f" else np.dtype(np.uint64 if kind == "u" else np.int64)
+    if kind != "f" and size <= 2:  # any float holds these
+        known = np.dtype(dtype)
+    host = _aligned(np.ascontiguousarray(array, dtype=known).reshape(-1))
+    if known == dtype:
+        return host
+    result = np.empty(host.size, dtype=dtype)
+    library = load()
+    types = {np.dtype(t): i for i, t in enumerate((np.float32, np.float64, np.int64, np.uint64))}
+    source, target = library.ffi.from_buffer(host), library.ffi.from_buffer(result)
+    library.lib.torchlean_cuda_convert(source, types[known], host.size, target, types[result.dtype])
+    return result
+
+
 def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
     """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
     once (beyond float32's range to an infinity), anything else is refused."""
@@ -74,8 +98,7 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     if array.size >= _LIMIT:
         raise refusal(SizeOverflowError, op, name, f"{array.size} elements", "fewer than 2**32")
-    with np.errstate(all="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+    return _converted(array, np.float32)
 
 
 def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
@@ -98,7 +121,7 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
             got = int(array.reshape(-1)[where])
             limit = "expected 0 or more" if got < 0 else "expected below 2**32"
             raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
-    return np.ascontiguousarray(array, dtype=np.uint32).reshape(-1)
+    return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
 
 
 def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -136,7 +159,7 @@ def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     _fits(op, name, array, dims)
-    return np.ascontiguousarray(array, dtype=np.float64).reshape(-1)
+    return _converted(array, np.float64)
 
 
 def float64_out(
@@ -154,8 +177,9 @@ def float64_out(
         raise refusal(ArgumentTypeError, op, "out", type_name(out), "ndarray of float64")
     if out.shape != tuple(dims):
         raise refusal(ShapeError, op, "out", f"shape {out.shape}", tuple(dims))
-    if not (out.flags.c_contiguous and out.flags.writeable):
-        raise refusal(ArgumentTypeError, op, "out", "a strided or read-only array", "a C-contiguous and writeable one")
+    if not out.flags.carray:
+        got, expected = "a strided, unaligned or read-only array", "a C-contiguous, aligned and writeable one"
+        raise refusal(ArgumentTypeError, op, "out", got, expected)
     if any(np.may_share_memory(out, a) for a in inputs):
         raise refusal(AliasError, op, "out", "memory of an input", "memory of its own")
     return out

@@ -179,10 +179,13 @@ _PREFIX = re.compile(r"\btorchlean_cuda_(?:buffer_)?(?=\w)")
 
 
 def failure(status: int, op: str, rename: dict[str, str] | None = None) -> TorchleanError:
-    """The exception for the calling thread's last failure, for the caller to raise. Its message names `op` in place of
-    the C function; `rename` maps argument names of C to those of Python."""
+    """The exception for the calling thread's last failure with this status, for the caller to raise; its text is taken, so
+    one status has one exception. Its message names `op` in place of the C function; `rename` maps argument names of C to
+    those of Python."""
     library = load()
-    message = library.text(library.lib.torchlean_cuda_last_error())
+    text = library.ffi.new("char[512]")
+    library.lib.torchlean_cuda_take_error(status, text, 512)
+    message = library.text(text)
     message = _PREFIX.sub("", _FUNCTION.sub(op, message))
     for old, new in (rename or {}).items():
         message = re.sub(rf"\b{old}\b", new, message)

@@ -90,7 +90,7 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
 {
     tl_buffer *buffer, *twin;
     tl_context *ctx;
-    uint32_t serial = tl_error_serial();
+    uint64_t serial = tl_error_serial();
     if (!out)
         return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a buffer", __func__);
     if (*out)

@@ -11,7 +11,7 @@
 #include "float_mode.h"
 
 /* Of the calling thread's open call, for messages; a thread has one call open at a time. */
-static _Thread_local uint32_t serial_at_enter;
+static _Thread_local uint64_t serial_at_enter;
 
 /* A plain argument's name, or that of an element of a list: "ps[3]". Written for messages only. */
 typedef struct argument_name {
@@ -41,8 +41,9 @@ static void open_call(tl_call *call, const char *op)
     call->out = call->few_out;
     call->list.memory = NULL;
     call->elementwise = call->began = 0;
-    call->saved_mode = 0;
-    serial_at_enter = tl_error_serial();
+    call->saved_mode = tl_enter_standard_mode();
+    if (!tl_inside)
+        serial_at_enter = tl_error_serial();
 }
 
 static void check_health(tl_call *call)
@@ -362,16 +363,6 @@ static void check_aliases(tl_call *call)
             call->out[i].storage->output = 0;
 }
 
-/* Host code is about to compute: the standard mode, if the caller's differs. */
-static void begin_mode(tl_call *call)
-{
-    uint32_t mode = tl_get_mode();
-    if ((mode & TL_MODE_BITS) != TL_STANDARD_MODE) {
-        call->saved_mode = UINT64_C(1) << 32 | mode;
-        tl_set_mode(TL_STANDARD_MODE);
-    }
-}
-
 /* The graph keeps what a captured call reads and writes. */
 static int32_t hold_storage(tl_call *call)
 {
@@ -406,18 +397,13 @@ int tl_begin(tl_call *call)
     }
     if (call->ctx->pool.capture && (call->status = hold_storage(call)))
         return 0;
-    if (work && !call->ctx->cuda)
-        begin_mode(call);
     return work;
 }
 
 int tl_begin_host(tl_call *call)
 {
     tl_uncaptured(call);
-    if (call->status)
-        return 0;
-    begin_mode(call);
-    return 1;
+    return !call->status;
 }
 
 float *tl_out(const tl_call *call, int32_t i) { return call->out[i].wanted ? call->out[i].data : NULL; }
@@ -436,10 +422,10 @@ float *const *tl_out_list(const tl_call *call, int32_t i)
 int32_t tl_end(tl_call *call)
 {
     tl_context *ctx = call->ctx;
-    if (!ctx)
+    if (!ctx) {
+        tl_leave_standard_mode(call->saved_mode);
         return call->status;
-    if (call->saved_mode)
-        tl_set_mode((uint32_t)call->saved_mode);
+    }
     if (ctx->cuda && !ctx->pool.capture && !call->status)
         call->status = tl_cuda_after(ctx->cuda);
     if (ctx->pool.capture && call->began && call->status)
@@ -457,5 +443,6 @@ int32_t tl_end(tl_call *call)
     }
     free(call->list.memory);
     tl_unlock(ctx);
+    tl_leave_standard_mode(call->saved_mode);
     return call->status;
 }

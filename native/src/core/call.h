@@ -45,7 +45,7 @@ typedef struct tl_call {
         float **data; /* the lists' data pointers, inputs before outputs */
         void *memory; /* of everything here; tl_end frees it */
     } list;
-    uint64_t saved_mode; /* the caller's floating-point mode where tl_begin had to change it, else 0 */
+    uint64_t saved_mode; /* of tl_enter_standard_mode: from tl_enter to tl_end, scalars included */
     tl_call_input few_in[TL_MAX_INPUTS];
     tl_call_output few_out[TL_MAX_OUTPUTS];
 } tl_call;

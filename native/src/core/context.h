@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "backend.h"
+#include "errors.h"
 #include "handles.h"
 #include "pool.h"
 
@@ -30,7 +31,11 @@ extern tl_table tl_contexts;
 tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx);
 /* The same, with a status and a message of `op` for a handle that is not live. */
 int32_t tl_lock_live_context(const char *op, const torchlean_context *handle, tl_context **ctx);
-static inline void tl_unlock(tl_context *ctx) { pthread_mutex_unlock(&ctx->lock); }
+static inline void tl_unlock(tl_context *ctx)
+{
+    pthread_mutex_unlock(&ctx->lock);
+    tl_inside = 0;
+}
 
 /* Stops every context (no call is running while they are held) for what concerns all of them: fork, the number of
  * threads, the SIMD variant. */

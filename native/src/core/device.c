@@ -36,7 +36,7 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
         return tl_fail(TORCHLEAN_NULL, "%s: text: got %s, expected room for a line", __func__,
                        text ? "capacity 0" : "NULL");
     if (device >= 0) {
-        uint32_t serial = tl_error_serial();
+        uint64_t serial = tl_error_serial();
         int32_t status = tl_cuda_device_describe(device, text, capacity);
         if (status)
             tl_error_name(__func__, status, serial);
@@ -55,22 +55,14 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
 
 /* ---- contexts -------------------------------------------------------------------------------------------------- */
 
-TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context **out)
+static int32_t create(int32_t device, torchlean_context **out)
 {
     int32_t status;
-    uint32_t serial = tl_error_serial();
-    if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a context", __func__);
-    if (device < TORCHLEAN_CPU)
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
-                       device);
-    if ((status = tl_threads_environment()) || (status = tl_variant_environment())) {
-        tl_error_name(__func__, status, serial);
+    if ((status = tl_threads_environment()) || (status = tl_variant_environment()))
         return status;
-    }
     tl_context *ctx = (tl_context *)tl_table_take(&tl_contexts);
     if (!ctx)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "%s: out of host memory for a context", __func__);
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a context");
     atomic_store_explicit(&ctx->ordinal, device, memory_order_relaxed);
     ctx->cuda = NULL;
     ctx->buffers = NULL;
@@ -85,13 +77,29 @@ TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context *
         if (status && ctx->cuda)
             tl_cuda_close(ctx->cuda);
     }
-    if (status) {
+    if (status)
         tl_table_give(&tl_contexts, &ctx->slot);
-        tl_error_name(__func__, status, serial);
+    else
+        *out = (torchlean_context *)(uintptr_t)tl_slot_publish(&tl_contexts, &ctx->slot);
+    return status;
+}
+
+TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context **out)
+{
+    uint64_t serial = tl_error_serial();
+    if (!out)
+        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a context", __func__);
+    if (device < TORCHLEAN_CPU)
+        return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
+                       device);
+    int32_t status = tl_enter_thread(__func__);
+    if (status)
         return status;
-    }
-    *out = (torchlean_context *)(uintptr_t)tl_slot_publish(&tl_contexts, &ctx->slot);
-    return TORCHLEAN_OK;
+    status = create(device, out);
+    if (status)
+        tl_error_name(__func__, status, serial);
+    tl_inside = 0;
+    return status;
 }
 
 TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
@@ -113,8 +121,9 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
     if (ctx->cuda)
         tl_cuda_close(ctx->cuda);
     ctx->cuda = NULL;
-    tl_unlock(ctx); /* before the table's lock, see the lock order */
+    pthread_mutex_unlock(&ctx->lock); /* before the table's lock, see the lock order */
     tl_table_give(&tl_contexts, &ctx->slot);
+    tl_inside = 0;
     return TORCHLEAN_OK;
 }
 

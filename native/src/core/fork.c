@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "errors.h"
 #include "objects.h"
 #include "threads.h"
 
@@ -12,6 +13,7 @@ uint32_t tl_fork_serial(void) { return atomic_load_explicit(&forks, memory_order
 
 static void before_fork(void)
 {
+    tl_inside = 1;
     tl_lock_all();
     pthread_mutex_lock(&tl_buffers.lock);
     pthread_mutex_lock(&tl_graphs.lock);
@@ -24,6 +26,7 @@ static void after_fork(int in_child)
     pthread_mutex_unlock(&tl_graphs.lock);
     pthread_mutex_unlock(&tl_buffers.lock);
     tl_unlock_all();
+    tl_inside = 0;
 }
 
 static void after_fork_in_parent(void) { after_fork(0); }

@@ -73,7 +73,7 @@ TL_API int32_t torchlean_cuda_graph_launch(torchlean_graph *handle)
 {
     tl_graph *graph;
     tl_context *ctx;
-    uint32_t serial = tl_error_serial();
+    uint64_t serial = tl_error_serial();
     int32_t status = tl_lock_live_graph(__func__, "graph", handle, &graph, &ctx);
     if (status)
         return status;

@@ -5,6 +5,17 @@
 
 #include "errors.h"
 
+uint64_t tl_handle_salt;
+
+/* The place of a variable is the copy's own; the mixing (splitmix64's, a bijection) spreads it over all bits. */
+__attribute__((constructor)) static void draw_salt(void)
+{
+    uint64_t z = (uintptr_t)&tl_handle_salt + UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    tl_handle_salt = (z ^ z >> 31) >> 1;
+}
+
 tl_slot *tl_table_take(tl_table *table)
 {
     pthread_mutex_lock(&table->lock);
@@ -63,6 +74,8 @@ void tl_slot_retire(tl_slot *slot)
 int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict)
 {
     const char *kind = table->kind;
+    if (verdict == TL_REENTERED)
+        return tl_fail_reentry(op);
     if (!handle)
         return tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a %s", op, name, kind);
     if (verdict == TL_WAS_RELEASED)

@@ -1,7 +1,8 @@
 /* Handles: what a torchlean_context *, torchlean_buffer * or torchlean_graph * really is.
  *
  * A handle is a token of 64 bits, never an address: an 8-bit tag of its kind, a 28-bit generation and a 28-bit index
- * into a table of slots. Tables grow by chunks and are never freed or moved, so any value whatever can be checked
+ * into a table of slots, with the salt of this copy of the library over them, so that the handles of another copy in the
+ * process are no handles here. Tables grow by chunks and are never freed or moved, so any value whatever can be checked
  * without a lock and without a crash; a slot that is reused gets a new generation, so an old handle to it is
  * recognised. A slot whose generations are used up is retired instead of wrapping.
  *
@@ -45,7 +46,11 @@ typedef struct tl_table {
     {.kind = name, .tag = its_tag, .first_log2 = log2, .slot_size = sizeof(type), .init = its_init, \
      .lock = PTHREAD_MUTEX_INITIALIZER}
 
-typedef enum tl_verdict { TL_LIVE, TL_WAS_RELEASED, TL_NEVER_ISSUED } tl_verdict;
+/* TL_REENTERED: live, but the calling thread is within a call of the library already. */
+typedef enum tl_verdict { TL_LIVE, TL_WAS_RELEASED, TL_NEVER_ISSUED, TL_REENTERED } tl_verdict;
+
+/* Differs between copies of the library in a process. Its top bit is 0 and that of every tag 1, so no handle is NULL. */
+extern uint64_t tl_handle_salt;
 
 /* A free slot, or NULL when host memory or indices are exhausted. It is not live until tl_slot_publish. */
 tl_slot *tl_table_take(tl_table *table);
@@ -69,6 +74,7 @@ static inline tl_slot *tl_table_slot(tl_table *table, uint32_t index)
 /* Looks a handle up without a lock. *slot is set unless the verdict is TL_NEVER_ISSUED. */
 static inline tl_verdict tl_table_find(tl_table *table, uint64_t handle, tl_slot **slot)
 {
+    handle ^= tl_handle_salt;
     uint64_t generation = handle >> 28 & TL_GENERATION_MAX;
     if (handle >> 56 != table->tag || generation == 0)
         return TL_NEVER_ISSUED;
@@ -86,8 +92,8 @@ static inline tl_verdict tl_table_find(tl_table *table, uint64_t handle, tl_slot
 static inline uint64_t tl_slot_handle(const tl_table *table, tl_slot *slot)
 {
     uint64_t generation = atomic_load_explicit(&slot->state, memory_order_acquire) >> 1;
-    return (uint64_t)table->tag << 56 | generation << 28 | slot->index;
+    return ((uint64_t)table->tag << 56 | generation << 28 | slot->index) ^ tl_handle_salt;
 }
 
-/* NULL or RELEASED with the message for argument `name` of `op`, a handle that is not live. */
+/* NULL, RELEASED or UNAVAILABLE with the message for argument `name` of `op`, a handle that is not live. */
 int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict);

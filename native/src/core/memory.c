@@ -41,7 +41,7 @@ TL_API int32_t torchlean_cuda_memory_cap(torchlean_context *context, uint64_t by
 TL_API int32_t torchlean_cuda_memory_collect(torchlean_context *context)
 {
     tl_context *ctx;
-    uint32_t serial = tl_error_serial();
+    uint64_t serial = tl_error_serial();
     int32_t status = tl_lock_live_context(__func__, context, &ctx);
     if (status)
         return status;

@@ -14,16 +14,17 @@ tl_table tl_graphs = TL_TABLE("graph", TL_TAG_GRAPH, 6, tl_graph, NULL);
 tl_verdict tl_lock_object(tl_table *table, const void *handle, tl_object **object, tl_context **ctx)
 {
     tl_verdict verdict = tl_find_object(table, handle, object);
-    if (verdict != TL_LIVE)
-        return verdict;
+    if (verdict != TL_LIVE || tl_inside)
+        return verdict == TL_LIVE ? TL_REENTERED : verdict;
     /* If the slot is reused right here this is another context; then the second look sees another generation. */
     tl_context *found = atomic_load_explicit(&(*object)->ctx, memory_order_acquire);
+    tl_inside = 1;
     pthread_mutex_lock(&found->lock);
     verdict = tl_find_object(table, handle, object);
     if (verdict == TL_LIVE)
         *ctx = found;
     else
-        pthread_mutex_unlock(&found->lock);
+        tl_unlock(found);
     return verdict;
 }
 

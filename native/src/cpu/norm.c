@@ -192,7 +192,10 @@ typedef struct columns_job {
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
 
-enum { MANY_CHUNKS = 8 };
+enum {
+    MANY_CHUNKS = 8,
+    TILE = 384, /* columns of a tile: two gradients' chains are 12 KiB of L1, and of the stack */
+};
 
 /* Adds a row piece to a chain of each gradient. */
 static inline void add_to_chains(const float *g, const float *xhat, int64_t n, float *restrict gamma,
@@ -217,8 +220,8 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
     const job *a = &c->rows;
     const int64_t cols = a->cols, from = chunk * TL_COLUMN_CHUNK;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
-    _Alignas(64) float work[TL_SUM_LEAF];
-    float *gamma = c->chains + worker * 2 * TL_COLUMN_CHAINS * cols, *beta = gamma + TL_COLUMN_CHAINS * cols;
+    float *gamma = c->chains + worker * (2 * TL_COLUMN_CHAINS + 1) * cols, *beta = gamma + TL_COLUMN_CHAINS * cols;
+    float *work = beta + TL_COLUMN_CHAINS * cols;
     for (int64_t j = 0; j < 2 * TL_COLUMN_CHAINS * cols; j++)
         gamma[j] = 0.0f;
     for (int64_t r = 0; r < rows; r++) {
@@ -241,12 +244,11 @@ static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const columns_job *c = arg;
     const job *a = &c->rows;
-    const int64_t tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE), chunk = task / tiles;
-    const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TL_COLUMN_TILE;
+    const int64_t tiles = tl_ceil_div(a->cols, TILE), chunk = task / tiles;
+    const int64_t from = chunk * TL_COLUMN_CHUNK, first = task % tiles * TILE;
     const int64_t rows = a->rows - from < TL_COLUMN_CHUNK ? a->rows - from : TL_COLUMN_CHUNK;
-    const int64_t n = a->cols - first < TL_COLUMN_TILE ? a->cols - first : TL_COLUMN_TILE;
-    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TL_COLUMN_TILE], beta[TL_COLUMN_CHAINS * TL_COLUMN_TILE],
-        xhat[TL_COLUMN_TILE];
+    const int64_t n = a->cols - first < TILE ? a->cols - first : TILE;
+    _Alignas(64) float gamma[TL_COLUMN_CHAINS * TILE], beta[TL_COLUMN_CHAINS * TILE], xhat[TILE];
     for (int64_t j = 0; j < TL_COLUMN_CHAINS * n; j++)
         gamma[j] = beta[j] = 0.0f;
     for (int64_t r = 0; r < rows; r++) {
@@ -269,7 +271,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
         return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
     const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);
     const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
-    const int64_t state = fused ? tl_workers() * 2 * TL_COLUMN_CHAINS * cols : 2 * rows;
+    const int64_t state = fused ? tl_workers() * (2 * TL_COLUMN_CHAINS + 1) * cols : 2 * rows;
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)(2 * chunks * cols + state) * sizeof(float), &scratch);
     if (status)
@@ -284,7 +286,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
         c.rows.istds = c.chains + rows;
         status = tl_run_phases(ctx, &c.rows, layer_grad_phases, gx ? 4 : 2, rows, cols);
         if (!status)
-            tl_parallel(chunks * (tl_ceil_div(cols, TL_COLUMN_TILE)), tile_task, &c);
+            tl_parallel(chunks * tl_ceil_div(cols, TILE), tile_task, &c);
     }
     if (!status && ggamma)
         status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);

@@ -16,7 +16,7 @@
 #include "generated/pool.h"
 
 enum {
-    BLOCK = 1024, /* outputs of a unit: accumulators of 4 KiB each */
+    BLOCK = 768,  /* outputs of a unit: accumulators of 3 KiB each */
     TASK = 65536, /* cells read (forward) or owned (gradients) that make a task */
 };
 

@@ -73,7 +73,7 @@ enum {
     TL_ROW_STATS = 4,    /* statistics of a row */
     TL_ROW_TASK = 65536, /* elements per task: 256 KiB, which pays for handing it to a thread */
     TL_ROWS_MANY = 64,   /* rows that occupy the threads by themselves */
-    TL_ROW_LEAVES = 4096 /* leaves of such a row: 2^32 / TL_ROWS_MANY elements */
+    TL_ROW_FEW = 2048    /* floats of scratch that a task has on its stack, which may be that of a small thread */
 };
 
 /* One leaf of a row as a phase sees it. */
@@ -109,6 +109,8 @@ typedef struct tl_row_run {
     int32_t count, phase;
     int64_t rows, cols, leaves, per_task;
     float *sums, *stats; /* of all rows: of few, long rows only */
+    int64_t room;        /* floats of scratch of a worker, else: its row's work, where that is one leaf, and its sums */
+    float *scratch;      /* NULL where they fit the stack */
 } tl_row_run;
 
 static inline int64_t tl_leaf_length(const tl_row_run *r, int64_t leaf)
@@ -118,11 +120,12 @@ static inline int64_t tl_leaf_length(const tl_row_run *r, int64_t leaf)
 }
 
 /* A task is `per_task` whole rows. */
-static void tl_row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void tl_row_task(void *arg, int64_t task, int32_t worker)
 {
     const tl_row_run r = *(const tl_row_run *)arg;
-    _Alignas(64) float work[TL_SUM_LEAF];
-    float sums[2 * TL_ROW_LEAVES], stat[TL_ROW_STATS];
+    _Alignas(64) float few[TL_ROW_FEW];
+    float stat[TL_ROW_STATS], *work = r.scratch ? r.scratch + worker * r.room : few;
+    float *sums = work + r.room - 2 * r.leaves;
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
     for (int64_t row = task * r.per_task; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
@@ -155,12 +158,19 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
     r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
     r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
+    void *scratch = NULL;
+    int32_t status = TORCHLEAN_OK;
     if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
-        tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
-        return TORCHLEAN_OK;
+        r.room = tl_ceil_div((r.leaves == 1 ? cols : 0) + 2 * r.leaves, TL_LINE) * TL_LINE;
+        if (r.room > TL_ROW_FEW)
+            status = tl_pool_alloc(ctx, (size_t)(tl_workers() * r.room) * sizeof(float), &scratch);
+        r.scratch = scratch;
+        if (!status)
+            tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
+        tl_pool_free(ctx, scratch);
+        return status;
     }
-    void *scratch;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(rows * (2 * r.leaves + TL_ROW_STATS)) * sizeof(float), &scratch);
+    status = tl_pool_alloc(ctx, (size_t)(rows * (2 * r.leaves + TL_ROW_STATS)) * sizeof(float), &scratch);
     if (status)
         return status;
     r.stats = scratch;

@@ -16,6 +16,8 @@ enum {
     WIDTH = 1024, /* channels of a block at most: a page of each row; the state is 3 rows of 4 KiB */
     NARROW = 16,  /* and at least: a line of the cache */
     ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
+    STATE_ROWS = 4 + ROWS + 2 * TL_COLUMN_CHAINS,
+    FEW = 2048, /* floats of state on the stack, which may be that of a small thread */
 };
 
 static const float zeros[WIDTH];
@@ -31,12 +33,29 @@ typedef struct scan_call {
     float *sums_A, *sums_B;           /* reverse with constant coefficients: a row per chunk */
     float *carries, *maps_P, *maps_s; /* a row per chunk, where chunks are tasks */
     int64_t chunks, block, blocks;
+    float *scratch; /* of the workers, where a block's state does not fit the stack */
 } scan_call;
 
+/* A block's rows of `block` channels each: in FEW floats on the stack, or in the worker's scratch. */
 typedef struct scan_state {
-    _Alignas(64) float h[WIDTH], s[WIDTH], P[WIDTH];
-    float q[ROWS][WIDTH]; /* reverse: the h of the steps just taken */
+    float *h, *s, *P, *carry;
+    float *q[ROWS];                                   /* reverse: the h of the steps just taken */
+    float *A[TL_COLUMN_CHAINS], *B[TL_COLUMN_CHAINS]; /* the chains of a chunk's sums of gA and gB */
 } scan_state;
+
+static scan_state make_state(const scan_call *f, float *few, int32_t worker)
+{
+    float *at = f->scratch ? f->scratch + worker * STATE_ROWS * f->block : few;
+    scan_state v;
+    float **const rows[] = {&v.h, &v.s, &v.P, &v.carry};
+    for (int i = 0; i < 4; i++, at += f->block)
+        *rows[i] = at;
+    for (int i = 0; i < ROWS; i++, at += f->block)
+        v.q[i] = at;
+    for (int i = 0; i < TL_COLUMN_CHAINS; i++, at += f->block)
+        v.A[i] = at, v.B[i] = at + TL_COLUMN_CHAINS * f->block;
+    return v;
+}
 
 /* Time of step k. */
 static inline int64_t time_of(const scan_call *f, int64_t k) { return f->g ? f->T - 1 - k : k; }
@@ -134,21 +153,16 @@ static void accumulate(float *restrict chain, const float *restrict b, const flo
         chain[j] = fmaf(b[j], c[j], chain[j]);
 }
 
-/* The chains of a chunk's sums: gA's, then gB's. */
-typedef struct scan_chains {
-    float A[TL_COLUMN_CHAINS][WIDTH], B[TL_COLUMN_CHAINS][WIDTH];
-} scan_chains;
-
 /* The gradients that step k of a reverse scan gives, its h in q. */
-static void emit(const scan_call *f, const float *q, scan_chains *c, int64_t k, int64_t j0, int64_t n)
+static void emit(const scan_call *f, const float *q, const scan_state *v, int64_t k, int64_t j0, int64_t n)
 {
     const int64_t t = time_of(f, k), at = t * f->D + j0;
     const float *before = t ? f->out + at - f->D : f->h0 + j0;
     if (f->every == 0) {
         if (f->gA)
-            accumulate(c->A[k % TL_COLUMN_CHAINS], q, before, n);
+            accumulate(v->A[k % TL_COLUMN_CHAINS], q, before, n);
         if (f->gB)
-            accumulate(c->B[k % TL_COLUMN_CHAINS], q, f->x + at, n);
+            accumulate(v->B[k % TL_COLUMN_CHAINS], q, f->x + at, n);
     } else {
         if (f->gA)
             product(f->gA + at, q, before, n);
@@ -161,30 +175,32 @@ static void emit(const scan_call *f, const float *q, scan_chains *c, int64_t k, 
         product(f->gh0 + j0, q, f->A + j0, n);
 }
 
-static void close_chains(float (*chains)[WIDTH], float *sums, int64_t n)
+static void close_chains(float *const *chains, float *sums, int64_t n)
 {
     for (int64_t j = 0; j < n; j++)
         sums[j] = (chains[0][j] + chains[1][j]) + (chains[2][j] + chains[3][j]);
 }
 
 /* The steps of one chunk from the h in v; `own` says what runs of its map. */
-static void run_chunk(const scan_call *f, scan_state *v, scan_chains *c, int64_t chunk, int64_t j0, int64_t n, int own)
+static void run_chunk(const scan_call *f, scan_state *v, int64_t chunk, int64_t j0, int64_t n, int own)
 {
     const int64_t first = chunk * TL_SCAN_CHUNK, last = tl_imin(first + TL_SCAN_CHUNK, f->T);
     const int sums = f->g && f->every == 0;
-    if (sums)
-        memset(c, 0, sizeof *c);
+    for (int i = 0; sums && i < TL_COLUMN_CHAINS; i++) {
+        memset(v->A[i], 0, (size_t)n * sizeof(float));
+        memset(v->B[i], 0, (size_t)n * sizeof(float));
+    }
     scan_rows r;
     for (int64_t k = first, m; k < last; k += m) {
         m = k + ROWS <= last ? ROWS : 1;
         take_steps(f, v, &r, k, m, j0, n, 1, own);
         for (int64_t u = 0; f->g && u < m; u++)
-            emit(f, r.q[u], c, k + u, j0, n);
+            emit(f, r.q[u], v, k + u, j0, n);
     }
     if (sums && f->gA)
-        close_chains(c->A, f->sums_A + chunk * f->D + j0, n);
+        close_chains(v->A, f->sums_A + chunk * f->D + j0, n);
     if (sums && f->gB)
-        close_chains(c->B, f->sums_B + chunk * f->D + j0, n);
+        close_chains(v->B, f->sums_B + chunk * f->D + j0, n);
 }
 
 /* The identity map, or with own = OWN_STATE one that keeps its product. */
@@ -207,34 +223,34 @@ static void start(const scan_call *f, float *h, int64_t j0, int64_t n)
 
 /* ---- tasks are blocks of channels -------------------------------------------------------------------------------- */
 
-static void walk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void walk_task(void *arg, int64_t task, int32_t worker)
 {
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
-    scan_state v;
-    scan_chains c;
-    float carry[WIDTH];
+    _Alignas(64) float few[FEW];
+    scan_state v = make_state(f, few, worker);
     start(f, v.h, j0, n);
     for (int64_t chunk = 0; chunk < f->chunks; chunk++) {
-        memcpy(carry, v.h, (size_t)n * sizeof(float));
+        memcpy(v.carry, v.h, (size_t)n * sizeof(float));
         /* Constant coefficients have one product; a reverse scan's first chunk, which begins with a 0, has another. */
         const int fresh = f->every || chunk <= (f->g ? 1 : 0);
         const int own = chunk + 1 == f->chunks ? OWN_NONE : fresh ? OWN_MAP : OWN_STATE;
         identity_map(&v, n, own);
-        run_chunk(f, &v, &c, chunk, j0, n, own);
+        run_chunk(f, &v, chunk, j0, n, own);
         if (chunk + 1 < f->chunks)
             for (int64_t j = 0; j < n; j++)
-                v.h[j] = tl_scan_carry(v.P[j], v.s[j], carry[j], v.h[j]);
+                v.h[j] = tl_scan_carry(v.P[j], v.s[j], v.carry[j], v.h[j]);
     }
 }
 
 /* ---- tasks are blocks of channels of one chunk ------------------------------------------------------------------- */
 
-static void map_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void map_task(void *arg, int64_t task, int32_t worker)
 {
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
-    scan_state v;
+    _Alignas(64) float few[FEW];
+    scan_state v = make_state(f, few, worker);
     identity_map(&v, n, OWN_MAP);
     scan_rows r;
     for (int64_t k = chunk * TL_SCAN_CHUNK; k < (chunk + 1) * TL_SCAN_CHUNK; k += ROWS)
@@ -268,14 +284,14 @@ static void carry_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void chunk_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void chunk_task(void *arg, int64_t task, int32_t worker)
 {
     const scan_call *f = arg;
     const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
-    scan_state v;
-    scan_chains c;
+    _Alignas(64) float few[FEW];
+    scan_state v = make_state(f, few, worker);
     memcpy(v.h, f->carries + chunk * f->D + j0, (size_t)n * sizeof(float));
-    run_chunk(f, &v, &c, chunk, j0, n, OWN_NONE);
+    run_chunk(f, &v, chunk, j0, n, OWN_NONE);
 }
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
@@ -286,16 +302,21 @@ static int32_t scan(tl_context *ctx, scan_call f)
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
-    if (f.blocks > 1 || f.chunks < 16) {
-        tl_parallel(f.blocks, walk_task, &f);
-        return TORCHLEAN_OK;
-    }
-    const size_t row = (size_t)f.D * sizeof(float);
-    void *scratch;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(3 * f.chunks) * row, &scratch);
+    const int cut = f.blocks == 1 && f.chunks >= 16; /* by chunks too */
+    const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0;
+    const int64_t maps = cut ? 3 * f.chunks * f.D : 0;
+    void *scratch = NULL;
+    const int32_t status = states + maps ? tl_pool_alloc(ctx, (size_t)(states + maps) * sizeof(float), &scratch)
+                                         : TORCHLEAN_OK;
     if (status)
         return status;
-    f.carries = scratch;
+    f.scratch = states ? scratch : NULL;
+    if (!cut) {
+        tl_parallel(f.blocks, walk_task, &f);
+        tl_pool_free(ctx, scratch);
+        return TORCHLEAN_OK;
+    }
+    f.carries = (float *)scratch + states;
     f.maps_P = f.carries + f.chunks * f.D;
     f.maps_s = f.maps_P + f.chunks * f.D;
     tl_parallel((f.chunks - 1) * f.blocks, map_task, &f);

@@ -14,7 +14,7 @@
 
 enum {
     TASK = 1 << 16, /* elements of a task */
-    CHUNK = 4096,   /* 16 KiB, which stay in the L1 cache: to which short periods are unrolled */
+    CHUNK = 3072,   /* 12 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */

@@ -117,8 +117,8 @@ static inline float tl_row_sum(const float *x, int64_t n)
 
 /* ---- the column tree --------------------------------------------------------------------------------------------- */
 
-/* Columns a chunk is summed over at once: four chains of this many floats are 16 KiB of L1. */
-enum { TL_COLUMN_TILE = 1024 };
+/* Columns a chunk is summed over at once: four chains of this many floats are 15 KiB of L1, and of the stack. */
+enum { TL_COLUMN_TILE = 960 };
 
 /* Sums of one chunk: rows 1..TL_COLUMN_CHUNK, `width` <= TL_COLUMN_TILE columns, `stride` elements from row to row. The
  * chains lie side by side, so where the rows do too (stride == width) a step of all chains is one contiguous run,

@@ -21,7 +21,7 @@ enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 256, TILE_COLUMNS = 512, MA
 typedef struct {
     const conv_view *v;
     const float *w, *bias;
-    float *packed, *target;
+    float *packed, *target, *gathered; /* a strip of each worker's */
     int64_t row_stride, channel_stride, inner, columns;
     int64_t blocks, row_tiles, tile_rows, column_tiles, tile_columns;
     int64_t region; /* floats of a packed (block, row tile); the packing may write a vector past its end */
@@ -86,7 +86,7 @@ static void scatter(const job_t *job, const conv_strip *strip, const float *sums
 }
 
 /* Task: a tile of rows and positions; row tiles are fastest, so neighbours share what they gather. */
-static void multiply_tile(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void multiply_tile(void *arg, int64_t task, int32_t worker)
 {
     const job_t *job = arg;
     const conv_view *v = job->v;
@@ -94,7 +94,8 @@ static void multiply_tile(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t row0 = tile * job->tile_rows, rows = tl_imin(job->tile_rows, v->rows - row0);
     const int64_t q1 = tl_imin(q0 + job->tile_columns, job->columns);
     const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
-    _Alignas(64) float gathered[KC * NR], edge[MR * NR];
+    float *gathered = job->gathered + worker * KC * NR;
+    _Alignas(64) float edge[MR * NR];
     conv_strip strip;
     for (int64_t block = 0; block < job->blocks; block++) {
         const int64_t k0 = block * KC, kc = tl_imin(job->inner - k0, KC);
@@ -146,12 +147,13 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
         job.tile_columns = tl_ceil_div(job.tile_columns / 2, NR) * NR;
     job.column_tiles = tl_ceil_div(job.columns, job.tile_columns);
     job.region = tl_ceil_div(job.tile_rows * tl_imin(job.inner, KC) + LANES, 16) * 16;
+    const int64_t weights = job.blocks * job.row_tiles * job.region;
     void *packed;
-    const int32_t status =
-        tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.blocks * job.row_tiles * job.region), &packed);
+    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(weights + tl_workers() * KC * NR), &packed);
     if (status)
         return status;
     job.packed = packed;
+    job.gathered = job.packed + weights;
     tl_parallel(job.blocks * job.row_tiles, pack_weights, &job);
     tl_parallel(job.row_tiles * job.column_tiles, multiply_tile, &job);
     tl_pool_free(ctx, packed);

@@ -14,7 +14,15 @@
 #include "cpu/sum_tree.h"
 #include "formula/integer.h"
 
-enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 256, TILE_COLUMNS = 256, MANY_TASKS = 16, SEGMENT = 8 * KC };
+enum {
+    MR = TL_GEMM_MR,
+    KC = TL_GEMM_KC,
+    TILE_ROWS = 256,
+    TILE_COLUMNS = 256,
+    MANY_TASKS = 16,
+    SEGMENT = 8 * KC,
+    STRIP = KC * NR + 16
+};
 
 typedef struct {
     const conv_view *v;
@@ -47,9 +55,10 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     const int64_t rows = tl_imin(job->tile_rows, v->rows - row0), columns = tl_imin(job->tile_columns, job->inner - j0);
     const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     const int64_t q1 = tl_imin((segment + 1) * job->segment, job->positions);
-    float *packed = job->blocks + worker * job->worker_floats, *lines = packed + job->tile_rows * KC + NR;
+    float *strip = job->blocks + worker * job->worker_floats, *packed = strip + STRIP;
+    float *lines = packed + job->tile_rows * KC + NR;
     float *sums = job->sums + (segment * v->rows + row0) * job->inner + j0;
-    _Alignas(64) float strip[KC * NR + LANES], edge[MR * NR];
+    _Alignas(64) float edge[MR * NR];
     conv_strip positions;
     for (int64_t q0 = segment * job->segment; q0 < q1; q0 += KC) {
         const int64_t kc = tl_imin(q1 - q0, KC);
@@ -101,7 +110,7 @@ int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, flo
     job.segments = tl_imax(1, tl_imin(tl_ceil_div(MANY_TASKS, tiles), job.positions / SEGMENT));
     job.segment = tl_ceil_div(tl_ceil_div(job.positions, job.segments), KC) * KC;
     job.segments = tl_ceil_div(job.positions, job.segment);
-    job.worker_floats = tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
+    job.worker_floats = STRIP + tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
     void *blocks, *sums = 0;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_workers() * job.worker_floats), &blocks);
     if (status)

@@ -141,7 +141,7 @@ static void FN(store_tile)(const REAL *tile, int64_t rows, int64_t columns, REAL
 /* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1. */
 static void FN(row_times_matrix)(const FN(job) * job, const REAL *a, const REAL *b, REAL *c, int64_t columns)
 {
-    enum { SPAN = 2048 };
+    enum { SPAN = 8192 / sizeof(REAL) };
     _Alignas(64) REAL sums[SPAN + LANES];
     for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
         int64_t span = tl_imin(columns - j0, SPAN), whole = span - span % LANES;
@@ -378,7 +378,7 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
     job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
     job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
     job.worker_elements = job.a_elements + 2 * job.strip_elements;
-    enum { ON_STACK = 49152 / sizeof(REAL) };
+    enum { ON_STACK = 15360 / sizeof(REAL) };
     if (tasks == 1 && job.worker_elements <= ON_STACK) {
         _Alignas(64) REAL blocks[ON_STACK];
         job.blocks = blocks;
