@@ -157,8 +157,8 @@ DEFECTS = [
     *defects("native/src/cpu/loss.c", rows=[
         ("tl_per_count(g[0], rows), rows", "g[0], rows", "cross-entropy's gradient without 1/rows",
          "cross_entropy"),
-        ("        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
-         "        TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
+        ("if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));",
+         "if (j->other) TL_WRITE(j->stream, j->other + first, n, tl_mse_grad(a[i], b[i], s));",
          "the target's gradient has the wrong sign", "mse_loss"),
     ]),
     *defects("native/src/cpu/loss.c", tests="tests/kernels tests/runtime/test_device.py", rows=[
@@ -169,8 +169,8 @@ DEFECTS = [
     *defects("native/src/cpu/index.c", rows=[
         ("job->indices[j] < job->rows ? job->table[job->indices[j]] : 0.0f;", "job->table[job->indices[j]];",
          "an index out of range is read: dropped bound check", "gather_vec"),
-        ("        if (job->indices[j] < rows)\n            count[job->indices[j] >> shift]++;",
-         "        if (job->indices[j] <= rows)\n            count[job->indices[j] >> shift]++;",
+        ("        if (job->indices[j] < rows) count[job->indices[j] >> shift]++;",
+         "        if (job->indices[j] <= rows) count[job->indices[j] >> shift]++;",
          "one index too many is counted", "scatter_add,scatter_add_rows,gather_vec,gather_rows"),
     ]),
     *defects("native/src/cpu/norm.c", rows=[
@@ -187,7 +187,7 @@ DEFECTS = [
          "half of a tile's scores do not enter the maximum", "flash_attention"),
         ("            row->chain[l] *= factor;", "            row->chain[l] *= 1.0f;",
          "the running sum is not rescaled", "flash_attention"),
-        ("        return j0 >= i1;", "        return j0 > i1;", "a tile that is all blocked is computed",
+        ("== CAUSAL) return j0 >= i1;", "== CAUSAL) return j0 > i1;", "a tile that is all blocked is computed",
          "flash_attention",
          "a causal tile with j0 == i1 is skipped or computed with all its weights 0: the same sums, a little later"),
         ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",

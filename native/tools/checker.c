@@ -80,8 +80,7 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
     t->seen++;
     t->precise += decisions.precise;
     t->undecided += decisions.undecided;
-    if (tl_bits(got) == tl_bits(want))
-        return;
+    if (tl_bits(got) == tl_bits(want)) return;
     int bad = (got != got) != (want != want) || (isinf(got) && isinf(want)) || (got == 0.0f && want == 0.0f);
     if (bad) {
         if (!t->mismatches++) {
@@ -90,8 +89,7 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
             t->mismatch_want = tl_bits(want);
         }
     }
-    if (got != got || want != want)
-        return;
+    if (got != got || want != want) return;
     int64_t distance = llabs(tl_rank(got) - tl_rank(want));
     int over = distance > limit;
     if (f->width > 0 && fabs(x - f->reference.zero) < f->width) {
@@ -122,13 +120,11 @@ static void enter(struct tally *t, const struct row *f, float x, float got, int6
 EXPORT int tl_check_unary(int i, uint64_t first, uint64_t stride, uint64_t n, const float *got, int64_t limit,
                           struct tally *t)
 {
-    if (i < 0 || i >= COUNT)
-        return -1;
+    if (i < 0 || i >= COUNT) return -1;
     const struct row *f = &table[i];
     for (uint64_t k = 0; k < n; k++) {
         float x = tl_from_bits((uint32_t)(first + k * stride));
-        if (x < f->lo || x > f->hi || (x == 0.0f && f->lo == 0.0f && signbit(x)))
-            continue;
+        if (x < f->lo || x > f->hi || (x == 0.0f && f->lo == 0.0f && signbit(x))) continue;
         enter(t, f, x, got[k], limit);
     }
     return 0;
@@ -166,11 +162,9 @@ EXPORT void tl_check_hash(const float *x, uint64_t n, uint64_t block, uint64_t *
 EXPORT uint64_t tl_check_differ(const float *a, const float *b, uint64_t n, uint64_t *at)
 {
     uint64_t count = 0;
-    if (memcmp(a, b, n * sizeof *a) == 0)
-        return 0;
+    if (memcmp(a, b, n * sizeof *a) == 0) return 0;
     for (uint64_t i = 0; i < n; i++)
-        if (differs(a[i], b[i]) && !count++)
-            *at = i;
+        if (differs(a[i], b[i]) && !count++) *at = i;
     return count;
 }
 
@@ -189,18 +183,15 @@ static float ieee(int op, float a, float b)
     default: break;
     }
     /* IEEE 754-2019 maximum and minimum */
-    if (a != a || b != b)
-        return NAN;
-    if (a == b)
-        return op == MAX ? (signbit(a) ? b : a) : (signbit(a) ? a : b);
+    if (a != a || b != b) return NAN;
+    if (a == b) return op == MAX ? (signbit(a) ? b : a) : (signbit(a) ? a : b);
     return (op == MAX) == (a > b) ? a : b;
 }
 
 /* Compares with this processor's IEEE 754 arithmetic; adds to `t`: the first pair that differs is (mismatch_at, near_at). */
 EXPORT int tl_check_binary(int op, const float *a, const float *b, const float *got, uint64_t n, struct tally *t)
 {
-    if (op < 0 || op >= BINARY)
-        return -1;
+    if (op < 0 || op >= BINARY) return -1;
     for (uint64_t i = 0; i < n; i++) {
         float want = ieee(op, a[i], b[i]);
         if (differs(got[i], want) && !t->over++) {

@@ -98,14 +98,11 @@ static inline float tl_sticky(float x) { return x == 0.0f ? x : (float)nextafter
 /* The correctly rounded float32 of the reference at x. */
 static inline float tl_rounded(const struct tl_reference *f, float x, struct tl_decisions *count)
 {
-    if (f->kind == TL_STICKY && fabsf(x) < 0x1p-60f)
-        return tl_sticky(x);
+    if (f->kind == TL_STICKY && fabsf(x) < 0x1p-60f) return tl_sticky(x);
     double r = f->approximate((double)x);
     double margin = fmax(fabs(r) * 0x1p-42, 0x1p-200);
-    if ((float)(r - margin) == (float)(r + margin) && !(f->zero != 0.0 && fabs(r) < 0x1p-5))
-        return (float)r;
-    if (r != r || isinf(r))
-        return (float)r;
+    if ((float)(r - margin) == (float)(r + margin) && !(f->zero != 0.0 && fabs(r) < 0x1p-5)) return (float)r;
+    if (r != r || isinf(r)) return (float)r;
     count->precise++;
     quad q = f->precise((quad)x), slack = fabsq(q) * 0x1p-100Q;
     count->undecided += f->kind != TL_ALGEBRAIC && (float)(q - slack) != (float)(q + slack);

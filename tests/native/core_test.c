@@ -217,8 +217,7 @@ static void test_handles(void)
     }
     for (uint64_t i = 0; i < 100000; i++) {
         uint64_t value = tl_mix(i + 12345);
-        if (i % 2)
-            value = (value & 0xffffffffffffff) | (uint64_t)(i % 4 == 1 ? TL_TAG_BUFFER : TL_TAG_CONTEXT) << 56;
+        if (i % 2) value = (value & 0xffffffffffffff) | (uint64_t)(i % 4 == 1 ? TL_TAG_BUFFER : TL_TAG_CONTEXT) << 56;
         value ^= tl_handle_salt;
         if (torchlean_cuda_buffer_length((torchlean_buffer *)(uintptr_t)value, &n) != TORCHLEAN_RELEASED)
             CHECK(value == (uint64_t)(uintptr_t)a);
@@ -586,8 +585,7 @@ int main(void)
     test_calls();
     test_float_mode();
     core_test_concurrency();
-    if (getenv("CORE_TEST_COST"))
-        report_cost();
+    if (getenv("CORE_TEST_COST")) report_cost();
     printf("core_test: %d checks, %d failed\n", core_checks, core_failures);
     return core_failures != 0;
 }

@@ -28,8 +28,7 @@ typedef struct tally {
 static void count_inner(void *arg, int64_t task, int32_t worker)
 {
     (void)task;
-    if (worker < 0 || worker >= tl_workers())
-        ((tally *)arg)->bad_worker++;
+    if (worker < 0 || worker >= tl_workers()) ((tally *)arg)->bad_worker++;
     ((tally *)arg)->inner++;
 }
 
@@ -37,10 +36,8 @@ static void count(void *arg, int64_t task, int32_t worker)
 {
     tally *t = arg;
     t->done[task]++;
-    if (worker < 0 || worker >= tl_workers())
-        t->bad_worker++;
-    if (task % 100 == 0)
-        tl_parallel(10, count_inner, t);
+    if (worker < 0 || worker >= tl_workers()) t->bad_worker++;
+    if (task % 100 == 0) tl_parallel(10, count_inner, t);
 }
 
 static void run_tally(int64_t tasks)
@@ -99,8 +96,7 @@ static void *swing(void *arg)
         OK(torchlean_cuda_buffer_download(s, back, n));
         CHECK(got == n && memcmp(host, back, n * sizeof(float)) == 0);
         OK(torchlean_cuda_memory_stats(h->context, &m));
-        if (round % 16 == 0)
-            OK(torchlean_cuda_memory_collect(h->context));
+        if (round % 16 == 0) OK(torchlean_cuda_memory_collect(h->context));
         if (h->common) {
             /* the same handle used and released by all threads at once: success or RELEASED, never more */
             torchlean_buffer *c = h->common[round % 64];
@@ -160,8 +156,7 @@ static void *use_current(void *arg)
         torchlean_buffer *buffer = current_buffer, *made = NULL;
         OK_OR_RELEASED(torchlean_cuda_buffer_zeros(context, 100, &made));
         OK_OR_RELEASED(torchlean_cuda_buffer_download(buffer, host, 5));
-        if (made)
-            OK(torchlean_cuda_buffer_release(made));
+        if (made) OK(torchlean_cuda_buffer_release(made));
         OK_OR_RELEASED(torchlean_cuda_buffer_context(buffer, &context));
     }
     return NULL;
@@ -238,8 +233,7 @@ static uint64_t address_space(void)
     unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
     CHECK(file && fscanf(file, "%lu", &pages) == 1);
-    if (file)
-        fclose(file);
+    if (file) fclose(file);
     return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 

@@ -12,8 +12,7 @@ static _Atomic uint64_t failures;
 int tl_fault(const char *file, int line)
 {
     uint64_t number = atomic_fetch_add(&seen, 1) + 1;
-    if (number < atomic_load(&first) || number > atomic_load(&last))
-        return 0;
+    if (number < atomic_load(&first) || number > atomic_load(&last)) return 0;
     const char *slash = strrchr(file, '/');
     atomic_store(&failed_file, slash ? slash + 1 : file);
     atomic_store(&failed_line, line);

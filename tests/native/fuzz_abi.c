@@ -41,8 +41,7 @@ static void open_run(fuzz_run *f, int32_t device, torchlean_context *shared)
     f->accepted = f->calls + fuzz_entry_count + 64;
     f->refused = f->accepted + fuzz_entry_count + 64;
     f->statuses = f->refused + fuzz_entry_count + 64;
-    if (!f->rows || !f->kept || !f->host || !f->calls)
-        exit(2);
+    if (!f->rows || !f->kept || !f->host || !f->calls) exit(2);
     f->context = shared;
     f->shared = shared != NULL;
     if (!shared) {
@@ -78,8 +77,7 @@ static void close_run(fuzz_run *f)
     for (int i = 0; i < 4; i++)
         MUST(torchlean_cuda_buffer_release(f->abroad[i]));
     close_context(f, f->foreign, "foreign");
-    if (!f->shared)
-        close_context(f, f->context, "run's");
+    if (!f->shared) close_context(f, f->context, "run's");
 }
 
 static uint64_t first_call, call_count = 100000;
@@ -91,8 +89,7 @@ static void *work(void *argument)
     for (uint64_t k = 0; k < call_count && f->failed < TRIES; k++) {
         f->number = first_call + k;
         f->state = tl_mix(f->seed * UINT64_C(0x2545f4914f6cdd1d) ^ tl_mix(f->number));
-        if (f->kept_elements > KEPT_ELEMENTS)
-            fuzz_drop_rows(f);
+        if (f->kept_elements > KEPT_ELEMENTS) fuzz_drop_rows(f);
         int which = (int)fuzz_below(f, (uint64_t)(fuzz_entry_count + fuzz_entry_count / 12 + 1));
         if (which < fuzz_entry_count) {
             fuzz_call(f, which);
@@ -177,8 +174,7 @@ int main(int count, char **words)
             return 2;
         }
     }
-    if (threads < 1 || threads > 64)
-        return 2;
+    if (threads < 1 || threads > 64) return 2;
     fuzz_make_host();
     static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGALRM};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
@@ -207,16 +203,13 @@ int main(int count, char **words)
     int failed = 0;
     for (int t = 0; t < threads; t++)
         close_run(&runs[t]);
-    if (common)
-        close_context(runs, common, "common");
+    if (common) close_context(runs, common, "common");
     for (int t = 0; t < threads; t++)
         failed += runs[t].failed;
     FILE *out = json ? fopen(json, "w") : stdout;
-    if (!out)
-        return 2;
+    if (!out) return 2;
     write_json(out, runs, threads, fuzz_seconds() - start);
-    if (json)
-        fclose(out);
+    if (json) fclose(out);
     for (int t = 0; t < threads; t++) {
         free(runs[t].rows);
         free(runs[t].kept);

@@ -37,63 +37,49 @@ static int must_refuse(const fuzz_entry *e, const fuzz_value *v, const uint64_t 
         const fuzz_value *a = &v[i];
         switch (e->argument[i].kind) {
         case FUZZ_CONTEXT:
-            if (a->truth != FUZZ_GOOD)
-                return 1;
+            if (a->truth != FUZZ_GOOD) return 1;
             break;
         case FUZZ_BUFFER:
-            if (a->truth == FUZZ_ABSENT || wrong_handle(a->truth, a->length, n[i]))
-                return 1;
+            if (a->truth == FUZZ_ABSENT || wrong_handle(a->truth, a->length, n[i])) return 1;
             break;
         case FUZZ_OPTIONAL:
-            if (wrong_handle(a->truth, a->length, n[i]))
-                return 1;
+            if (wrong_handle(a->truth, a->length, n[i])) return 1;
             break;
         case FUZZ_DIMS:
-            if (a->rank > TL_MAX_RANK || (a->rank && !a->array))
-                return 1;
+            if (a->rank > TL_MAX_RANK || (a->rank && !a->array)) return 1;
             break;
         case FUZZ_U32S:
         case FUZZ_F64S:
         case FUZZ_OUT_F64S:
-            if (n[i] > UINT32_MAX || (n[i] && !a->array))
-                return 1;
+            if (n[i] > UINT32_MAX || (n[i] && !a->array)) return 1;
             break;
         case FUZZ_LIST_IN:
-            if (a->no_list && n[i])
-                return 1;
+            if (a->no_list && n[i]) return 1;
             for (uint64_t k = 0; k < n[i] && k < a->rank; k++) {
-                if (a->truths[k] != FUZZ_GOOD)
-                    return 1;
+                if (a->truths[k] != FUZZ_GOOD) return 1;
             }
             break;
         case FUZZ_OUT_LIST:
             for (uint64_t k = 0; !a->no_list && k < n[i] && k < a->rank; k++) {
-                if (a->truths[k] == FUZZ_BAD)
-                    return 1;
+                if (a->truths[k] == FUZZ_BAD) return 1;
             }
             break;
         case FUZZ_OUT:
-            if (!a->slot)
-                return 1;
+            if (!a->slot) return 1;
             /* fallthrough */
         case FUZZ_OUT_OPTIONAL:
-            if (!a->slot)
-                break;
-            if (n[i] > UINT32_MAX)
-                return 1;
+            if (!a->slot) break;
+            if (n[i] > UINT32_MAX) return 1;
             for (int k = 0; k < e->arguments; k++) {
                 int output = fuzz_is_output(e->argument[k].kind);
-                if (k < i && output && v[k].slot == a->slot)
-                    return 1;
+                if (k < i && output && v[k].slot == a->slot) return 1;
                 if (a->slot == &a->handle && a->truth == FUZZ_GOOD && k != i && v[k].truth == FUZZ_GOOD) {
                     int input = e->argument[k].kind == FUZZ_BUFFER || e->argument[k].kind == FUZZ_OPTIONAL;
                     int same = v[k].length == a->length && v[k].place == a->place;
-                    if (same && ((input && !e->elementwise) || (output && v[k].slot == &v[k].handle)))
-                        return 1;
+                    if (same && ((input && !e->elementwise) || (output && v[k].slot == &v[k].handle))) return 1;
                 }
             }
-            if (a->slot == &a->handle && wrong_handle(a->truth, a->length, n[i]))
-                return 1;
+            if (a->slot == &a->handle && wrong_handle(a->truth, a->length, n[i])) return 1;
             break;
         default: break;
         }
@@ -169,8 +155,7 @@ static void after_success(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const
                     f->rows[v[i].lengths[k]].dirty[v[i].places[k]] = 1;
             }
         }
-        if (!fuzz_is_output(kind) || !v[i].slot)
-            continue;
+        if (!fuzz_is_output(kind) || !v[i].slot) continue;
         if (v[i].truth == FUZZ_GOOD) {
             f->rows[v[i].length].dirty[v[i].place] = 1;
             continue;
@@ -235,8 +220,7 @@ void fuzz_crashed(int number)
                 (unsigned long long)fuzz_current->number);
     }
     fprintf(stderr, "FAIL signal %d in the call above\n", number);
-    if (__sanitizer_print_stack_trace)
-        __sanitizer_print_stack_trace();
+    if (__sanitizer_print_stack_trace) __sanitizer_print_stack_trace();
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -265,8 +249,7 @@ void fuzz_call(fuzz_run *f, int which)
         else
             own_indices = 0;
         for (int i = 0; i < e->arguments; i++) {
-            if (e->argument[i].kind == FUZZ_DIMS)
-                v[i].array = v[i].list;
+            if (e->argument[i].kind == FUZZ_DIMS) v[i].array = v[i].list;
         }
     }
     int lengths_follow = mode < 10;
@@ -275,8 +258,7 @@ void fuzz_call(fuzz_run *f, int which)
         fuzz_kind kind = e->argument[i].kind;
         if ((kind == FUZZ_U32S || kind == FUZZ_F64S || kind == FUZZ_OUT_F64S) && n[i] > FUZZ_HOST && n[i] <= UINT32_MAX)
             return;
-        if ((kind == FUZZ_LIST_IN || kind == FUZZ_OUT_LIST) && n[i] > v[i].rank)
-            return;
+        if ((kind == FUZZ_LIST_IN || kind == FUZZ_OUT_LIST) && n[i] > v[i].rank) return;
     }
     if (lengths_follow && fuzz_too_much(e, v, n) && !own_indices) {
         /* not to be run: a buffer is missing */
@@ -301,8 +283,7 @@ void fuzz_call(fuzz_run *f, int which)
             if ((kind == FUZZ_U32S || kind == FUZZ_F64S || kind == FUZZ_OUT_F64S) &&
                 n[i] > (own_indices && kind == FUZZ_U32S ? v[i].length : FUZZ_HOST))
                 v[i].array = NULL; /* the caller's duty is an array as long as it says */
-            if ((kind == FUZZ_LIST_IN || kind == FUZZ_OUT_LIST) && n[i] > v[i].rank)
-                v[i].no_list = 1;
+            if ((kind == FUZZ_LIST_IN || kind == FUZZ_OUT_LIST) && n[i] > v[i].rank) v[i].no_list = 1;
         }
     }
     for (int i = 0; i < e->arguments; i++) { /* the place of an output that was given none after all */
@@ -322,14 +303,12 @@ void fuzz_call(fuzz_run *f, int which)
     }
     for (int i = 0; i < e->arguments; i++) {
         was[i].handle = v[i].handle;
-        if (e->argument[i].kind == FUZZ_OUT_LIST)
-            memcpy(v[i].before, v[i].handles, sizeof v[i].before);
+        if (e->argument[i].kind == FUZZ_OUT_LIST) memcpy(v[i].before, v[i].handles, sizeof v[i].before);
     }
     current_values = v;
     current_sizes = n;
     current_entry = e;
-    if (fuzz_print)
-        print_call(f, e, v, n);
+    if (fuzz_print) print_call(f, e, v, n);
     alarm((unsigned)(4 * patience));
     double start = fuzz_seconds();
     int32_t status = e->run(v);
@@ -350,8 +329,7 @@ void fuzz_call(fuzz_run *f, int which)
     if (fuzz_print)
         fprintf(stderr, "  status %d%s%s\n", status, status ? " " : "", status ? torchlean_cuda_last_error() : "");
     fuzz_status(f, e->symbol, status, refuse, accept, made);
-    if (took > patience)
-        fuzz_fail(f, e->symbol, "took %.1f s", took);
+    if (took > patience) fuzz_fail(f, e->symbol, "took %.1f s", took);
     f->calls[which]++;
     if (status) {
         f->refused[which]++;
@@ -359,11 +337,9 @@ void fuzz_call(fuzz_run *f, int which)
     } else {
         f->accepted[which]++;
         after_success(f, e, v, n);
-        if (fuzz_one_in(f, 8))
-            check_untouched(f, e, v, was, 0);
+        if (fuzz_one_in(f, 8)) check_untouched(f, e, v, was, 0);
     }
-    if (f->failed != before)
-        print_call(f, e, v, n);
+    if (f->failed != before) print_call(f, e, v, n);
     drop_twins(f);
     current_entry = NULL;
 }

@@ -101,14 +101,11 @@ static void after_making(fuzz_run *f, int which, int32_t status, int want, torch
     uint32_t got = 0;
     int made = !status && !before;
     fuzz_status(f, symbol, status, want == REFUSE, want == ACCEPT, (uint64_t)made);
-    if (status && slot != before)
-        fuzz_fail(f, symbol, "refused, but the slot has changed");
+    if (status && slot != before) fuzz_fail(f, symbol, "refused, but the slot has changed");
     if (!status && (torchlean_cuda_buffer_length(slot, &got) || got != n))
         fuzz_fail(f, symbol, "made %u elements, expected %u", got, n);
-    if (made)
-        torchlean_cuda_buffer_release(slot);
-    if (place >= 0 && !status)
-        f->rows[n].dirty[place] = 1;
+    if (made) torchlean_cuda_buffer_release(slot);
+    if (place >= 0 && !status) f->rows[n].dirty[place] = 1;
     if (place >= 4 && status && before && want == EITHER && !fuzz_intact(f, n, place))
         fuzz_fail(f, symbol, "refused, but the content has changed");
 }
@@ -139,17 +136,14 @@ static int32_t make(fuzz_run *f, int which)
     case CORE_buffer_zeros: status = torchlean_cuda_buffer_zeros(context, n, out); break;
     case CORE_buffer_upload: status = torchlean_cuda_buffer_upload(context, host, n, out); break;
     case CORE_buffer_share:
-        if (before)
-            want = REFUSE;
+        if (before) want = REFUSE;
         status = torchlean_cuda_buffer_share(source, out);
         break;
     default: /* a copy onto itself is refused */
-        if (source && source == before)
-            want = REFUSE;
+        if (source && source == before) want = REFUSE;
         status = torchlean_cuda_buffer_copy(source, out);
     }
-    if (want == EITHER && status != TORCHLEAN_NO_MEMORY)
-        want = ACCEPT;
+    if (want == EITHER && status != TORCHLEAN_NO_MEMORY) want = ACCEPT;
     after_making(f, which, status, want, slot, before, n, place);
     return status;
 }
@@ -163,14 +157,11 @@ static int32_t read_back(fuzz_run *f, int which)
     int bad = want == REFUSE;
     asked = fuzz_one_in(f, 4) ? fuzz_size(f) : n;
     float *host = fuzz_one_in(f, 6) ? NULL : f->host;
-    if (asked != n || (!host && asked))
-        want = REFUSE;
+    if (asked != n || (!host && asked)) want = REFUSE;
     f->host[0] = 77.0f;
     int32_t status = check(f, which, torchlean_cuda_buffer_download(buffer, host, asked), want == REFUSE);
-    if (status && f->host[0] != 77.0f)
-        fuzz_fail(f, symbol, "refused, but host memory has changed");
-    if (!bad && !fuzz_intact(f, n, place))
-        fuzz_fail(f, symbol, "the buffer has changed");
+    if (status && f->host[0] != 77.0f) fuzz_fail(f, symbol, "refused, but host memory has changed");
+    if (!bad && !fuzz_intact(f, n, place)) fuzz_fail(f, symbol, "the buffer has changed");
     return status;
 }
 
@@ -211,8 +202,7 @@ static int32_t release(fuzz_run *f, int which)
         fuzz_status(f, fuzz_core_symbols[which], status, !was && !f->shared, was, 0);
         return status;
     }
-    if (torchlean_cuda_buffer_copy(buffer, &own))
-        return TORCHLEAN_OK;
+    if (torchlean_cuda_buffer_copy(buffer, &own)) return TORCHLEAN_OK;
     check(f, which, torchlean_cuda_buffer_release(own), 0);
     return check(f, which, torchlean_cuda_buffer_release(own), 0);
 }
@@ -223,8 +213,7 @@ static int32_t fill(fuzz_run *f, int which)
     uint32_t n;
     torchlean_buffer *buffer = draw_buffer(f, &want, &n, &place);
     int32_t status = check(f, which, torchlean_cuda_buffer_fill(buffer, fuzz_real(f)), want == REFUSE);
-    if (!status)
-        f->rows[n].dirty[place] = 1;
+    if (!status) f->rows[n].dirty[place] = 1;
     return status;
 }
 
@@ -245,22 +234,18 @@ static int32_t on_own_context(fuzz_run *f, int which)
             device = 1 << 20; /* not another GPU: that takes long */
         status = torchlean_cuda_context_create(device, nowhere ? NULL : &own);
         fuzz_status(f, symbol, status, nowhere || device < -1 || device >= 64, !nowhere && device == f->device, 0);
-        if (status && own)
-            fuzz_fail(f, symbol, "refused, but the slot has changed");
-        if (!status && torchlean_cuda_context_destroy(own))
-            fuzz_fail(f, symbol, "the new context cannot be destroyed");
+        if (status && own) fuzz_fail(f, symbol, "refused, but the slot has changed");
+        if (!status && torchlean_cuda_context_destroy(own)) fuzz_fail(f, symbol, "the new context cannot be destroyed");
         return status;
     }
-    if (torchlean_cuda_context_create(TORCHLEAN_CPU, &own))
-        return TORCHLEAN_OK;
+    if (torchlean_cuda_context_create(TORCHLEAN_CPU, &own)) return TORCHLEAN_OK;
     torchlean_context *context = bad ? (fuzz_one_in(f, 2) ? NULL : garbage) : own;
     torchlean_cuda_context_mark(own, 3);
     torchlean_cuda_buffer_zeros(own, 5, &buffer);
     switch (which) {
     case CORE_context_destroy:
         status = torchlean_cuda_context_destroy(context);
-        if (!bad && torchlean_cuda_context_destroy(context))
-            fuzz_fail(f, symbol, "a second destruction is refused");
+        if (!bad && torchlean_cuda_context_destroy(context)) fuzz_fail(f, symbol, "a second destruction is refused");
         if (!bad && torchlean_cuda_buffer_fill(buffer, 1) != TORCHLEAN_RELEASED)
             fuzz_fail(f, symbol, "a buffer outlived its context");
         break;
@@ -284,8 +269,7 @@ static int32_t on_own_context(fuzz_run *f, int which)
         torchlean_graph *graph = fuzz_one_in(f, 2) ? NULL : (torchlean_graph *)garbage, *const before = graph;
         refuse = 1;
         status = torchlean_cuda_capture_end(context, fuzz_one_in(f, 3) ? NULL : &graph);
-        if (graph != before)
-            fuzz_fail(f, symbol, "refused, but the slot has changed");
+        if (graph != before) fuzz_fail(f, symbol, "refused, but the slot has changed");
         break;
     }
     case CORE_memory_reset_peak: status = torchlean_cuda_memory_reset_peak(context); break;
@@ -298,8 +282,7 @@ static int32_t on_own_context(fuzz_run *f, int which)
     }
     }
     check(f, which, status, refuse);
-    if (torchlean_cuda_context_destroy(own))
-        fuzz_fail(f, symbol, "the context cannot be destroyed");
+    if (torchlean_cuda_context_destroy(own)) fuzz_fail(f, symbol, "the context cannot be destroyed");
     return status;
 }
 
@@ -317,8 +300,7 @@ static int32_t on_no_graph(fuzz_run *f, int which)
                          ? torchlean_cuda_graph_release(graph)
                          : torchlean_cuda_graph_nodes(graph, fuzz_one_in(f, 5) ? NULL : &nodes);
     check(f, which, status, 1);
-    if (nodes != 77)
-        fuzz_fail(f, fuzz_core_symbols[which], "refused, but the answer is %u", nodes);
+    if (nodes != 77) fuzz_fail(f, fuzz_core_symbols[which], "refused, but the answer is %u", nodes);
     return status;
 }
 
@@ -333,11 +315,9 @@ static int32_t describe(fuzz_run *f, int which)
     int32_t status = torchlean_cuda_device_describe(device, nowhere ? NULL : text, capacity);
     fuzz_status(f, symbol, status, nowhere || !capacity || device < -1 || device >= 64,
                 !nowhere && capacity && device == f->device, 0);
-    if (!status && !memchr(text, 0, capacity))
-        fuzz_fail(f, symbol, "no zero within the capacity");
+    if (!status && !memchr(text, 0, capacity)) fuzz_fail(f, symbol, "no zero within the capacity");
     for (uint32_t i = status ? 0 : capacity; i < sizeof text; i++) {
-        if (text[i] != 77)
-            fuzz_fail(f, symbol, "byte %u of %u has changed, status %d", i, capacity, status);
+        if (text[i] != 77) fuzz_fail(f, symbol, "byte %u of %u has changed, status %d", i, capacity, status);
     }
     return status;
 }

@@ -12,8 +12,7 @@ uint64_t tl_product(const uint64_t *factors, int32_t count)
     unsigned __int128 product = 1;
     int large = 0;
     for (int32_t i = 0; i < count; i++) {
-        if (factors[i] == 0)
-            return 0;
+        if (factors[i] == 0) return 0;
         product = large ? 1 : product * factors[i];
         large |= product >> 32 != 0;
     }
@@ -31,8 +30,7 @@ uint64_t tl_dims_product(const tl_dims *dims)
 tl_dims fuzz_dims(const fuzz_value *v)
 {
     tl_dims out = {0};
-    if (v->rank > TL_MAX_RANK || !v->array)
-        return out;
+    if (v->rank > TL_MAX_RANK || !v->array) return out;
     out.rank = (int32_t)v->rank;
     for (uint32_t i = 0; i < v->rank; i++)
         out.d[i] = v->list[i];
@@ -88,8 +86,7 @@ uint64_t fuzz_bad_handle(fuzz_run *f, fuzz_truth *truth)
         default: break;
         }
         /* NULL is drawn elsewhere; a made-up value may happen to be a live handle */
-        if (bad && torchlean_cuda_buffer_length((torchlean_buffer *)(uintptr_t)bad, &n))
-            return bad;
+        if (bad && torchlean_cuda_buffer_length((torchlean_buffer *)(uintptr_t)bad, &n)) return bad;
     }
 }
 
@@ -110,8 +107,7 @@ void fuzz_drop_rows(fuzz_run *f)
     for (uint32_t k = 0; k < f->kept_count; k++) {
         fuzz_row *row = &f->rows[f->kept[k]];
         for (int i = 0; i < FUZZ_PLACES; i++) {
-            if (row->buffer[i])
-                f->live -= torchlean_cuda_buffer_release(row->buffer[i]) == TORCHLEAN_OK;
+            if (row->buffer[i]) f->live -= torchlean_cuda_buffer_release(row->buffer[i]) == TORCHLEAN_OK;
         }
         memset(row, 0, sizeof *row);
     }
@@ -122,8 +118,7 @@ void fuzz_drop_rows(fuzz_run *f)
 torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place)
 {
     fuzz_row *row = &f->rows[n];
-    if (row->buffer[place] && !row->dirty[place])
-        return row->buffer[place];
+    if (row->buffer[place] && !row->dirty[place]) return row->buffer[place];
     for (uint32_t i = 0; i < n; i++)
         f->host[i] = pattern(n, place, i);
     int first = 1, made = !row->buffer[place];
@@ -141,20 +136,17 @@ torchlean_buffer *fuzz_take(fuzz_run *f, uint32_t n, int place)
         f->live++;
         f->kept_elements += n;
     }
-    if (first)
-        f->kept[f->kept_count++] = n;
+    if (first) f->kept[f->kept_count++] = n;
     return row->buffer[place];
 }
 
 int fuzz_intact(fuzz_run *f, uint32_t n, int place)
 {
     torchlean_buffer *buffer = f->rows[n].buffer[place];
-    if (torchlean_cuda_buffer_download(buffer, f->host, n))
-        return 0;
+    if (torchlean_cuda_buffer_download(buffer, f->host, n)) return 0;
     for (uint32_t i = 0; i < n; i++) {
         float want = pattern(n, place, i);
-        if (memcmp(&f->host[i], &want, sizeof want))
-            return 0;
+        if (memcmp(&f->host[i], &want, sizeof want)) return 0;
     }
     return 1;
 }
@@ -182,8 +174,7 @@ void fuzz_status(fuzz_run *f, const char *symbol, int32_t status, int refuse, in
         fuzz_fail(f, symbol, "status %d (%s)", status, torchlean_cuda_last_error());
     else
         f->statuses[status / 10]++;
-    if (refuse && !status)
-        fuzz_fail(f, symbol, "accepted, expected a refusal");
+    if (refuse && !status) fuzz_fail(f, symbol, "accepted, expected a refusal");
     if (accept && status)
         fuzz_fail(f, symbol, "refused with %d (%s), expected success", status, torchlean_cuda_last_error());
     size_t length = strlen(symbol);
@@ -191,8 +182,7 @@ void fuzz_status(fuzz_run *f, const char *symbol, int32_t status, int refuse, in
                    strlen(torchlean_cuda_last_error()) < length + 4))
         fuzz_fail(f, symbol, "status %d with the message \"%s\"", status, torchlean_cuda_last_error());
     torchlean_memory m;
-    if (f->shared)
-        return;
+    if (f->shared) return;
     if (torchlean_cuda_memory_stats(f->context, &m) || m.live_buffers != f->live + made)
         fuzz_fail(f, symbol, "status %d, then %llu live buffers, expected %llu", status,
                   (unsigned long long)m.live_buffers, (unsigned long long)(f->live + made));

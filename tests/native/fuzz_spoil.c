@@ -68,8 +68,7 @@ void fuzz_spoil_sizes(fuzz_run *f, const fuzz_entry *e, fuzz_value *v)
         case FUZZ_U64: v[i].u = fuzz_one_in(f, 2) ? fuzz_next(f) : fuzz_size(f); break;
         case FUZZ_FLOAT: v[i].real = fuzz_real(f); break;
         case FUZZ_BUFFER:
-            if (e->elementwise)
-                v[i].length = fuzz_one_in(f, 8) ? 65535 + fuzz_below(f, 3) : fuzz_below(f, 70);
+            if (e->elementwise) v[i].length = fuzz_one_in(f, 8) ? 65535 + fuzz_below(f, 3) : fuzz_below(f, 70);
             break;
         case FUZZ_DIMS:
             if (fuzz_one_in(f, 3)) {
@@ -98,8 +97,7 @@ int fuzz_too_much(const fuzz_entry *e, const fuzz_value *v, const uint64_t *n)
         empty |= (kind == FUZZ_BUFFER || fuzz_is_output(kind)) && n[i] == 0;
         for (uint32_t k = 0; kind == FUZZ_DIMS && k < v[i].rank && k < TL_MAX_RANK; k++)
             product *= pow(v[i].list[k] ? (double)v[i].list[k] : 1, 1 + twice);
-        if (kind == FUZZ_DIM)
-            product *= pow(v[i].u ? (double)v[i].u : 1, 1 + twice);
+        if (kind == FUZZ_DIM) product *= pow(v[i].u ? (double)v[i].u : 1, 1 + twice);
     }
     return product > (empty ? 1e18 : 1e7);
 }
@@ -110,8 +108,7 @@ static void give_output(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i, 
     v[i].slot = &v[i].handle;
     v[i].truth = FUZZ_ABSENT;
     uint64_t way = fuzz_below(f, 20);
-    if (way < 10 || n >= FUZZ_LENGTHS)
-        return;
+    if (way < 10 || n >= FUZZ_LENGTHS) return;
     if (e->argument[i].kind == FUZZ_OUT_OPTIONAL && way < 13) {
         v[i].slot = NULL;
         return;
@@ -137,16 +134,14 @@ void fuzz_supply(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, const uint64_t
             v[i].truth = FUZZ_GOOD;
             break;
         case FUZZ_OPTIONAL:
-            if (!v[i].u)
-                break;
+            if (!v[i].u) break;
             /* fallthrough */
         case FUZZ_BUFFER:
             v[i].length = n[i] < FUZZ_LENGTHS ? n[i] : fuzz_below(f, 64);
             v[i].place = (int)fuzz_below(f, 4);
             v[i].u = (uint64_t)(uintptr_t)fuzz_take(f, (uint32_t)v[i].length, v[i].place);
             v[i].truth = FUZZ_GOOD;
-            if (input < 0)
-                input = i;
+            if (input < 0) input = i;
             break;
         case FUZZ_U32S:
             if (own_indices) {
@@ -195,8 +190,7 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
     case FUZZ_CONTEXT:
         a->truth = FUZZ_BAD;
         a->u = fuzz_one_in(f, 3) ? 0 : (uint64_t)(uintptr_t)f->destroyed;
-        if (a->u && fuzz_one_in(f, 2))
-            a->u = (uint64_t)(uintptr_t)f->released[0];
+        if (a->u && fuzz_one_in(f, 2)) a->u = (uint64_t)(uintptr_t)f->released[0];
         break;
     case FUZZ_BUFFER:
     case FUZZ_OPTIONAL:
@@ -206,8 +200,7 @@ void fuzz_spoil(fuzz_run *f, const fuzz_entry *e, fuzz_value *v, int i)
         } else if (fuzz_one_in(f, 3)) {
             a->length = fuzz_one_in(f, 2) ? (a->length + (fuzz_one_in(f, 2) ? 1 : FUZZ_LENGTHS - 1)) % FUZZ_LENGTHS
                                           : fuzz_below(f, 300);
-            if (a->length > 5000)
-                a->length = 0;
+            if (a->length > 5000) a->length = 0;
             a->place = 0;
             a->u = (uint64_t)(uintptr_t)fuzz_take(f, (uint32_t)a->length, 0);
             a->truth = FUZZ_GOOD;

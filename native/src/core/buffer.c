@@ -24,8 +24,7 @@ static void fill_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 static int32_t fill(tl_context *ctx, float *data, float value, int64_t n)
 {
-    if (ctx->cuda)
-        return tl_cuda_fill(ctx->cuda, data, value, n);
+    if (ctx->cuda) return tl_cuda_fill(ctx->cuda, data, value, n);
     fill_job job = {data, value, n};
     tl_parallel((n + TL_FILL_TASK - 1) / TL_FILL_TASK, fill_task, &job);
     return TORCHLEAN_OK;
@@ -56,8 +55,7 @@ TL_API int32_t torchlean_cuda_buffer_zeros(torchlean_context *context, uint32_t 
     tl_call call;
     tl_enter_context(&call, __func__, context);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call))
-        call.status = fill(call.ctx, tl_out(&call, 0), 0.0f, n);
+    if (tl_begin(&call)) call.status = fill(call.ctx, tl_out(&call, 0), 0.0f, n);
     return tl_end(&call);
 }
 
@@ -69,8 +67,7 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
     tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call))
-        copy_to_output(&call, tl_cuda_upload, host, n);
+    if (tl_begin(&call)) copy_to_output(&call, tl_cuda_upload, host, n);
     return tl_end(&call);
 }
 
@@ -81,8 +78,7 @@ TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_bu
     uint64_t n = tl_length(&call, "source", source);
     const float *from = tl_input(&call, "source", source, "n", n);
     tl_output(&call, "out", out, "n", n);
-    if (tl_begin(&call))
-        copy_to_output(&call, tl_cuda_copy, from, n);
+    if (tl_begin(&call)) copy_to_output(&call, tl_cuda_copy, from, n);
     return tl_end(&call);
 }
 
@@ -91,13 +87,11 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
     tl_buffer *buffer, *twin;
     tl_context *ctx;
     uint64_t serial = tl_error_serial();
-    if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a buffer", __func__);
+    if (!out) return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a buffer", __func__);
     if (*out)
         return tl_fail(TORCHLEAN_ARGUMENT, "%s: out: got a handle, expected NULL, as a share is always new", __func__);
     int32_t status = tl_lock_live_buffer(__func__, "source", source, &buffer, &ctx);
-    if (status)
-        return status;
+    if (status) return status;
     uint32_t n = atomic_load_explicit(&buffer->n, memory_order_relaxed);
     status = tl_buffer_make(ctx, n, buffer->block, &twin);
     if (status)
@@ -131,8 +125,7 @@ TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value
     tl_enter(&call, __func__, "buffer", buffer);
     uint64_t n = tl_length(&call, "buffer", buffer);
     tl_output(&call, "buffer", &buffer, "n", n); /* the buffer itself is what the call overwrites */
-    if (tl_begin(&call))
-        call.status = fill(call.ctx, tl_out(&call, 0), tl_scalar(value), (int64_t)n);
+    if (tl_begin(&call)) call.status = fill(call.ctx, tl_out(&call, 0), tl_scalar(value), (int64_t)n);
     return tl_end(&call);
 }
 
@@ -143,10 +136,8 @@ TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *handle)
     tl_buffer *buffer;
     tl_context *ctx;
     tl_verdict verdict = tl_lock_object(&tl_buffers, handle, (tl_object **)&buffer, &ctx);
-    if (verdict == TL_WAS_RELEASED)
-        return TORCHLEAN_OK;
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
+    if (verdict == TL_WAS_RELEASED) return TORCHLEAN_OK;
+    if (verdict != TL_LIVE) return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
     tl_buffer_end(ctx, buffer);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
@@ -155,15 +146,12 @@ TL_API int32_t torchlean_cuda_buffer_release(torchlean_buffer *handle)
 TL_API int32_t torchlean_cuda_buffer_length(torchlean_buffer *handle, uint32_t *n)
 {
     tl_buffer *buffer = NULL;
-    if (!n)
-        return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL, expected a place for the length", __func__);
+    if (!n) return tl_fail(TORCHLEAN_NULL, "%s: n: got NULL, expected a place for the length", __func__);
     /* Without the lock, so that it never waits for a running operation: read between two looks at the generation. */
     tl_verdict verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
     uint32_t length = buffer ? atomic_load_explicit(&buffer->n, memory_order_acquire) : 0;
-    if (verdict == TL_LIVE)
-        verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
+    if (verdict == TL_LIVE) verdict = tl_find_object(&tl_buffers, handle, (tl_object **)&buffer);
+    if (verdict != TL_LIVE) return tl_fail_handle(__func__, "buffer", &tl_buffers, handle, verdict);
     *n = length;
     return TORCHLEAN_OK;
 }
@@ -172,11 +160,9 @@ TL_API int32_t torchlean_cuda_buffer_context(torchlean_buffer *handle, torchlean
 {
     tl_buffer *buffer;
     tl_context *ctx;
-    if (!context)
-        return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL, expected a place for a context", __func__);
+    if (!context) return tl_fail(TORCHLEAN_NULL, "%s: context: got NULL, expected a place for a context", __func__);
     int32_t status = tl_lock_live_buffer(__func__, "buffer", handle, &buffer, &ctx);
-    if (status)
-        return status;
+    if (status) return status;
     *context = (torchlean_context *)(uintptr_t)tl_slot_handle(&tl_contexts, &ctx->slot);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
@@ -189,8 +175,7 @@ TL_API int32_t torchlean_cuda_buffer_references(torchlean_buffer *handle, uint32
     if (!references)
         return tl_fail(TORCHLEAN_NULL, "%s: references: got NULL, expected a place for the count", __func__);
     int32_t status = tl_lock_live_buffer(__func__, "buffer", handle, &buffer, &ctx);
-    if (status)
-        return status;
+    if (status) return status;
     *references = buffer->block->references;
     tl_unlock(ctx);
     return TORCHLEAN_OK;

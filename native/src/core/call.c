@@ -20,8 +20,7 @@ typedef struct argument_name {
 
 static const char *name_argument(argument_name *s, const char *name, int64_t index)
 {
-    if (index < 0)
-        return name;
+    if (index < 0) return name;
     snprintf(s->text, sizeof s->text, "%s[%lld]", name, (long long)index);
     return s->text;
 }
@@ -42,8 +41,7 @@ static void open_call(tl_call *call, const char *op)
     call->list.memory = NULL;
     call->elementwise = call->began = 0;
     call->saved_mode = tl_enter_standard_mode();
-    if (!tl_inside)
-        serial_at_enter = tl_error_serial();
+    if (!tl_inside) serial_at_enter = tl_error_serial();
 }
 
 static void check_health(tl_call *call)
@@ -60,16 +58,14 @@ void tl_enter(tl_call *call, const char *op, const char *name, torchlean_buffer 
     tl_buffer *buffer;
     open_call(call, op);
     call->status = tl_lock_live_buffer(op, name, first, &buffer, &call->ctx);
-    if (!call->status)
-        check_health(call);
+    if (!call->status) check_health(call);
 }
 
 void tl_enter_context(tl_call *call, const char *op, torchlean_context *context)
 {
     open_call(call, op);
     call->status = tl_lock_live_context(op, context, &call->ctx);
-    if (!call->status)
-        check_health(call);
+    if (!call->status) check_health(call);
 }
 
 /* ---- arguments ------------------------------------------------------------------------------------------------- */
@@ -80,8 +76,7 @@ tl_dims tl_read_dims(tl_call *call, const char *name, const uint32_t *dims, uint
     tl_require(call, rank >= min_rank && rank <= TL_MAX_RANK, TORCHLEAN_SHAPE, name, "got rank %u, expected %u to %d",
                rank, min_rank, TL_MAX_RANK);
     tl_host(call, name, dims, rank);
-    if (call->status)
-        return read;
+    if (call->status) return read;
     read.rank = (int32_t)rank;
     for (uint32_t i = 0; i < rank; i++)
         read.d[i] = dims[i];
@@ -126,19 +121,16 @@ static int has_length(tl_call *call, const char *name, const tl_buffer *buffer, 
 
 uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer)
 {
-    if (call->status)
-        return 0;
+    if (call->status) return 0;
     tl_buffer *found = find(call, name, -1, buffer);
     return found ? atomic_load_explicit(&found->n, memory_order_relaxed) : 0;
 }
 
 const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n)
 {
-    if (call->status || !fits(call, name, expected, n))
-        return NULL;
+    if (call->status || !fits(call, name, expected, n)) return NULL;
     tl_buffer *found = find(call, name, -1, buffer);
-    if (!found || !has_length(call, name, found, expected, n))
-        return NULL;
+    if (!found || !has_length(call, name, found, expected, n)) return NULL;
     if (call->inputs == call->input_room) {
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d inputs", call->op, name, TL_MAX_INPUTS);
         return NULL;
@@ -162,8 +154,7 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
     int64_t i = call->outputs++;
     call->out[i] = (tl_call_output){
         .name = name, .slot = slot, .n = n, .index = -1, .wanted = slot != NULL, .fresh = slot && !*slot};
-    if (!slot || !fits(call, name, expected, n))
-        return;
+    if (!slot || !fits(call, name, expected, n)) return;
     for (int64_t k = 0; k < i; k++) {
         if (call->out[k].slot == slot) {
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got the place of output %s, expected one of its own",
@@ -173,8 +164,7 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
     }
     if (*slot) {
         tl_buffer *found = find(call, name, -1, *slot);
-        if (!found || !has_length(call, name, found, expected, n))
-            return;
+        if (!found || !has_length(call, name, found, expected, n)) return;
         call->out[i].storage = found->block;
         call->out[i].data = found->block->p;
     }
@@ -182,8 +172,7 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
 
 void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
 {
-    if (call->status)
-        return;
+    if (call->status) return;
     if (!slot)
         call->status = tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a place for a buffer", call->op, name);
     else
@@ -192,8 +181,7 @@ void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const c
 
 void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
 {
-    if (!call->status)
-        add_output(call, name, slot, expected, n);
+    if (!call->status) add_output(call, name, slot, expected, n);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------------------------- */
@@ -208,8 +196,7 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
     if (!call->status && count > TL_INDEX_MAX)
         call->status =
             tl_fail(TORCHLEAN_OVERFLOW, "%s: got lists of %u buffers, expected at most 2^28 - 1", call->op, count);
-    if (call->status || !count)
-        return;
+    if (call->status || !count) return;
     const int64_t input_room = (int64_t)inputs * count + TL_MAX_INPUTS;
     const int64_t output_room = (int64_t)outputs * count + TL_MAX_OUTPUTS;
     const size_t ins = (size_t)input_room * sizeof(tl_call_input), outs = (size_t)output_room * sizeof(tl_call_output);
@@ -233,11 +220,9 @@ static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const
 {
     argument_name s, t;
     tl_buffer *found = find(call, name, i, handle);
-    if (!found)
-        return NULL;
+    if (!found) return NULL;
     const int64_t got = atomic_load_explicit(&found->n, memory_order_relaxed);
-    if (got == call->list.lengths[i])
-        return found;
+    if (got == call->list.lengths[i]) return found;
     call->status = tl_fail(TORCHLEAN_SHAPE, "%s: %s: got %lld elements, expected the length of %s = %lld", call->op,
                            name_argument(&s, name, i), (long long)got, name_argument(&t, call->list.first, i),
                            (long long)call->list.lengths[i]);
@@ -247,18 +232,14 @@ static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const
 const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buffer *const *list)
 {
     const int64_t count = call->list.count;
-    if (call->status || !count)
-        return NULL;
+    if (call->status || !count) return NULL;
     float **data = call->list.data + call->list.inputs++ * count;
     const int first = !call->list.first;
-    if (first)
-        call->list.first = name;
+    if (first) call->list.first = name;
     for (int64_t i = 0; i < count; i++) {
         tl_buffer *found = first ? find(call, name, i, list[i]) : find_element(call, name, i, list[i]);
-        if (!found)
-            return NULL;
-        if (first)
-            call->list.lengths[i] = atomic_load_explicit(&found->n, memory_order_relaxed);
+        if (!found) return NULL;
+        if (first) call->list.lengths[i] = atomic_load_explicit(&found->n, memory_order_relaxed);
         call->in[call->inputs++] = (tl_call_input){name, found->block, i};
         data[i] = found->block->p;
     }
@@ -267,8 +248,7 @@ const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buf
 
 void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
 {
-    if (call->status)
-        return;
+    if (call->status) return;
     const int64_t count = call->list.count;
     for (int64_t k = 0; k < call->outputs; k += count) {
         torchlean_buffer **other = call->out[k].slot;
@@ -285,8 +265,7 @@ void tl_output_list(tl_call *call, const char *name, torchlean_buffer **slots)
         out->n = (uint64_t)call->list.lengths[i];
         if (slots[i]) {
             tl_buffer *found = find_element(call, name, i, slots[i]);
-            if (!found)
-                return;
+            if (!found) return;
             out->storage = found->block;
             out->data = found->block->p;
         }
@@ -302,8 +281,7 @@ void tl_host(tl_call *call, const char *name, const void *array, uint64_t count)
 
 void tl_require(tl_call *call, int ok, int32_t status, const char *name, const char *format, ...)
 {
-    if (call->status || ok)
-        return;
+    if (call->status || ok) return;
     char text[384];
     va_list arguments;
     /* numbers with a point, whatever the caller's locale has */
@@ -337,8 +315,7 @@ static void check_aliases(tl_call *call)
     int any = 0;
     for (; marked < call->outputs; marked++) {
         tl_call_output *out = &call->out[marked];
-        if (!out->storage)
-            continue;
+        if (!out->storage) continue;
         if (out->storage->output) {
             const tl_call_output *other = &call->out[out->storage->output - 1];
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of output %s, expected its own", call->op,
@@ -351,16 +328,14 @@ static void check_aliases(tl_call *call)
     }
     for (int64_t k = 0; k < call->inputs && any && !call->status; k++) {
         const tl_call_input *in = &call->in[k];
-        if (!in->storage->output)
-            continue;
+        if (!in->storage->output) continue;
         const tl_call_output *out = &call->out[in->storage->output - 1];
         if (!call->elementwise || in->index != out->index)
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
                                    name_argument(&s, out->name, out->index), name_argument(&t, in->name, in->index));
     }
     for (int64_t i = 0; i < marked; i++)
-        if (call->out[i].storage)
-            call->out[i].storage->output = 0;
+        if (call->out[i].storage) call->out[i].storage->output = 0;
 }
 
 /* The graph keeps what a captured call reads and writes. */
@@ -370,33 +345,28 @@ static int32_t hold_storage(tl_call *call)
     for (int64_t i = 0; i < call->inputs && !status; i++)
         status = tl_capture_hold(call->ctx->pool.capture, call->in[i].storage);
     for (int64_t i = 0; i < call->outputs && !status; i++)
-        if (call->out[i].storage)
-            status = tl_capture_hold(call->ctx->pool.capture, call->out[i].storage);
+        if (call->out[i].storage) status = tl_capture_hold(call->ctx->pool.capture, call->out[i].storage);
     return status;
 }
 
 int tl_begin(tl_call *call)
 {
     int work = 0;
-    if (!call->status)
-        check_aliases(call);
-    if (call->status)
-        return 0;
+    if (!call->status) check_aliases(call);
+    if (call->status) return 0;
     call->began = 1;
     for (int64_t i = 0; i < call->outputs; i++) {
         if (call->out[i].fresh) {
             tl_buffer *made;
             call->status = tl_buffer_make(call->ctx, (uint32_t)call->out[i].n, NULL, &made);
-            if (call->status)
-                return 0; /* tl_end names the operation and releases the earlier ones */
+            if (call->status) return 0; /* tl_end names the operation and releases the earlier ones */
             call->out[i].made = made;
             call->out[i].storage = made->block;
             call->out[i].data = made->block->p;
         }
         work |= call->out[i].wanted && call->out[i].n > 0;
     }
-    if (call->ctx->pool.capture && (call->status = hold_storage(call)))
-        return 0;
+    if (call->ctx->pool.capture && (call->status = hold_storage(call))) return 0;
     return work;
 }
 
@@ -411,8 +381,7 @@ float *tl_out(const tl_call *call, int32_t i) { return call->out[i].wanted ? cal
 float *const *tl_out_list(const tl_call *call, int32_t i)
 {
     const int64_t count = call->list.count;
-    if (!count)
-        return NULL;
+    if (!count) return NULL;
     float **data = call->list.data + (call->list.inputs + i) * count;
     for (int64_t k = 0; k < count; k++)
         data[k] = call->out[i * count + k].data;
@@ -426,16 +395,12 @@ int32_t tl_end(tl_call *call)
         tl_leave_standard_mode(call->saved_mode);
         return call->status;
     }
-    if (ctx->cuda && !ctx->pool.capture && !call->status)
-        call->status = tl_cuda_after(ctx->cuda);
-    if (ctx->pool.capture && call->began && call->status)
-        ctx->pool.capture->broken = 1;
-    if (call->status)
-        tl_error_name(call->op, call->status, serial_at_enter);
+    if (ctx->cuda && !ctx->pool.capture && !call->status) call->status = tl_cuda_after(ctx->cuda);
+    if (ctx->pool.capture && call->began && call->status) ctx->pool.capture->broken = 1;
+    if (call->status) tl_error_name(call->op, call->status, serial_at_enter);
     for (int64_t i = 0; i < call->outputs; i++) {
         tl_buffer *made = call->out[i].made;
-        if (!made)
-            continue;
+        if (!made) continue;
         if (call->status)
             tl_buffer_end(ctx, made);
         else

@@ -13,8 +13,7 @@ tl_verdict tl_lock_context(const torchlean_context *handle, tl_context **ctx)
 {
     tl_context *found = NULL;
     tl_verdict verdict = tl_table_find(&tl_contexts, (uint64_t)(uintptr_t)handle, (tl_slot **)&found);
-    if (verdict != TL_LIVE || tl_inside)
-        return verdict == TL_LIVE ? TL_REENTERED : verdict;
+    if (verdict != TL_LIVE || tl_inside) return verdict == TL_LIVE ? TL_REENTERED : verdict;
     tl_inside = 1;
     pthread_mutex_lock(&found->lock);
     verdict = tl_table_find(&tl_contexts, (uint64_t)(uintptr_t)handle, (tl_slot **)&found);

@@ -16,8 +16,7 @@ static void cpu_name(char *name, size_t capacity)
 {
     snprintf(name, capacity, "unknown processor");
     FILE *file = fopen("/proc/cpuinfo", "r");
-    if (!file)
-        return;
+    if (!file) return;
     char line[256];
     while (fgets(line, sizeof line, file)) {
         char *colon = strchr(line, ':');
@@ -38,8 +37,7 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
     if (device >= 0) {
         uint64_t serial = tl_error_serial();
         int32_t status = tl_cuda_device_describe(device, text, capacity);
-        if (status)
-            tl_error_name(__func__, status, serial);
+        if (status) tl_error_name(__func__, status, serial);
         return status;
     }
     if (device != TORCHLEAN_CPU)
@@ -58,11 +56,9 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
 static int32_t create(int32_t device, torchlean_context **out)
 {
     int32_t status;
-    if ((status = tl_threads_environment()) || (status = tl_variant_environment()))
-        return status;
+    if ((status = tl_threads_environment()) || (status = tl_variant_environment())) return status;
     tl_context *ctx = (tl_context *)tl_table_take(&tl_contexts);
-    if (!ctx)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a context");
+    if (!ctx) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a context");
     atomic_store_explicit(&ctx->ordinal, device, memory_order_relaxed);
     ctx->cuda = NULL;
     ctx->buffers = NULL;
@@ -74,8 +70,7 @@ static int32_t create(int32_t device, torchlean_context **out)
     status = device >= 0 ? tl_cuda_open(device, &ctx->cuda) : TORCHLEAN_OK;
     if (!status) {
         status = tl_pool_open(&ctx->pool, ctx->cuda);
-        if (status && ctx->cuda)
-            tl_cuda_close(ctx->cuda);
+        if (status && ctx->cuda) tl_cuda_close(ctx->cuda);
     }
     if (status)
         tl_table_give(&tl_contexts, &ctx->slot);
@@ -87,17 +82,14 @@ static int32_t create(int32_t device, torchlean_context **out)
 TL_API int32_t torchlean_cuda_context_create(int32_t device, torchlean_context **out)
 {
     uint64_t serial = tl_error_serial();
-    if (!out)
-        return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a context", __func__);
+    if (!out) return tl_fail(TORCHLEAN_NULL, "%s: out: got NULL, expected a place for a context", __func__);
     if (device < TORCHLEAN_CPU)
         return tl_fail(TORCHLEAN_UNAVAILABLE, "%s: device: got %d, expected -1 (CPU) or a CUDA ordinal", __func__,
                        device);
     int32_t status = tl_enter_thread(__func__);
-    if (status)
-        return status;
+    if (status) return status;
     status = create(device, out);
-    if (status)
-        tl_error_name(__func__, status, serial);
+    if (status) tl_error_name(__func__, status, serial);
     tl_inside = 0;
     return status;
 }
@@ -106,20 +98,16 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
 {
     tl_context *ctx;
     tl_verdict verdict = tl_lock_context(context, &ctx);
-    if (verdict == TL_WAS_RELEASED)
-        return TORCHLEAN_OK;
-    if (verdict != TL_LIVE)
-        return tl_fail_handle(__func__, "context", &tl_contexts, context, verdict);
+    if (verdict == TL_WAS_RELEASED) return TORCHLEAN_OK;
+    if (verdict != TL_LIVE) return tl_fail_handle(__func__, "context", &tl_contexts, context, verdict);
     tl_slot_retire(&ctx->slot);
-    if (ctx->pool.capture)
-        tl_capture_drop(ctx);
+    if (ctx->pool.capture) tl_capture_drop(ctx);
     while (ctx->graphs)
         tl_graph_end(ctx, (tl_graph *)ctx->graphs);
     while (ctx->buffers)
         tl_buffer_end(ctx, (tl_buffer *)ctx->buffers);
     tl_pool_close(&ctx->pool);
-    if (ctx->cuda)
-        tl_cuda_close(ctx->cuda);
+    if (ctx->cuda) tl_cuda_close(ctx->cuda);
     ctx->cuda = NULL;
     pthread_mutex_unlock(&ctx->lock); /* before the table's lock, see the lock order */
     tl_table_give(&tl_contexts, &ctx->slot);
@@ -129,12 +117,10 @@ TL_API int32_t torchlean_cuda_context_destroy(torchlean_context *context)
 
 TL_API int32_t torchlean_cuda_context_device(torchlean_context *context, int32_t *device)
 {
-    if (!device)
-        return tl_fail(TORCHLEAN_NULL, "%s: device: got NULL, expected a place for the number", __func__);
+    if (!device) return tl_fail(TORCHLEAN_NULL, "%s: device: got NULL, expected a place for the number", __func__);
     tl_context *ctx;
     int32_t status = tl_lock_live_context(__func__, context, &ctx);
-    if (status)
-        return status;
+    if (status) return status;
     *device = tl_context_ordinal(ctx);
     tl_unlock(ctx);
     return TORCHLEAN_OK;
@@ -145,8 +131,7 @@ TL_API int32_t torchlean_cuda_context_synchronize(torchlean_context *context)
     tl_call call;
     tl_enter_context(&call, __func__, context);
     tl_uncaptured(&call);
-    if (!call.status && call.ctx->cuda)
-        call.status = tl_cuda_synchronize(call.ctx->cuda);
+    if (!call.status && call.ctx->cuda) call.status = tl_cuda_synchronize(call.ctx->cuda);
     return tl_end(&call);
 }
 

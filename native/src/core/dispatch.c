@@ -43,16 +43,14 @@ enum { VARIANTS = sizeof variants / sizeof *variants };
 static const variant *find(const char *name)
 {
     for (int32_t i = 0; i < VARIANTS; i++)
-        if (variants[i].supported() && (!name || strcmp(name, variants[i].name) == 0))
-            return &variants[i];
+        if (variants[i].supported() && (!name || strcmp(name, variants[i].name) == 0)) return &variants[i];
     return NULL;
 }
 
 const struct tl_cpu_kernels *tl_variant_find(const char *op, const char *name)
 {
     const variant *found = find(name);
-    if (found)
-        return found->kernels;
+    if (found) return found->kernels;
     tl_fail(TORCHLEAN_UNAVAILABLE, "%s: got \"%.40s\", expected one of %s that this processor has", op, name,
             tl_variant_list());
     return NULL;
@@ -91,7 +89,6 @@ const char *tl_variant_name(void)
 {
     const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
     for (int32_t i = 0; i < VARIANTS; i++)
-        if (variants[i].kernels == kernels)
-            return variants[i].name;
+        if (variants[i].kernels == kernels) return variants[i].name;
     return "base";
 }

@@ -55,8 +55,7 @@ int32_t tl_fail_reentry(const char *op)
 
 int32_t tl_enter_thread(const char *op)
 {
-    if (tl_inside)
-        return tl_fail_reentry(op);
+    if (tl_inside) return tl_fail_reentry(op);
     tl_inside = 1;
     return TORCHLEAN_OK;
 }
@@ -73,12 +72,10 @@ void tl_error_name(const char *op, int32_t status, uint64_t serial)
     }
     last->status = status;
     size_t length = strlen(op);
-    if (strncmp(last->text, op, length) == 0 && last->text[length] == ':')
-        return;
+    if (strncmp(last->text, op, length) == 0 && last->text[length] == ':') return;
     char text[sizeof last->text];
     memcpy(text, last->text, sizeof text);
-    if (snprintf(last->text, sizeof last->text, "%s: %s", op, text) < 0)
-        last->text[0] = 0;
+    if (snprintf(last->text, sizeof last->text, "%s: %s", op, text) < 0) last->text[0] = 0;
 }
 
 TL_API const char *torchlean_cuda_last_error(void)
@@ -92,10 +89,8 @@ TL_API uint32_t torchlean_cuda_take_error(int32_t status, char *text, uint32_t c
 {
     failure *last = NULL;
     FIND_LATEST(last, !f->taken && f->status == status);
-    if (text && capacity)
-        snprintf(text, capacity, "%s", last ? last->text : "");
-    if (last)
-        last->taken = 1;
+    if (text && capacity) snprintf(text, capacity, "%s", last ? last->text : "");
+    if (last) last->taken = 1;
     return last ? (uint32_t)strlen(last->text) : 0;
 }
 

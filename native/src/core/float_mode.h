@@ -23,14 +23,12 @@ static inline void tl_set_mode(uint32_t mode) { (void)mode; }
 static inline uint64_t tl_enter_standard_mode(void)
 {
     const uint32_t mode = tl_get_mode();
-    if ((mode & TL_MODE_BITS) == TL_STANDARD_MODE)
-        return 0;
+    if ((mode & TL_MODE_BITS) == TL_STANDARD_MODE) return 0;
     tl_set_mode(TL_STANDARD_MODE);
     return UINT64_C(1) << 32 | mode;
 }
 
 static inline void tl_leave_standard_mode(uint64_t saved)
 {
-    if (saved)
-        tl_set_mode((uint32_t)saved);
+    if (saved) tl_set_mode((uint32_t)saved);
 }

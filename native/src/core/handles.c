@@ -33,15 +33,13 @@ tl_slot *tl_table_take(tl_table *table)
                 for (uint32_t i = 0; i < count; i++) {
                     tl_slot *new_slot = (tl_slot *)(base + i * table->slot_size);
                     new_slot->index = table->used + i;
-                    if (table->init)
-                        table->init(new_slot);
+                    if (table->init) table->init(new_slot);
                 }
                 atomic_store_explicit(&table->chunks[chunk], base, memory_order_release);
                 slot = (tl_slot *)base;
             }
         }
-        if (slot)
-            table->used++;
+        if (slot) table->used++;
     }
     pthread_mutex_unlock(&table->lock);
     return slot;
@@ -50,8 +48,7 @@ tl_slot *tl_table_take(tl_table *table)
 void tl_table_give(tl_table *table, tl_slot *slot)
 {
     /* With its generations used up the slot is abandoned: 2^28 uses for some 80 bytes. */
-    if (atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1 >= TL_GENERATION_MAX)
-        return;
+    if (atomic_load_explicit(&slot->state, memory_order_relaxed) >> 1 >= TL_GENERATION_MAX) return;
     pthread_mutex_lock(&table->lock);
     slot->next_free = table->free;
     table->free = slot;
@@ -74,10 +71,8 @@ void tl_slot_retire(tl_slot *slot)
 int32_t tl_fail_handle(const char *op, const char *name, const tl_table *table, const void *handle, tl_verdict verdict)
 {
     const char *kind = table->kind;
-    if (verdict == TL_REENTERED)
-        return tl_fail_reentry(op);
-    if (!handle)
-        return tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a %s", op, name, kind);
+    if (verdict == TL_REENTERED) return tl_fail_reentry(op);
+    if (!handle) return tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a %s", op, name, kind);
     if (verdict == TL_WAS_RELEASED)
         return tl_fail(TORCHLEAN_RELEASED, "%s: %s: got a released %s, expected a live one", op, name, kind);
     return tl_fail(TORCHLEAN_RELEASED, "%s: %s: got a value that was never issued as a handle, expected a live %s", op,

@@ -66,8 +66,7 @@ static inline tl_slot *tl_table_slot(tl_table *table, uint32_t index)
     uint32_t first = 1u << table->first_log2;
     uint32_t chunk = 31u - (uint32_t)__builtin_clz(index + first) - table->first_log2;
     char *base = chunk < TL_CHUNKS ? atomic_load_explicit(&table->chunks[chunk], memory_order_acquire) : NULL;
-    if (!base)
-        return NULL;
+    if (!base) return NULL;
     return (tl_slot *)(base + (size_t)(index + first - (first << chunk)) * table->slot_size);
 }
 
@@ -76,14 +75,11 @@ static inline tl_verdict tl_table_find(tl_table *table, uint64_t handle, tl_slot
 {
     handle ^= tl_handle_salt;
     uint64_t generation = handle >> 28 & TL_GENERATION_MAX;
-    if (handle >> 56 != table->tag || generation == 0)
-        return TL_NEVER_ISSUED;
+    if (handle >> 56 != table->tag || generation == 0) return TL_NEVER_ISSUED;
     tl_slot *found = tl_table_slot(table, (uint32_t)(handle & TL_INDEX_MAX));
-    if (!found)
-        return TL_NEVER_ISSUED;
+    if (!found) return TL_NEVER_ISSUED;
     uint64_t state = atomic_load_explicit(&found->state, memory_order_acquire);
-    if (generation > state >> 1)
-        return TL_NEVER_ISSUED;
+    if (generation > state >> 1) return TL_NEVER_ISSUED;
     *slot = found;
     return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;
 }

@@ -40,11 +40,9 @@ TL_API const char *torchlean_cuda_cpu_variant(void) { return tl_variant_name(); 
 TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name)
 {
     const struct tl_cpu_kernels *kernels = tl_variant_find("torchlean_cuda_set_cpu_variant: name", name);
-    if (!kernels)
-        return TORCHLEAN_UNAVAILABLE;
+    if (!kernels) return TORCHLEAN_UNAVAILABLE;
     const int32_t status = tl_enter_thread(__func__);
-    if (status)
-        return status;
+    if (status) return status;
     tl_lock_all();
     __atomic_store_n(&tl_cpu, kernels, __ATOMIC_RELAXED);
     tl_unlock_all();
@@ -59,8 +57,7 @@ TL_API int32_t torchlean_cuda_set_threads(uint32_t threads)
     if (threads > TL_MAX_THREADS)
         return tl_fail(TORCHLEAN_ARGUMENT, "%s: threads: got %u, expected 0 to %d", __func__, threads, TL_MAX_THREADS);
     const int32_t status = tl_enter_thread(__func__);
-    if (status)
-        return status;
+    if (status) return status;
     tl_lock_all();
     tl_threads_set((int32_t)threads);
     tl_unlock_all();

@@ -14,8 +14,7 @@ tl_table tl_graphs = TL_TABLE("graph", TL_TAG_GRAPH, 6, tl_graph, NULL);
 tl_verdict tl_lock_object(tl_table *table, const void *handle, tl_object **object, tl_context **ctx)
 {
     tl_verdict verdict = tl_find_object(table, handle, object);
-    if (verdict != TL_LIVE || tl_inside)
-        return verdict == TL_LIVE ? TL_REENTERED : verdict;
+    if (verdict != TL_LIVE || tl_inside) return verdict == TL_LIVE ? TL_REENTERED : verdict;
     /* If the slot is reused right here this is another context; then the second look sees another generation. */
     tl_context *found = atomic_load_explicit(&(*object)->ctx, memory_order_acquire);
     tl_inside = 1;
@@ -53,8 +52,7 @@ static uint64_t begin_object(tl_context *ctx, tl_object **list, tl_table *table,
     atomic_store_explicit(&object->ctx, ctx, memory_order_relaxed);
     object->previous = NULL;
     object->next = *list;
-    if (*list)
-        (*list)->previous = object;
+    if (*list) (*list)->previous = object;
     *list = object;
     return tl_slot_publish(table, &object->slot);
 }
@@ -63,8 +61,7 @@ static uint64_t begin_object(tl_context *ctx, tl_object **list, tl_table *table,
 static void end_object(tl_object **list, tl_object *object)
 {
     tl_slot_retire(&object->slot);
-    if (object->next)
-        object->next->previous = object->previous;
+    if (object->next) object->next->previous = object->previous;
     if (object->previous)
         object->previous->next = object->next;
     else
@@ -77,8 +74,7 @@ int32_t tl_buffer_make(tl_context *ctx, uint32_t n, tl_block *shared, tl_buffer 
 {
     *out = NULL;
     tl_buffer *buffer = (tl_buffer *)tl_table_take(&tl_buffers);
-    if (!buffer)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a buffer handle");
+    if (!buffer) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a buffer handle");
     if (shared) {
         shared->references++;
         buffer->block = shared;
@@ -132,8 +128,7 @@ int32_t tl_graph_make(tl_context *ctx, torchlean_graph **out)
                            : tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a graph");
     if (status) {
         tl_capture_drop(ctx);
-        if (graph)
-            tl_table_give(&tl_graphs, &graph->object.slot);
+        if (graph) tl_table_give(&tl_graphs, &graph->object.slot);
         return status;
     }
     ctx->pool.capture = NULL;

@@ -28,13 +28,10 @@ static void *map_pages(uint64_t bytes)
 {
     /* Reserve one huge page more than needed, then cut both ends so that the block starts on a huge page. */
     char *p = mmap(NULL, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return NULL;
+    if (p == MAP_FAILED) return NULL;
     uint64_t head = (huge_page - (uintptr_t)p % huge_page) % huge_page;
-    if (head)
-        munmap(p, head);
-    if (huge_page > head)
-        munmap(p + head + bytes, huge_page - head);
+    if (head) munmap(p, head);
+    if (huge_page > head) munmap(p + head + bytes, huge_page - head);
 #ifdef MADV_HUGEPAGE
     madvise(p + head, bytes, MADV_HUGEPAGE);
 #endif
@@ -45,8 +42,7 @@ static void *map_pages(uint64_t bytes)
 static int32_t driver_alloc(struct tl_pool *pool, uint64_t bytes, void **p)
 {
     *p = NULL;
-    if (pool->cuda)
-        return tl_cuda_malloc(pool->cuda, bytes, p);
+    if (pool->cuda) return tl_cuda_malloc(pool->cuda, bytes, p);
     if (bytes >= map_from)
         *p = map_pages(bytes);
     else if (posix_memalign(p, TL_BLOCK_ALIGNMENT, bytes))
@@ -78,8 +74,7 @@ static int32_t class_of(uint64_t bytes, uint64_t *size)
         return (int32_t)steps - 1;
     }
     uint32_t octave = 63u - (uint32_t)__builtin_clzll(bytes - 1); /* 2^octave < bytes <= 2^(octave+1) */
-    if (octave >= TL_POOL_LOG2_MAX)
-        return -1;
+    if (octave >= TL_POOL_LOG2_MAX) return -1;
     uint64_t step = UINT64_C(1) << (octave - 3);
     uint64_t steps = (bytes - (UINT64_C(1) << octave) + step - 1) / step;
     *size = (UINT64_C(1) << octave) + steps * step;
@@ -133,8 +128,7 @@ int32_t tl_pool_open(struct tl_pool *pool, struct tl_cuda_state *cuda)
     memset(pool, 0, sizeof *pool);
     pool->cuda = cuda;
     pool->buckets = calloc(TL_FIRST_BUCKETS, sizeof *pool->buckets);
-    if (!pool->buckets)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the pool's bookkeeping");
+    if (!pool->buckets) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the pool's bookkeeping");
     pool->bucket_count = TL_FIRST_BUCKETS;
     return TORCHLEAN_OK;
 }
@@ -188,18 +182,14 @@ static int32_t grow(struct tl_pool *pool, size_t bytes, uint64_t size, int32_t s
 {
     int32_t status;
     if (beyond_cap(&pool->counters, size)) {
-        if ((status = tl_pool_trim(pool)))
-            return status;
-        if (beyond_cap(&pool->counters, size))
-            return no_memory(pool, bytes, "the context's memory cap is reached");
+        if ((status = tl_pool_trim(pool))) return status;
+        if (beyond_cap(&pool->counters, size)) return no_memory(pool, bytes, "the context's memory cap is reached");
     }
     tl_block *block = calloc(1, sizeof *block);
-    if (!block)
-        return no_memory(pool, bytes, "out of host memory for bookkeeping");
+    if (!block) return no_memory(pool, bytes, "out of host memory for bookkeeping");
     status = driver_alloc(pool, size, &block->p);
     if (status == TORCHLEAN_NO_MEMORY && pool->counters.cached_bytes) {
-        if (!(status = tl_pool_trim(pool)))
-            status = driver_alloc(pool, size, &block->p);
+        if (!(status = tl_pool_trim(pool))) status = driver_alloc(pool, size, &block->p);
     }
     if (status) {
         free(block);
@@ -219,8 +209,7 @@ static int32_t grow(struct tl_pool *pool, size_t bytes, uint64_t size, int32_t s
 
 int32_t tl_capture_hold(struct tl_capture *capture, tl_block *block)
 {
-    if (block->held_by == capture->serial)
-        return TORCHLEAN_OK;
+    if (block->held_by == capture->serial) return TORCHLEAN_OK;
     if (capture->count == capture->room) {
         const uint64_t room = capture->room ? 2 * capture->room : 64;
         tl_block **held = realloc(capture->held, room * sizeof *held);
@@ -254,8 +243,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     uint64_t size = 0;
     int32_t size_class = class_of(bytes, &size), status;
     *out = NULL;
-    if (size_class < 0)
-        return no_memory(pool, bytes, "no device has this much memory");
+    if (size_class < 0) return no_memory(pool, bytes, "no device has this much memory");
     if (pool->capture && !constant && (*out = take_idle(pool->capture, size_class))) {
         c->allocations++;
         return TORCHLEAN_OK;
@@ -266,15 +254,13 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
         block->cached = NULL;
         c->cached_bytes -= size;
     } else {
-        if ((status = grow(pool, bytes, size, size_class, &block)))
-            return status;
+        if ((status = grow(pool, bytes, size, size_class, &block))) return status;
     }
     block->references = 1;
     block->taken_by = 0;
     c->allocations++;
     c->live_bytes += size;
-    if (c->live_bytes > c->peak_bytes)
-        c->peak_bytes = c->live_bytes;
+    if (c->live_bytes > c->peak_bytes) c->peak_bytes = c->live_bytes;
     if (!pool->cuda) { /* under AddressSanitizer a kernel that leaves its block, or uses a freed one, is caught */
         ASAN_UNPOISON_MEMORY_REGION(block->p, size);
         ASAN_POISON_MEMORY_REGION((char *)block->p + bytes, size - bytes);
@@ -304,8 +290,7 @@ void tl_pool_drop(struct tl_pool *pool, tl_block *block)
     pool->cached[block->size_class] = block;
     pool->counters.live_bytes -= block->bytes;
     pool->counters.cached_bytes += block->bytes;
-    if (!pool->cuda)
-        ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
+    if (!pool->cuda) ASAN_POISON_MEMORY_REGION(block->p, block->bytes);
 }
 
 tl_block *tl_pool_find(const struct tl_pool *pool, const void *p)

@@ -17,8 +17,7 @@ int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p) { return
 void tl_pool_free(tl_context *ctx, void *p)
 {
     tl_block *block = p ? tl_pool_find(&ctx->pool, p) : NULL;
-    if (block && block->references)
-        tl_pool_drop(&ctx->pool, block);
+    if (block && block->references) tl_pool_drop(&ctx->pool, block);
 }
 
 int32_t tl_pool_collect(tl_context *ctx) { return tl_pool_trim(&ctx->pool); }

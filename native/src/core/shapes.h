@@ -12,8 +12,7 @@ static inline uint64_t tl_rank(const tl_dims *dims) { return (uint64_t)dims->ran
 static inline tl_dims tl_drop(const tl_dims *dims, uint64_t axis)
 {
     tl_dims out = *dims;
-    if (axis >= (uint64_t)dims->rank)
-        return out;
+    if (axis >= (uint64_t)dims->rank) return out;
     for (int32_t i = (int32_t)axis; i + 1 < out.rank; i++)
         out.d[i] = out.d[i + 1];
     out.rank--;
@@ -23,8 +22,7 @@ static inline tl_dims tl_drop(const tl_dims *dims, uint64_t axis)
 static inline tl_dims tl_swap(const tl_dims *dims, uint64_t depth)
 {
     tl_dims out = *dims;
-    if (depth + 1 >= (uint64_t)dims->rank)
-        return out;
+    if (depth + 1 >= (uint64_t)dims->rank) return out;
     out.d[depth] = dims->d[depth + 1];
     out.d[depth + 1] = dims->d[depth];
     return out;
@@ -33,15 +31,11 @@ static inline tl_dims tl_swap(const tl_dims *dims, uint64_t depth)
 static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl_dims *map)
 {
     int64_t next = 1;
-    if (map->rank != out->rank)
-        return 0;
+    if (map->rank != out->rank) return 0;
     for (int32_t j = 0; j < map->rank; j++) {
-        if (map->d[j] == 0)
-            continue;
-        if (map->d[j] != next || next > in->rank)
-            return 0;
-        if (in->d[next - 1] != 1 && in->d[next - 1] != out->d[j])
-            return 0;
+        if (map->d[j] == 0) continue;
+        if (map->d[j] != next || next > in->rank) return 0;
+        if (in->d[next - 1] != 1 && in->d[next - 1] != out->d[j]) return 0;
         next++;
     }
     return next == (int64_t)in->rank + 1;
@@ -75,8 +69,7 @@ static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel,
                                   const tl_dims *padding)
 {
     tl_dims out = *spatial;
-    if (!same_rank(spatial, kernel, stride, padding))
-        return out;
+    if (!same_rank(spatial, kernel, stride, padding)) return out;
     for (int32_t i = 0; i < out.rank; i++)
         out.d[i] = (int64_t)tl_pool_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i],
                                          (uint32_t)padding->d[i]);
@@ -86,18 +79,15 @@ static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel,
 static inline int tl_positive(const tl_dims *dims)
 {
     for (int32_t i = 0; i < dims->rank; i++)
-        if (dims->d[i] < 1)
-            return 0;
+        if (dims->d[i] < 1) return 0;
     return 1;
 }
 
 static inline int tl_pool_padding_ok(const tl_dims *kernel, const tl_dims *padding)
 {
-    if (kernel->rank != padding->rank)
-        return 0;
+    if (kernel->rank != padding->rank) return 0;
     for (int32_t i = 0; i < kernel->rank; i++)
-        if (2 * padding->d[i] > kernel->d[i])
-            return 0;
+        if (2 * padding->d[i] > kernel->d[i]) return 0;
     return 1;
 }
 
@@ -114,8 +104,7 @@ static inline int tl_pool_ok(const tl_dims *spatial, const tl_dims *kernel, cons
 static inline uint64_t tl_conv_size(const uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding)
 {
     const uint64_t limit = UINT64_C(1) << 32, padded = (uint64_t)size + 2 * (uint64_t)padding;
-    if (size == 0 || kernel == 0 || stride == 0 || padded < kernel)
-        return 0;
+    if (size == 0 || kernel == 0 || stride == 0 || padded < kernel) return 0;
     const uint64_t n = (padded - kernel) / stride + 1;
     return n < limit ? n : limit;
 }
@@ -123,8 +112,7 @@ static inline uint64_t tl_conv_size(const uint32_t size, uint32_t kernel, uint32
 static inline uint64_t tl_conv_transpose_size(const uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding)
 {
     const uint64_t limit = UINT64_C(1) << 32, cut = 2 * (uint64_t)padding;
-    if (size == 0 || kernel == 0 || stride == 0)
-        return 0;
+    if (size == 0 || kernel == 0 || stride == 0) return 0;
     const uint64_t full = (uint64_t)(size - 1) * stride + kernel;
     return full <= cut ? 0 : full - cut < limit ? full - cut : limit;
 }

@@ -85,8 +85,7 @@ static uint32_t enter_job(uint32_t seen)
                         return GATE_EPOCH(gate);
                 relax();
             }
-            if (atomic_load_explicit(&pool.stopping, memory_order_relaxed))
-                return 0;
+            if (atomic_load_explicit(&pool.stopping, memory_order_relaxed)) return 0;
         } while (now() < deadline);
         pthread_mutex_lock(&pool.lock);
         /* Sequentially consistent on both sides: either the caller sees the sleeper or the sleeper sees the gate. */
@@ -133,8 +132,7 @@ static void start_workers(int32_t workers)
     pthread_sigmask(SIG_SETMASK, &all, &previous);
     while (pool.started < workers) {
         int32_t number = pool.started + 1;
-        if (pthread_create(&pool.threads[number], NULL, work, (void *)(intptr_t)number))
-            break;
+        if (pthread_create(&pool.threads[number], NULL, work, (void *)(intptr_t)number)) break;
         pool.started = number;
     }
     pthread_sigmask(SIG_SETMASK, &previous, NULL);
@@ -157,13 +155,11 @@ static void stop_workers(void)
 static void close_gate(void)
 {
     uint64_t gate = atomic_fetch_and(&pool.gate, ~GATE_OPEN) & ~GATE_OPEN;
-    if (!(gate & GATE_INSIDE))
-        return;
+    if (!(gate & GATE_INSIDE)) return;
     int64_t deadline = now() + TL_SPIN_NANOSECONDS;
     do {
         for (int32_t i = 0; i < 32; i++) {
-            if (!(atomic_load_explicit(&pool.gate, memory_order_acquire) & GATE_INSIDE))
-                return;
+            if (!(atomic_load_explicit(&pool.gate, memory_order_acquire) & GATE_INSIDE)) return;
             relax();
         }
     } while (now() < deadline);
@@ -183,8 +179,7 @@ void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg)
             fn(arg, task, 0);
         return;
     }
-    if (pool.started < workers)
-        start_workers(workers);
+    if (pool.started < workers) start_workers(workers);
     pool.fn = fn;
     pool.arg = arg;
     pool.tasks = tasks;
@@ -223,8 +218,7 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 void tl_copy(void *to, const void *from, size_t bytes)
 {
-    if (bytes == 0)
-        return;
+    if (bytes == 0) return;
     copy_job job = {to, from, bytes};
     tl_parallel((int64_t)((bytes + TL_COPY_TASK - 1) / TL_COPY_TASK), copy_task, &job);
 }
@@ -242,16 +236,13 @@ static int32_t default_threads(void)
     pthread_mutex_lock(&pool.lock);
     snprintf(bad_environment, sizeof bad_environment, "%s", text && !good ? text : "");
     pthread_mutex_unlock(&pool.lock);
-    if (good)
-        return (int32_t)n;
+    if (good) return (int32_t)n;
     n = 0;
 #if defined(__linux__)
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        n = CPU_COUNT(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
 #endif
-    if (n < 1)
-        n = sysconf(_SC_NPROCESSORS_ONLN);
+    if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : n > TL_MAX_THREADS ? TL_MAX_THREADS : (int32_t)n;
 }
 
@@ -263,8 +254,7 @@ int32_t tl_threads_environment(void)
     pthread_mutex_lock(&pool.lock);
     memcpy(text, bad_environment, sizeof text);
     pthread_mutex_unlock(&pool.lock);
-    if (!*text)
-        return TORCHLEAN_OK;
+    if (!*text) return TORCHLEAN_OK;
     return tl_fail(TORCHLEAN_ARGUMENT, "TORCHLEAN_CPU_THREADS: got \"%s\", expected a whole number from 1 to %d", text,
                    TL_MAX_THREADS);
 }
@@ -273,8 +263,7 @@ void tl_threads_set(int32_t threads)
 {
     while (atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire))
         sched_yield();
-    if (pool.started)
-        stop_workers();
+    if (pool.started) stop_workers();
     atomic_store(&wanted, threads ? threads : default_threads());
     atomic_flag_clear_explicit(&pool.busy, memory_order_release);
 }

@@ -98,8 +98,7 @@ static void count_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     int shift = job->block_shift;
     memset(count, 0, (size_t)job->blocks * sizeof *count);
     for (int64_t j = t * job->chunk, end = tl_imin(j + job->chunk, job->k); j < end; j++)
-        if (job->indices[j] < rows)
-            count[job->indices[j] >> shift]++;
+        if (job->indices[j] < rows) count[job->indices[j] >> shift]++;
 }
 
 /* Second pass. Task t writes the hits of chunk t; chunks before it have their places before its own, so the grouping is
@@ -112,8 +111,7 @@ static void group_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     int shift = job->block_shift;
     for (int64_t j = t * job->chunk, end = tl_imin(j + job->chunk, job->k); j < end; j++) {
         uint32_t row = job->indices[j];
-        if (row >= rows)
-            continue;
+        if (row >= rows) continue;
         hit *to = job->hits + cursor[row >> shift]++;
         to->row = row;
         if (job->cols == 1)
@@ -179,8 +177,7 @@ static int32_t scatter(tl_context *ctx, const float *base, const float *values, 
     size_t hits = (size_t)k * sizeof(hit), cursors = (size_t)(job.chunks * job.blocks) * sizeof(uint32_t);
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, hits + cursors + (size_t)(job.blocks + 1) * sizeof(uint32_t), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     job.hits = scratch;
     job.cursor = (uint32_t *)((char *)scratch + hits);
     job.start = (uint32_t *)((char *)scratch + hits + cursors);

@@ -34,8 +34,7 @@ int32_t tl_cpu_mse_loss(tl_context *ctx, const float *yhat, const float *target,
         return TORCHLEAN_OK;
     }
     const int32_t status = tl_pool_alloc(ctx, (size_t)leaves * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     mse_job j = {.yhat = yhat, .target = target, .out = scratch, .n = n};
     tl_parallel(leaves, squares_task, &j);
     out[0] = tl_per_count(tl_sum_of_leaves(j.out, leaves), n);
@@ -49,10 +48,8 @@ static void mse_grad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t first = task * TL_ROW_TASK, left = j->n - first, n = left < TL_ROW_TASK ? left : TL_ROW_TASK;
     const float *a = j->yhat + first, *b = j->target + first;
     const struct tl_mse_slope s = j->slope;
-    if (j->out)
-        TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], s));
-    if (j->other)
-        TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));
+    if (j->out) TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], s));
+    if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));
 }
 
 int32_t tl_cpu_mse_loss_bwd(TL_UNUSED tl_context *ctx, const float *yhat, const float *target, const float *g,
@@ -87,8 +84,7 @@ static void grad_leaf(const void *arg, const tl_leaf *p)
     const int64_t label = (int64_t)j->labels[p->row] - p->first;
     const float hit = label >= 0 && label < p->n ? e[label] : 0.0f;
     TL_WRITE(j->stream && p->work, j->base.out + p->at, p->n, tl_cross_entropy_grad(tl_quotient(e[i], s, r), 0, c));
-    if (label >= 0 && label < p->n)
-        j->base.out[p->at + label] = tl_cross_entropy_grad(tl_quotient(hit, s, r), 1, c);
+    if (label >= 0 && label < p->n) j->base.out[p->at + label] = tl_cross_entropy_grad(tl_quotient(hit, s, r), 1, c);
 }
 
 int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
@@ -101,12 +97,10 @@ int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_
         return TORCHLEAN_OK;
     }
     int32_t status = tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     const entropy_job j = {.base = {logits, scratch}, .labels = labels, .cols = cols};
     status = tl_run_phases(ctx, &j, phases, 2, rows, cols);
-    if (!status)
-        status = tl_row_sums(ctx, scratch, 1, rows, rows, out);
+    if (!status) status = tl_row_sums(ctx, scratch, 1, rows, rows, out);
     tl_pool_free(ctx, scratch);
     return status;
 }

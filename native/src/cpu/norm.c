@@ -45,8 +45,7 @@ static void mean_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
     r->stat[MEAN] = tl_per_count(tl_sum_of_leaves(r->sum, r->leaves), a->cols);
-    if (a->means)
-        a->means[r->row] = r->stat[MEAN];
+    if (a->means) a->means[r->row] = r->stat[MEAN];
 }
 
 static void squares_leaf(const void *arg, const tl_leaf *p)
@@ -60,8 +59,7 @@ static void deviation_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
     r->stat[ISTD] = tl_inverse_deviation(tl_sum_of_leaves(r->sum, r->leaves), a->cols, a->eps);
-    if (a->istds)
-        a->istds[r->row] = r->stat[ISTD];
+    if (a->istds) a->istds[r->row] = r->stat[ISTD];
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -131,17 +129,14 @@ static void means_row(const void *arg, const tl_row *r)
     const float sum_a = tl_sum_of_leaves(r->sum, r->leaves), sum_ax = tl_sum_of_leaves(r->other, r->leaves);
     r->stat[MEAN_A] = tl_per_count(sum_a, a->cols);
     r->stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
-    if (a->gbeta)
-        a->gbeta[r->row] = sum_a;
-    if (a->ggamma)
-        a->ggamma[r->row] = sum_ax;
+    if (a->gbeta) a->gbeta[r->row] = sum_a;
+    if (a->ggamma) a->ggamma[r->row] = sum_ax;
 }
 
 static void layer_grad_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
-    if (!a->out)
-        return;
+    if (!a->out) return;
     const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
     const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
     TL_WRITE(a->stream, a->out + p->at, p->n,
@@ -151,8 +146,7 @@ static void layer_grad_leaf(const void *arg, const tl_leaf *p)
 static void channel_grad_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
-    if (!a->out)
-        return;
+    if (!a->out) return;
     const float *x = a->x + p->at, *g = a->g + p->at, factor = p->stat[ISTD] * a->gamma[p->row];
     const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
     TL_WRITE(a->stream, a->out + p->at, p->n,
@@ -172,13 +166,10 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
                                           {channel_grad_leaf, NULL}};
     const int64_t cols = height * width;
     for (int64_t c = 0; cols == 0 && c < channels; c++) {
-        if (ggamma)
-            ggamma[c] = 0.0f;
-        if (gbeta)
-            gbeta[c] = 0.0f;
+        if (ggamma) ggamma[c] = 0.0f;
+        if (gbeta) gbeta[c] = 0.0f;
     }
-    if (cols == 0)
-        return TORCHLEAN_OK;
+    if (cols == 0) return TORCHLEAN_OK;
     job a = make_job(x, gamma, NULL, channels, cols, eps, gx);
     a.g = g, a.ggamma = ggamma, a.gbeta = gbeta;
     return tl_run_phases(ctx, &a, phases, 4, channels, cols);
@@ -229,8 +220,7 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
         const tl_leaf leaf = {from + r, 0, cols, (from + r) * cols, work, &sum, &other, stat};
         for (int32_t p = 0; p < 4; p++) {
             layer_grad_phases[p].leaf(a, &leaf);
-            if (layer_grad_phases[p].row)
-                layer_grad_phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
+            if (layer_grad_phases[p].row) layer_grad_phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
         }
         add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
                       beta + r % TL_COLUMN_CHAINS * cols);
@@ -267,15 +257,13 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
 {
     columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx)};
     c.rows.g = g;
-    if (!ggamma && !gbeta)
-        return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
+    if (!ggamma && !gbeta) return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
     const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);
     const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
     const int64_t state = fused ? tl_workers() * (2 * TL_COLUMN_CHAINS + 1) * cols : 2 * rows;
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)(2 * chunks * cols + state) * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     c.gamma_parts = scratch;
     c.beta_parts = c.gamma_parts + chunks * cols;
     c.chains = c.beta_parts + chunks * cols;
@@ -285,13 +273,10 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
         c.rows.means = c.chains;
         c.rows.istds = c.chains + rows;
         status = tl_run_phases(ctx, &c.rows, layer_grad_phases, gx ? 4 : 2, rows, cols);
-        if (!status)
-            tl_parallel(chunks * tl_ceil_div(cols, TILE), tile_task, &c);
+        if (!status) tl_parallel(chunks * tl_ceil_div(cols, TILE), tile_task, &c);
     }
-    if (!status && ggamma)
-        status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);
-    if (!status && gbeta)
-        status = tl_column_sums(ctx, c.beta_parts, 1, chunks, cols, 0, gbeta);
+    if (!status && ggamma) status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);
+    if (!status && gbeta) status = tl_column_sums(ctx, c.beta_parts, 1, chunks, cols, 0, gbeta);
     tl_pool_free(ctx, scratch);
     return status;
 }

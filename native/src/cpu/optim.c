@@ -25,8 +25,7 @@ static int32_t find_starts(tl_context *ctx, const int64_t *lengths, int64_t coun
 {
     void *memory;
     const int32_t status = tl_pool_alloc(ctx, (size_t)(count + 1) * sizeof(int64_t), &memory);
-    if (status)
-        return status;
+    if (status) return status;
     *start = memory;
     (*start)[0] = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -65,8 +64,7 @@ typedef struct tl_step {
 static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
 {
     const int32_t status = find_starts(ctx, step.lists.lengths, step.lists.count, 1, &step.lists.start);
-    if (status)
-        return status;
+    if (status) return status;
     tl_parallel((step.lists.start[step.lists.count] + TL_SPAN - 1) / TL_SPAN, span, &step);
     tl_pool_free(ctx, step.lists.start);
     return TORCHLEAN_OK;
@@ -201,8 +199,7 @@ static double leaf_of_sums(const double *x, int64_t n) { TL_LEAF(ITSELF) }
 /* The tree over a row of sums, in their place: x is used up. */
 static double sum_row(double *x, int64_t n)
 {
-    if (n == 0)
-        return 0.0;
+    if (n == 0) return 0.0;
     while (n > 1) {
         const int64_t leaves = tl_ceil_div(n, TL_SUM_LEAF);
         for (int64_t k = 0; k < leaves; k++) {
@@ -242,8 +239,7 @@ int32_t tl_cpu_global_norm(tl_context *ctx, const float *const *gs, int64_t coun
     int64_t *start;
     void *sums;
     int32_t status = find_starts(ctx, lengths, count, TL_SUM_LEAF, &start);
-    if (status)
-        return status;
+    if (status) return status;
     status = tl_pool_alloc(ctx, (size_t)start[count] * sizeof(double), &sums);
     if (!status) {
         tl_squares s = {gs, lengths, start, count, sums};

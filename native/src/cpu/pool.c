@@ -36,8 +36,7 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
     pool_shape v = {.channels = channels, .plane = 1, .windows = 1, .kernel = 1};
     const int32_t more = spatial->rank == 1;
     v.lead = spatial->rank + more - 1;
-    if (more)
-        v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1;
+    if (more) v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1;
     for (int32_t i = 0; i < spatial->rank; i++) {
         v.n[i + more] = spatial->d[i];
         v.k[i + more] = kernel->d[i];
@@ -81,8 +80,7 @@ static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, i
 static inline int next(int64_t *c, const int64_t *low, const int64_t *high, int32_t axes)
 {
     for (int32_t i = axes - 1; i >= 0; i--) {
-        if (++c[i] < high[i])
-            return 1;
+        if (++c[i] < high[i]) return 1;
         c[i] = low[i];
     }
     return 0;
@@ -321,8 +319,7 @@ static void spread_row(const pool_call *f, const pool_row *r, const pool_block *
     for (int64_t j = top; j >= bottom; j--) {
         const int64_t from = tl_imax(r->from, tl_ceil_div(low + p - j, s)), room = high - 1 + p - j;
         const int64_t to = room < 0 ? from : tl_imin(r->to, room / s + 1), n = to - from, at = from - r->from;
-        if (n <= 0)
-            continue;
+        if (n <= 0) continue;
         const int64_t cell = from * s + j - p;
         if (f->kind == POOL_MEAN) {
             add_strided(gx + cell, b->a + at, n, s);
@@ -350,8 +347,7 @@ static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t 
     if (f->kind == POOL_MAX) {
         find_winners(x, v, &r, b);
         for (int64_t i = 0; i < n; i++)
-            if (b->cell[i] >= own && b->cell[i] < end)
-                gx[b->cell[i]] += tl_pool_prize(b->a[i], g[i]);
+            if (b->cell[i] >= own && b->cell[i] < end) gx[b->cell[i]] += tl_pool_prize(b->a[i], g[i]);
         return;
     }
     if (f->kind == POOL_MEAN) {
@@ -365,8 +361,7 @@ static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t 
     memcpy(c, r.low, sizeof c);
     do {
         const int64_t base = offset(v, c), low = tl_imax(own - base, 0), high = tl_imin(end - base, v->n[v->lead]);
-        if (low < high)
-            spread_row(f, &r, b, x ? x + base : NULL, gx + base, low, high);
+        if (low < high) spread_row(f, &r, b, x ? x + base : NULL, gx + base, low, high);
     } while (next(c, r.low, r.high, v->lead));
 }
 

@@ -156,8 +156,7 @@ static int32_t reduce_rows(tl_context *ctx, tl_task_fn by_row, tl_task_fn by_lea
     }
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)(rows * a.leaves) * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     a.out = scratch;
     run(by_leaf, &a, &a.g, rows * a.leaves, TL_SUM_LEAF);
     a.x = scratch;
@@ -251,8 +250,7 @@ static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, in
         a.out = a.chunks > 1 ? partial : out;
         run(fn, &a, &a.g, outer * a.chunks * a.tiles, tl_imin(a.rows, TL_COLUMN_CHUNK) * a.width);
         tl_pool_free(ctx, scratch);
-        if (a.chunks == 1)
-            return TORCHLEAN_OK;
+        if (a.chunks == 1) return TORCHLEAN_OK;
         scratch = partial;
         a.x = scratch;
         a.rows = a.chunks;
@@ -311,8 +309,7 @@ int32_t tl_cpu_reduce_sum_axis(tl_context *ctx, const float *x, const tl_dims *d
 int32_t tl_cpu_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, float *out)
 {
     const axis_view v = view_axis(dims, axis);
-    if (v.length > 0)
-        return sum_axis(ctx, x, v, v.length, out);
+    if (v.length > 0) return sum_axis(ctx, x, v, v.length, out);
     for (int64_t i = 0; i < v.outer * v.inner; i++)
         out[i] = TL_NAN;
     return TORCHLEAN_OK;
@@ -320,8 +317,7 @@ int32_t tl_cpu_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims,
 
 int32_t tl_cpu_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
-    if (cols == 1)
-        return reduce_rows(ctx, max_rows, max_leaves, x, 1, rows, 0, out);
+    if (cols == 1) return reduce_rows(ctx, max_rows, max_leaves, x, 1, rows, 0, out);
     return reduce_columns(ctx, max_columns, x, 1, rows, cols, 0, out);
 }
 
@@ -434,8 +430,7 @@ int32_t tl_cpu_reduce_max_axis1_bwd(tl_context *ctx, const float *x, const float
     }
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)(rows * (a.segments + 1)) * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     a.shares = scratch;
     a.counts = (int32_t *)scratch + rows;
     run(count_segments, &a, &a.g, rows * a.segments, TASK);
@@ -504,15 +499,13 @@ static void write_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
 int32_t tl_cpu_reduce_max_axis0_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
                                     int64_t cols, float *gx)
 {
-    if (cols == 1)
-        return tl_cpu_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
+    if (cols == 1) return tl_cpu_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
     max_bwd_args a = {.cut = {.rows = rows, .cols = cols}, .x = x, .max = out, .cotangent = g, .cols = cols, .gx = gx};
     cut_columns(&a.cut);
     const int64_t units = a.cut.chunks * a.cut.tiles, size = tl_imin(rows, TL_COLUMN_CHUNK) * a.cut.width;
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)((a.cut.chunks + 1) * cols) * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     a.shares = scratch;
     a.counts = (int32_t *)scratch + cols;
     run(count_columns, &a, &a.g, units, size);

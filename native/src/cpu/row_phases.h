@@ -134,8 +134,7 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
                                  &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
                                             r.leaves == 1 ? work : NULL, sums + l, sums + r.leaves + l, stat});
             }
-            if (r.phases[p].row)
-                r.phases[p].row(r.job, &(tl_row){row, r.leaves, sums, sums + r.leaves, stat});
+            if (r.phases[p].row) r.phases[p].row(r.job, &(tl_row){row, r.leaves, sums, sums + r.leaves, stat});
         }
 }
 
@@ -153,8 +152,7 @@ static void tl_leaf_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
                                     int64_t rows, int64_t cols)
 {
-    if (cols == 0)
-        return TORCHLEAN_OK;
+    if (cols == 0) return TORCHLEAN_OK;
     tl_row_run r = {.job = job, .phases = phases, .count = count, .rows = rows, .cols = cols};
     r.leaves = tl_ceil_div(cols, TL_SUM_LEAF);
     r.per_task = cols < TL_ROW_TASK ? TL_ROW_TASK / cols : 1;
@@ -162,17 +160,14 @@ static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_r
     int32_t status = TORCHLEAN_OK;
     if (rows >= TL_ROWS_MANY || cols <= TL_ROW_TASK) {
         r.room = tl_ceil_div((r.leaves == 1 ? cols : 0) + 2 * r.leaves, TL_LINE) * TL_LINE;
-        if (r.room > TL_ROW_FEW)
-            status = tl_pool_alloc(ctx, (size_t)(tl_workers() * r.room) * sizeof(float), &scratch);
+        if (r.room > TL_ROW_FEW) status = tl_pool_alloc(ctx, (size_t)(tl_workers() * r.room) * sizeof(float), &scratch);
         r.scratch = scratch;
-        if (!status)
-            tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
+        if (!status) tl_parallel((rows + r.per_task - 1) / r.per_task, tl_row_task, &r);
         tl_pool_free(ctx, scratch);
         return status;
     }
     status = tl_pool_alloc(ctx, (size_t)(rows * (2 * r.leaves + TL_ROW_STATS)) * sizeof(float), &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     r.stats = scratch;
     r.sums = r.stats + rows * TL_ROW_STATS;
     for (r.phase = 0; r.phase < count; r.phase++) {

@@ -63,8 +63,7 @@ static inline int64_t time_of(const scan_call *f, int64_t k) { return f->g ? f->
 /* The coefficients of step k from channel j0; 0 for the first step of a reverse scan. */
 static inline const float *coefficient(const scan_call *f, int64_t k, int64_t j0)
 {
-    if (!f->g)
-        return f->A + k * f->every + j0;
+    if (!f->g) return f->A + k * f->every + j0;
     return k == 0 ? zeros : f->A + (f->T - k) * f->every + j0;
 }
 
@@ -93,17 +92,12 @@ static inline __attribute__((always_inline)) void advance(const scan_rows *rows,
                 hj = fmaf(c, hj, b);
                 r.q[u][j] = hj;
             }
-            if (own)
-                sj = fmaf(c, sj, b);
-            if (own == OWN_MAP)
-                Pj = Pj * c;
+            if (own) sj = fmaf(c, sj, b);
+            if (own == OWN_MAP) Pj = Pj * c;
         }
-        if (main)
-            h[j] = hj;
-        if (own)
-            s[j] = sj;
-        if (own == OWN_MAP)
-            P[j] = Pj;
+        if (main) h[j] = hj;
+        if (own) s[j] = sj;
+        if (own == OWN_MAP) P[j] = Pj;
     }
 }
 
@@ -159,20 +153,14 @@ static void emit(const scan_call *f, const float *q, const scan_state *v, int64_
     const int64_t t = time_of(f, k), at = t * f->D + j0;
     const float *before = t ? f->out + at - f->D : f->h0 + j0;
     if (f->every == 0) {
-        if (f->gA)
-            accumulate(v->A[k % TL_COLUMN_CHAINS], q, before, n);
-        if (f->gB)
-            accumulate(v->B[k % TL_COLUMN_CHAINS], q, f->x + at, n);
+        if (f->gA) accumulate(v->A[k % TL_COLUMN_CHAINS], q, before, n);
+        if (f->gB) accumulate(v->B[k % TL_COLUMN_CHAINS], q, f->x + at, n);
     } else {
-        if (f->gA)
-            product(f->gA + at, q, before, n);
-        if (f->gB)
-            product(f->gB + at, q, f->x + at, n);
+        if (f->gA) product(f->gA + at, q, before, n);
+        if (f->gB) product(f->gB + at, q, f->x + at, n);
     }
-    if (f->gx)
-        product(f->gx + at, q, f->B + t * f->every + j0, n);
-    if (f->gh0 && t == 0)
-        product(f->gh0 + j0, q, f->A + j0, n);
+    if (f->gx) product(f->gx + at, q, f->B + t * f->every + j0, n);
+    if (f->gh0 && t == 0) product(f->gh0 + j0, q, f->A + j0, n);
 }
 
 static void close_chains(float *const *chains, float *sums, int64_t n)
@@ -197,10 +185,8 @@ static void run_chunk(const scan_call *f, scan_state *v, int64_t chunk, int64_t 
         for (int64_t u = 0; f->g && u < m; u++)
             emit(f, r.q[u], v, k + u, j0, n);
     }
-    if (sums && f->gA)
-        close_chains(v->A, f->sums_A + chunk * f->D + j0, n);
-    if (sums && f->gB)
-        close_chains(v->B, f->sums_B + chunk * f->D + j0, n);
+    if (sums && f->gA) close_chains(v->A, f->sums_A + chunk * f->D + j0, n);
+    if (sums && f->gB) close_chains(v->B, f->sums_B + chunk * f->D + j0, n);
 }
 
 /* The identity map, or with own = OWN_STATE one that keeps its product. */
@@ -308,8 +294,7 @@ static int32_t scan(tl_context *ctx, scan_call f)
     void *scratch = NULL;
     const int32_t status = states + maps ? tl_pool_alloc(ctx, (size_t)(states + maps) * sizeof(float), &scratch)
                                          : TORCHLEAN_OK;
-    if (status)
-        return status;
+    if (status) return status;
     f.scratch = states ? scratch : NULL;
     if (!cut) {
         tl_parallel(f.blocks, walk_task, &f);
@@ -331,27 +316,20 @@ static int32_t reverse(tl_context *ctx, scan_call f)
     const size_t row = (size_t)f.D * sizeof(float);
     f.chunks = tl_ceil_div(f.T, TL_SCAN_CHUNK);
     if (f.T == 0) { /* those of per-step coefficients are empty */
-        if (f.gA && f.every == 0)
-            memset(f.gA, 0, row);
-        if (f.gB && f.every == 0)
-            memset(f.gB, 0, row);
-        if (f.gh0)
-            memset(f.gh0, 0, row);
+        if (f.gA && f.every == 0) memset(f.gA, 0, row);
+        if (f.gB && f.every == 0) memset(f.gB, 0, row);
+        if (f.gh0) memset(f.gh0, 0, row);
         return TORCHLEAN_OK;
     }
-    if (f.every || (!f.gA && !f.gB))
-        return scan(ctx, f);
+    if (f.every || (!f.gA && !f.gB)) return scan(ctx, f);
     void *sums;
     int32_t status = tl_pool_alloc(ctx, (size_t)(2 * f.chunks) * row, &sums);
-    if (status)
-        return status;
+    if (status) return status;
     f.sums_A = sums;
     f.sums_B = f.sums_A + f.chunks * f.D;
     status = scan(ctx, f);
-    if (!status && f.gA)
-        status = tl_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA);
-    if (!status && f.gB)
-        status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB);
+    if (!status && f.gA) status = tl_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA);
+    if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB);
     tl_pool_free(ctx, sums);
     return status;
 }

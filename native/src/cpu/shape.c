@@ -46,16 +46,14 @@ static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t first = task * COPY_TASK, last = tl_imin(first + COPY_TASK, w->total);
     const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
     const int64_t end = w->zeros + w->n, to = from > tl_imin(last, end) ? from : tl_imin(last, end);
-    if (from > first)
-        memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
+    if (from > first) memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
     if (to > from && w->n >= TL_STREAM_FROM) {
         tl_stream_copy(w->out + from, w->x + (from - w->zeros), to - from);
         tl_stream_end();
     } else if (to > from) {
         memcpy(w->out + from, w->x + (from - w->zeros), (size_t)(to - from) * sizeof(float));
     }
-    if (last > to)
-        memset(w->out + to, 0, (size_t)(last - to) * sizeof(float));
+    if (last > to) memset(w->out + to, 0, (size_t)(last - to) * sizeof(float));
 }
 
 static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t total, float *out)
@@ -67,10 +65,8 @@ static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t tot
 
 int32_t tl_cpu_concat1d(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
 {
-    if (n > 0)
-        copy_window(a, 0, n, n, out);
-    if (m > 0)
-        copy_window(b, 0, m, m, out + n);
+    if (n > 0) copy_window(a, 0, n, n, out);
+    if (m > 0) copy_window(b, 0, m, m, out + n);
     return TORCHLEAN_OK;
 }
 
@@ -290,8 +286,7 @@ static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         else
             runs(x, x_stride, y, y_stride, rows, cols, e->inner);
     }
-    if (e->stream)
-        tl_stream_end();
+    if (e->stream) tl_stream_end();
 }
 
 /* Task = one piece of one run. */
@@ -307,8 +302,7 @@ static void long_run_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t inner, float *y)
 {
     const int64_t matrix = rows * cols * inner;
-    if (rows == 1 || cols == 1)
-        return copy_window(x, 0, outer * matrix, outer * matrix, y);
+    if (rows == 1 || cols == 1) return copy_window(x, 0, outer * matrix, outer * matrix, y);
     exchange e = {.x = x, .y = y, .outer = outer, .rows = rows, .cols = cols, .inner = inner, .together = 1};
     if (inner >= LONG_RUN) {
         tl_parallel(outer * rows * cols * (tl_ceil_div(inner, TASK)), long_run_task, &e);
@@ -317,14 +311,12 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     /* The last panel of each direction takes the remainder too, so none is thinner than a block. */
     e.band = BAND;
     e.width = PANEL / inner > 0 ? PANEL / inner : 1;
-    if (rows < BAND / 4)
-        e.width = PANEL * BAND / (rows * inner) > e.width ? PANEL * BAND / (rows * inner) : e.width;
+    if (rows < BAND / 4) e.width = PANEL * BAND / (rows * inner) > e.width ? PANEL * BAND / (rows * inner) : e.width;
     if (cols < e.width && PANEL * BAND / (cols * inner) > BAND)
         e.band = PANEL * BAND / (cols * inner) / TL_LINE * TL_LINE;
     e.bands = rows / e.band > 0 ? rows / e.band : 1;
     e.panels = cols / e.width > 0 ? cols / e.width : 1;
-    if (e.bands * e.panels == 1 && matrix < TASK)
-        e.together = TASK / matrix;
+    if (e.bands * e.panels == 1 && matrix < TASK) e.together = TASK / matrix;
     e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= W && (uintptr_t)y % 64 == 0 &&
                outer * matrix >= TL_STREAM_FROM;
     tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);

@@ -24,8 +24,7 @@ static void tile(const float *x, int64_t period, int64_t phase, int64_t n, float
 {
     const int64_t head = tl_imin(n, period - phase);
     memcpy(out, x + phase, (size_t)head * sizeof(float));
-    if (head == n)
-        return;
+    if (head == n) return;
     if (period >= CHUNK) {
         for (int64_t done = head; done < n; done += period)
             memcpy(out + done, x, (size_t)tl_imin(period, n - done) * sizeof(float));
@@ -101,8 +100,7 @@ static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, flo
         for (int64_t i = 0; i < count; i++)
             fill(out + i * times, x[i], times);
     }
-    if (rest)
-        fill(out + count * times, x[count], rest);
+    if (rest) fill(out + count * times, x[count], rest);
 }
 
 /* ---- broadcast_to ------------------------------------------------------------------------------------------------ */
@@ -202,8 +200,7 @@ int32_t tl_cpu_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_d
         }
         left += axes.repeated[j];
     }
-    if (left == 0)
-        return run_broadcast(x, axes, out);
+    if (left == 0) return run_broadcast(x, axes, out);
     void *scratch[TL_BROADCAST_RANK] = {NULL};
     int32_t status = TORCHLEAN_OK;
     for (int32_t i = 0; !status && tl_next_sum(&axes, &pass); i++) {

@@ -99,8 +99,7 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
 static inline float tl_row_sum(const float *x, int64_t n)
 {
     enum { LEAVES = TL_SUM_LEAF * TL_SUM_LEAF };
-    if (n <= TL_SUM_LEAF)
-        return tl_leaf_sum(x, n);
+    if (n <= TL_SUM_LEAF) return tl_leaf_sum(x, n);
     float upper[TL_SUM_LANES] = {0};
     for (int64_t i = 0; i * LEAVES < n; i++) {
         const float *span = x + i * LEAVES;

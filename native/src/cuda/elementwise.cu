@@ -53,8 +53,7 @@ template <int IN, int OUT, int VECTORS, class F> __global__ void __launch_bounds
                 arguments[k] = m.in[k][i];
             F::apply(arguments, m.p, m.q, results);
             TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-                if (OUT == 1 || m.out[k] != nullptr)
-                    m.out[k][i] = results[k];
+                if (OUT == 1 || m.out[k] != nullptr) m.out[k][i] = results[k];
         }
     }
 }
@@ -65,8 +64,7 @@ constexpr int64_t SMALL = (int64_t)1 << 21;
 template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *name, const Map &m)
 {
     constexpr int LARGE = IN == 1 ? 4 : 2;
-    if (m.n <= SMALL)
-        return tl_launch(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, THREADS * 4), THREADS, m);
+    if (m.n <= SMALL) return tl_launch(ctx, name, map_kernel<IN, OUT, 1, F>, tl_grid(m.n, THREADS * 4), THREADS, m);
     return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * 4), THREADS, m);
 }
 

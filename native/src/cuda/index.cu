@@ -30,13 +30,11 @@ __global__ void __launch_bounds__(THREADS)
     TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
         row[u] = rows;
-        if (t < total)
-            row[u] = indices[cols.divmod((uint32_t)t, &col[u])];
+        if (t < total) row[u] = indices[cols.divmod((uint32_t)t, &col[u])];
     }
     TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         v[u] = Vector{};
-        if (row[u] < rows)
-            v[u] = table[(int64_t)row[u] * cols.divisor + col[u]];
+        if (row[u] < rows) v[u] = table[(int64_t)row[u] * cols.divisor + col[u]];
     }
     TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t t = first + u * THREADS;
@@ -87,15 +85,13 @@ __global__ void __launch_bounds__(THREADS)
         const int64_t e = first + u * (4 * THREADS);
         if (e + 4 > from && e < to) {
             TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                if (e + j >= from && e + j < to)
-                    v[u][j] += row[e + j - from];
+                if (e + j >= from && e + j < to) v[u][j] += row[e + j - from];
         }
         if (e + 4 <= total) {
             tl_store4(out + e, v[u]);
         } else {
             TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                if (e + j < total)
-                    out[e + j] = v[u][j];
+                if (e + j < total) out[e + j] = v[u][j];
         }
     }
 }

@@ -61,15 +61,12 @@ __global__ void __launch_bounds__(THREADS)
     fill_records_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, uint32_t *records)
 {
     const uint32_t j = blockIdx.x * THREADS + threadIdx.x;
-    if (j >= k)
-        return;
+    if (j >= k) return;
     const uint32_t row = indices[j];
-    if (row >= rows)
-        return;
+    if (row >= rows) return;
     uint32_t *record = records + (int64_t)row * RECORD;
     const uint32_t place = atomicAdd(record, 1u);
-    if (place < SLOTS)
-        record[1 + place] = j;
+    if (place < SLOTS) record[1 + place] = j;
 }
 
 /* Sort keys: the row, or `rows` for an index to ignore. */
@@ -78,11 +75,9 @@ __global__ void __launch_bounds__(THREADS)
                      uint32_t *__restrict__ positions)
 {
     const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (j >= k)
-        return;
+    if (j >= k) return;
     keys[j] = min(indices[j], rows);
-    if (positions)
-        positions[j] = (uint32_t)j;
+    if (positions) positions[j] = (uint32_t)j;
 }
 
 /* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
@@ -90,15 +85,11 @@ __global__ void __launch_bounds__(THREADS)
     find_segments_kernel(const uint32_t *__restrict__ keys, uint32_t k, uint32_t rows, uint2 *segments)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= k)
-        return;
+    if (i >= k) return;
     const uint32_t key = keys[i];
-    if (key >= rows)
-        return;
-    if (i == 0 || keys[i - 1] != key)
-        segments[key].x = (uint32_t)i;
-    if (i == (int64_t)k - 1 || keys[i + 1] != key)
-        segments[key].y = (uint32_t)i + 1;
+    if (key >= rows) return;
+    if (i == 0 || keys[i - 1] != key) segments[key].x = (uint32_t)i;
+    if (i == (int64_t)k - 1 || keys[i + 1] != key) segments[key].y = (uint32_t)i + 1;
 }
 
 /* ---- scatter-add: wide rows -------------------------------------------------------------------------------------- */
@@ -112,18 +103,13 @@ template <bool VECTORS> __device__ __forceinline__ float4 load_group(const float
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if constexpr (VECTORS) {
         const uint32_t c = first + 4 * lane;
-        if (c < cols)
-            v = tl_load4(row + c);
+        if (c < cols) v = tl_load4(row + c);
     } else {
         const uint32_t c = first + lane;
-        if (c < cols)
-            v.x = row[c];
-        if (c + 32 < cols)
-            v.y = row[c + 32];
-        if (c + 64 < cols)
-            v.z = row[c + 64];
-        if (c + 96 < cols)
-            v.w = row[c + 96];
+        if (c < cols) v.x = row[c];
+        if (c + 32 < cols) v.y = row[c + 32];
+        if (c + 64 < cols) v.z = row[c + 64];
+        if (c + 96 < cols) v.w = row[c + 96];
     }
     return v;
 }
@@ -133,18 +119,13 @@ template <bool VECTORS> __device__ __forceinline__ void store_group(float *row, 
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (VECTORS) {
         const uint32_t c = first + 4 * lane;
-        if (c < cols)
-            tl_store4(row + c, v);
+        if (c < cols) tl_store4(row + c, v);
     } else {
         const uint32_t c = first + lane;
-        if (c < cols)
-            row[c] = v.x;
-        if (c + 32 < cols)
-            row[c + 32] = v.y;
-        if (c + 64 < cols)
-            row[c + 64] = v.z;
-        if (c + 96 < cols)
-            row[c + 96] = v.w;
+        if (c < cols) row[c] = v.x;
+        if (c + 32 < cols) row[c + 32] = v.y;
+        if (c + 64 < cols) row[c + 64] = v.z;
+        if (c + 96 < cols) row[c + 96] = v.w;
     }
 }
 
@@ -176,20 +157,17 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
 {
     const uint32_t lane = threadIdx.x % 32;
     const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (unit >= units)
-        return;
+    if (unit >= units) return;
     uint32_t piece;
     const uint32_t row = pieces.divmod((uint32_t)unit, &piece);
     const uint32_t first = piece * (128 * GROUPS);
 
     uint32_t mine = 0, hits = 0;
-    if constexpr (MODE == RECORDS)
-        mine = s.records[(int64_t)row * RECORD + lane % RECORD];
+    if constexpr (MODE == RECORDS) mine = s.records[(int64_t)row * RECORD + lane % RECORD];
     float4 sum[GROUPS];
     TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
         sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (s.base)
-            sum[q] = load_group<VECTORS>(s.base + (int64_t)row * s.cols, first + 128 * q, s.cols);
+        if (s.base) sum[q] = load_group<VECTORS>(s.base + (int64_t)row * s.cols, first + 128 * q, s.cols);
     }
 
     constexpr int N = GROUPS == 1 ? 4 : 2;
@@ -218,13 +196,11 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
             hits = segment.y - segment.x;
         }
         if (hits > MANY_WIDE) {
-            if (piece == 0 && lane == 0)
-                leave_to_second_kernel(s, row);
+            if (piece == 0 && lane == 0) leave_to_second_kernel(s, row);
             return;
         }
         if constexpr (MODE == SEGMENTS) {
-            if (lane < hits)
-                mine = s.order[begin + lane];
+            if (lane < hits) mine = s.order[begin + lane];
         } else {
             /* Slot l's hit moves to the lane of its rank. Positions are distinct, and so are ranks. */
             mine = __shfl_sync(~0u, mine, (lane + 1) % RECORD);
@@ -234,8 +210,7 @@ __global__ void __launch_bounds__(THREADS) scatter_wide_kernel(Scatter s, tl_fas
                     rank += __shfl_sync(~0u, mine, l) < mine;
                 for (uint32_t l = 0; l < hits; l++) {
                     const uint32_t position = __shfl_sync(~0u, mine, l);
-                    if (__shfl_sync(~0u, rank, l) == lane)
-                        sorted = position;
+                    if (__shfl_sync(~0u, rank, l) == lane) sorted = position;
                 }
                 mine = sorted;
             }
@@ -264,11 +239,9 @@ __device__ __forceinline__ float add_batch(const Scatter &s, const uint32_t *que
     float v[BATCH];
     const uint32_t mine = min(col, s.cols - 1);
     TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
-        if (i < n)
-            v[i] = s.values[(int64_t)queue[i] * s.cols + mine];
+        if (i < n) v[i] = s.values[(int64_t)queue[i] * s.cols + mine];
     TL_UNROLL_FOR (int i = 0; i < BATCH; i++)
-        if (i < n)
-            sum += v[i];
+        if (i < n) sum += v[i];
     return sum;
 }
 
@@ -283,8 +256,7 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
         uint32_t strip;
         const uint32_t row = s.many[LIST + strips.divmod((uint32_t)unit, &strip)], col = strip * 32 + lane;
         float sum = 0.0f;
-        if (s.base && col < s.cols)
-            sum = s.base[(int64_t)row * s.cols + col];
+        if (s.base && col < s.cols) sum = s.base[(int64_t)row * s.cols + col];
         if constexpr (MODE == SEGMENTS) {
             const uint2 segment = s.segments[row];
             for (uint32_t i = segment.x; i < segment.y;) {
@@ -304,10 +276,8 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
                     index[e] = from + 32 * e + lane < s.k ? s.indices[from + 32 * e + lane] : s.rows;
                 TL_UNROLL_FOR (int e = 0; e < 4; e++) {
                     const uint32_t hit = __ballot_sync(~0u, index[e] == row);
-                    if (hit == 0)
-                        continue;
-                    if (index[e] == row)
-                        queue[filled + __popc(hit & ((1u << lane) - 1))] = from + 32 * e + lane;
+                    if (hit == 0) continue;
+                    if (index[e] == row) queue[filled + __popc(hit & ((1u << lane) - 1))] = from + 32 * e + lane;
                     filled += __popc(hit);
                     __syncwarp();
                     if (filled >= BATCH) {
@@ -315,8 +285,7 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
                         filled -= BATCH;
                         const uint32_t rest = queue[BATCH + lane];
                         __syncwarp();
-                        if (lane < filled)
-                            queue[lane] = rest;
+                        if (lane < filled) queue[lane] = rest;
                         __syncwarp();
                     }
                 }
@@ -324,8 +293,7 @@ __global__ void __launch_bounds__(MANY_THREADS, 4) scatter_wide_many_kernel(Scat
             sum = add_batch(s, queue, filled, col, sum);
             __syncwarp();
         }
-        if (col < s.cols)
-            s.out[(int64_t)row * s.cols + col] = sum;
+        if (col < s.cols) s.out[(int64_t)row * s.cols + col] = sum;
     }
 }
 
@@ -342,30 +310,25 @@ template <Mode MODE>
 __global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_fastdiv cols, int64_t total)
 {
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (t >= total)
-        return;
+    if (t >= total) return;
     uint32_t col;
     const uint32_t row = cols.divmod((uint32_t)t, &col);
     float sum = s.base ? s.base[t] : 0.0f;
     if constexpr (MODE == SCAN) {
         for (uint32_t j = 0; j < s.k; j++)
-            if (s.indices[j] == row)
-                sum += s.values[(int64_t)j * s.cols + col];
+            if (s.indices[j] == row) sum += s.values[(int64_t)j * s.cols + col];
     } else {
         const uint2 segment = s.segments[row];
         if (segment.y - segment.x > MANY_NARROW) {
-            if (col == 0)
-                leave_to_second_kernel(s, row);
+            if (col == 0) leave_to_second_kernel(s, row);
             return;
         }
         for (uint32_t i = segment.x; i < segment.y; i += 4) {
             float v[4];
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                if (e < segment.y - i)
-                    v[e] = grouped(s, i + e, col);
+                if (e < segment.y - i) v[e] = grouped(s, i + e, col);
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                if (e < segment.y - i)
-                    sum += v[e];
+                if (e < segment.y - i) sum += v[e];
         }
     }
     s.out[t] = sum;
@@ -398,8 +361,7 @@ __global__ void __launch_bounds__(MANY_THREADS) scatter_narrow_many_kernel(Scatt
                     sum += __shfl_sync(~0u, v, l);
             }
         }
-        if (lane == 0)
-            s.out[element] = sum;
+        if (lane == 0) s.out[element] = sum;
     }
 }
 
@@ -428,8 +390,7 @@ int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, Mode 
                                           : launch_wide<false, 2>;
         TL_TRY(launch(ctx, name, s, mode));
     }
-    if (mode == SCAN)
-        return TORCHLEAN_OK;
+    if (mode == SCAN) return TORCHLEAN_OK;
     const auto kernel = s.cols < 32       ? scatter_narrow_many_kernel
                         : mode == RECORDS ? scatter_wide_many_kernel<RECORDS>
                                           : scatter_wide_many_kernel<SEGMENTS>;
@@ -502,8 +463,7 @@ int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, co
     Scatter s = {};
     s.base = base, s.values = values, s.out = out, s.indices = staged;
     s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
-    if (k <= SCAN_INDICES && (cols >= 32 || rows * cols <= SCAN_WORK / k))
-        return launch_owners(ctx, name, s, SCAN);
+    if (k <= SCAN_INDICES && (cols >= 32 || rows * cols <= SCAN_WORK / k)) return launch_owners(ctx, name, s, SCAN);
     return cols >= 128 && k <= RECORD_INDICES && k <= 4 * rows ? with_records(ctx, name, s)
                                                                : with_segments(ctx, name, s);
 }

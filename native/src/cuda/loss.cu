@@ -31,18 +31,14 @@ __global__ void __launch_bounds__(THREADS)
         const float4 x = tl_load4(a + i), y = tl_load4(b + i);
         const float4 d = make_float4(tl_mse_grad(x.x, y.x, s), tl_mse_grad(x.y, y.y, s), tl_mse_grad(x.z, y.z, s),
                                      tl_mse_grad(x.w, y.w, s));
-        if (ga)
-            tl_store4(ga + i, d);
-        if (gb)
-            tl_store4(gb + i, make_float4(-d.x, -d.y, -d.z, -d.w));
+        if (ga) tl_store4(ga + i, d);
+        if (gb) tl_store4(gb + i, make_float4(-d.x, -d.y, -d.z, -d.w));
         return;
     }
     for (int64_t k = i; k < n; k++) {
         const float d = tl_mse_grad(a[k], b[k], s);
-        if (ga)
-            ga[k] = d;
-        if (gb)
-            gb[k] = -d;
+        if (ga) ga[k] = d;
+        if (gb) gb[k] = -d;
     }
 }
 
@@ -61,8 +57,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     v.wait();
     float m;
     const float sum = tl_row_exponentials<false>(r, v, &m);
-    if (leader)
-        losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+    if (leader) losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
 }
 
 template <class Row>
@@ -100,8 +95,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     tl_copy_wait<0>();
     float m;
     const float sum = tl_cluster_exponentials<false>(r, &m);
-    if (leader)
-        losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+    if (leader) losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
     tl_cluster_wait();
 #endif
 }
@@ -134,8 +128,7 @@ __global__ void __launch_bounds__(THREADS)
                 const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
 {
     const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (r < rows)
-        losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]] - maximum[r], sum[r]);
+    if (r < rows) losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]] - maximum[r], sum[r]);
 }
 
 struct grad_element {
@@ -208,8 +201,7 @@ int32_t row_grads(tl_context *ctx, const float *x, const uint32_t *labels, const
 
 int32_t tl_cuda_mse_loss(tl_context *ctx, const float *yhat, const float *target, int64_t n, float *out)
 {
-    if (n == 0)
-        return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
+    if (n == 0) return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
     return tl_long_row_sums(ctx, "mse_loss", squared_error{yhat, target}, 1, n, n, out);
 }
 
@@ -223,8 +215,7 @@ int32_t tl_cuda_mse_loss_bwd(tl_context *ctx, const float *yhat, const float *ta
 int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
                               float *out)
 {
-    if (rows == 0)
-        return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
+    if (rows == 0) return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, 1);
     tl_scratch<uint32_t> staged(ctx);
     tl_scratch<float> losses(ctx);
     TL_TRY(staged.stage(labels, rows));

@@ -113,19 +113,16 @@ __global__ void __launch_bounds__(THREADS, 4)
         aligned &= tl_aligned4(in[k] = t.in[i][k] + start);
     TL_UNROLL_FOR (int k = 0; k < OUT; k++)
         aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
-    if (rule.idle(in[0], out[0]))
-        return;
+    if (rule.idle(in[0], out[0])) return;
     const uint32_t left = min(n - start, (uint32_t)CHUNK), whole = aligned ? left / 4 * 4 : 0;
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
         float4 x[AHEAD][IN];
         TL_UNROLL_FOR (int r = 0; r < AHEAD; r++)
             TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                if (e + r * ROUND < whole)
-                    x[r][k] = tl_load4(in[k] + e + r * ROUND);
+                if (e + r * ROUND < whole) x[r][k] = tl_load4(in[k] + e + r * ROUND);
         TL_UNROLL_FOR (int r = 0; r < AHEAD; r++) {
-            if (e + r * ROUND >= whole)
-                break;
+            if (e + r * ROUND >= whole) break;
             float4 y[OUT];
 #define TL_COMPONENT(c)                                                                                                \
     {                                                                                                                  \
@@ -164,8 +161,7 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
     t.count = 0;
     for (; *next < count && t.count < t.ROOM; ++*next) {
         const int64_t i = *next;
-        if (!lengths[i])
-            continue;
+        if (!lengths[i]) continue;
         for (int k = 0; k < Rule::IN; k++)
             t.in[t.count][k] = in[k][i];
         for (int k = 0; k < Rule::OUT; k++)
@@ -174,8 +170,7 @@ int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float 
         t.first[t.count++] = blocks;
         blocks += (uint32_t)tl_ceil_div(lengths[i], CHUNK); /* at most 2^20 each */
     }
-    if (!blocks)
-        return TORCHLEAN_OK;
+    if (!blocks) return TORCHLEAN_OK;
     return tl_launch(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, t, rule);
 }
 
@@ -257,8 +252,7 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
                 lanes[c] += tl_square(v[k][c]);
     }
     const double sum = fold_block(lanes, shared);
-    if (threadIdx.x == 0)
-        sums[blockIdx.x] = sum;
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
 /* The tree over n sums, by one block: leaf after leaf, and the leaves' sums into the lanes of the level above as they
@@ -273,16 +267,13 @@ __device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
             TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 lanes[c] += run + c < left ? x[start + run + c] : 0.0;
         sum = fold_block(lanes, shared);
-        if (n <= TL_SUM_LEAF)
-            return sum;
-        if (threadIdx.x == 0)
-            shared[0][0] = sum;
+        if (n <= TL_SUM_LEAF) return sum;
+        if (threadIdx.x == 0) shared[0][0] = sum;
         __syncthreads();
         const double whole = shared[0][0];
         __syncthreads();
         TL_UNROLL_FOR (int c = 0; c < 4; c++)
-            if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c)
-                upper[c] += whole;
+            if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c) upper[c] += whole;
     }
     return n > 0 ? fold_block(upper, shared) : 0.0;
 }
@@ -295,16 +286,14 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ double shared[THREADS][4];
     const uint32_t first = t.first[blockIdx.x];
     const double sum = sum_row(sums + first, t.first[blockIdx.x + 1] - first, shared);
-    if (threadIdx.x == 0)
-        out[blockIdx.x] = sum;
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
 __global__ void __launch_bounds__(THREADS) finish_norm(const double *sums, int64_t n, float *out)
 {
     __shared__ double shared[THREADS][4];
     const double sum = sum_row(sums, n, shared);
-    if (threadIdx.x == 0)
-        *out = (float)sqrt(sum);
+    if (threadIdx.x == 0) *out = (float)sqrt(sum);
 }
 
 /* One sum per tensor from *next on, as many as the table holds, to sums[*next]..; without `sums` the
@@ -399,7 +388,6 @@ extern "C" int32_t tl_cuda_global_norm(tl_context *ctx, const float *const *gs, 
     split &= count > 1; /* one tensor's leaves are the row that is left; so are tensors of one leaf each */
     tl_scratch<double> leaves(ctx), sums(ctx);
     TL_TRY(leaves.allocate(total));
-    if (split)
-        TL_TRY(sums.allocate(count));
+    if (split) TL_TRY(sums.allocate(count));
     return global_norm(ctx, gs, count, lengths, leaves, sums, out);
 }

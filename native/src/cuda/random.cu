@@ -59,8 +59,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
 {
     constexpr int WORDS = Draw::WORDS;
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * ELEMENTS;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t bits[ELEMENTS * WORDS];
     random_words(draw.key, (uint64_t)i * WORDS, bits);
     const float v[ELEMENTS] = {draw(bits), draw(bits + WORDS), draw(bits + 2 * WORDS), draw(bits + 3 * WORDS)};
@@ -68,8 +67,7 @@ template <class Draw> __global__ void __launch_bounds__(THREADS) draw_kernel(Dra
         tl_store4(out + i, v);
     else
         for (int j = 0; j < ELEMENTS; j++)
-            if (i + j < n)
-                out[i + j] = v[j];
+            if (i + j < n) out[i + j] = v[j];
 }
 
 template <class Draw> int32_t run(tl_context *ctx, const char *name, Draw draw, int64_t n, float *out)

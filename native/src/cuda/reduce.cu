@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(THREADS)
     mean_bwd_rows(const float *__restrict__ g, tl_fastdiv length, int64_t n, float *__restrict__ gx)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t at;
     uint32_t row = length.divmod((uint32_t)i, &at);
     float q[4];
@@ -73,8 +72,7 @@ __global__ void __launch_bounds__(THREADS)
                      int64_t n, float *__restrict__ gx)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; /* (slice, part, vector) */
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t vector, part;
     const uint32_t slice = parts.divmod(vectors.divmod((uint32_t)i, &vector), &part);
     const int64_t column = (int64_t)vector * W, first = (int64_t)part * MEAN_ROWS;
@@ -144,8 +142,7 @@ __device__ __forceinline__ uint32_t sum_block(uint32_t value)
 {
     __shared__ uint32_t sums[THREADS / 32];
     value = __reduce_add_sync(0xffffffffu, value);
-    if (threadIdx.x % 32 == 0)
-        sums[threadIdx.x / 32] = value;
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
     __syncthreads();
     uint32_t total = 0;
     TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
@@ -195,8 +192,7 @@ __global__ void __launch_bounds__(THREADS)
         write_shares<VECTOR>(x + at, (int)threadIdx.x, THREADS, n, max[row], shares[row], gx + at);
     } else {
         const uint32_t equal = sum_block(count_equal<VECTOR>(x + at, (int)threadIdx.x, THREADS, n, max[row]));
-        if (threadIdx.x == 0)
-            counts[blockIdx.x] = (int)equal;
+        if (threadIdx.x == 0) counts[blockIdx.x] = (int)equal;
     }
 }
 
@@ -209,8 +205,7 @@ __global__ void __launch_bounds__(THREADS)
     for (uint32_t i = threadIdx.x; i < per_row; i += THREADS)
         winners += (uint32_t)counts[row * per_row + i];
     winners = sum_block(winners);
-    if (threadIdx.x == 0)
-        shares[row] = winners_share(max[row], g[row], winners);
+    if (threadIdx.x == 0) shares[row] = winners_share(max[row], g[row], winners);
 }
 
 /* W neighbouring columns of one row. */
@@ -268,8 +263,7 @@ __global__ void __launch_bounds__(THREADS)
         TL_UNROLL_FOR (int y = 0; y < TY; y++)
             n[k] += equal[y][threadIdx.x * W + k];
     }
-    if (!inside)
-        return;
+    if (!inside) return;
     if constexpr (!WHOLE) {
         if (threadIdx.y == 0) {
             TL_UNROLL_FOR (int k = 0; k < W; k++)
@@ -291,8 +285,7 @@ __global__ void __launch_bounds__(THREADS)
                   const float *__restrict__ g, int64_t cols, float *__restrict__ shares)
 {
     const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (c >= cols)
-        return;
+    if (c >= cols) return;
     uint32_t winners = 0;
 #pragma unroll 8
     for (int64_t s = 0; s < segments; s++)
@@ -309,16 +302,14 @@ __global__ void __launch_bounds__(THREADS)
                   int64_t rows, int64_t cols, tl_fastdiv vectors, int64_t n, float *__restrict__ gx)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t vector;
     const int64_t first = (int64_t)vectors.divmod((uint32_t)i, &vector) * WRITE_ROWS, column = (int64_t)vector * W;
     float m[W], share[W];
     TL_UNROLL_FOR (int k = 0; k < W; k++)
         m[k] = max[column + k], share[k] = shares[column + k];
     TL_UNROLL_FOR (int r = 0; r < WRITE_ROWS; r++) {
-        if (first + r >= rows)
-            return;
+        if (first + r >= rows) return;
         const int64_t at = (first + r) * cols + column;
         write_shares_across<W>(x + at, m, share, gx + at);
     }
@@ -407,8 +398,7 @@ int32_t tl_cuda_reduce_sum_axis(tl_context *ctx, const float *x, const tl_dims *
 int32_t tl_cuda_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, float *out)
 {
     const axis_view v = view_axis(dims, axis);
-    if (v.length > 0)
-        return sum_axis(ctx, x, v, v.length, out);
+    if (v.length > 0) return sum_axis(ctx, x, v, v.length, out);
     return tl_cuda_fill(tl_context_cuda(ctx), out, TL_NAN, v.outer * v.inner);
 }
 
@@ -435,8 +425,7 @@ int32_t tl_cuda_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, 
 int32_t tl_cuda_reduce_max_axis0_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
                                      int64_t cols, float *gx)
 {
-    if (cols == 1)
-        return tl_cuda_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
+    if (cols == 1) return tl_cuda_reduce_max_axis1_bwd(ctx, x, out, g, 1, rows, gx);
     return cols % 4 == 0 ? max_columns_bwd<4>(ctx, x, out, g, rows, cols, gx)
                          : max_columns_bwd<1>(ctx, x, out, g, rows, cols, gx);
 }

@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
 {
     static_assert(TL_SCAN_CHUNK % BATCH == 0 && BATCH % TL_COLUMN_CHAINS == 0, "chunks are whole batches");
     const int64_t i = (int64_t)blockIdx.x * (WALK ? WALKERS : THREADS) + threadIdx.x;
-    if (i >= (WALK ? 1 : f.chunks) * f.D)
-        return;
+    if (i >= (WALK ? 1 : f.chunks) * f.D) return;
     uint32_t j = (uint32_t)i;
     const int64_t chunk = WALK ? 0 : f.channels.divmod((uint32_t)i, &j);
     const int64_t first = chunk * TL_SCAN_CHUNK, last = WALK ? f.T : min(first + TL_SCAN_CHUNK, f.T);
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
         load<VARIABLE, REVERSE, true>(next, f, j, k + BATCH, last, constant_A, constant_B);
         const int left = (int)min(last - k, (int64_t)BATCH);
         TL_UNROLL_FOR (int u = 0; u < BATCH; u++) {
-            if (u >= left)
-                break;
+            if (u >= left) break;
             const float b = term<REVERSE>(v, u);
             h = fmaf(v.a[u], h, b);
             if (WALK) {
@@ -104,13 +102,10 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
             if constexpr (!REVERSE) {
                 f.h[at] = h;
             } else {
-                if (f.gx)
-                    f.gx[at] = h * v.B[u];
+                if (f.gx) f.gx[at] = h * v.B[u];
                 if constexpr (VARIABLE) {
-                    if (f.gA)
-                        f.gA[at] = h * v.before[u];
-                    if (f.gB)
-                        f.gB[at] = h * v.x[u];
+                    if (f.gA) f.gA[at] = h * v.before[u];
+                    if (f.gB) f.gB[at] = h * v.x[u];
                 } else {
                     sum_A[u % TL_COLUMN_CHAINS] = fmaf(h, v.before[u], sum_A[u % TL_COLUMN_CHAINS]);
                     sum_B[u % TL_COLUMN_CHAINS] = fmaf(h, v.x[u], sum_B[u % TL_COLUMN_CHAINS]);
@@ -121,10 +116,8 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
         if (done % TL_SCAN_CHUNK == 0 || done == last) {
             if constexpr (REVERSE && !VARIABLE) {
                 const int64_t at = (done - 1) / TL_SCAN_CHUNK * f.D + j;
-                if (f.gA)
-                    f.sums_A[at] = (sum_A[0] + sum_A[1]) + (sum_A[2] + sum_A[3]);
-                if (f.gB)
-                    f.sums_B[at] = (sum_B[0] + sum_B[1]) + (sum_B[2] + sum_B[3]);
+                if (f.gA) f.sums_A[at] = (sum_A[0] + sum_A[1]) + (sum_A[2] + sum_A[3]);
+                if (f.gB) f.sums_B[at] = (sum_B[0] + sum_B[1]) + (sum_B[2] + sum_B[3]);
                 TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
                     sum_A[c] = sum_B[c] = 0.0f;
             }
@@ -136,16 +129,14 @@ __global__ void __launch_bounds__(WALK ? WALKERS : THREADS) results(scan_call f)
         }
         v = next;
     }
-    if (REVERSE && last == f.T && f.gh0)
-        f.gh0[j] = h * f.A[j];
+    if (REVERSE && last == f.T && f.gh0) f.gh0[j] = h * f.A[j];
 }
 
 /* The maps of all chunks but the last: thread (chunk, j). */
 template <bool VARIABLE, bool REVERSE, int BATCH> __global__ void __launch_bounds__(THREADS) maps(scan_call f)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= (f.chunks - 1) * f.D)
-        return;
+    if (i >= (f.chunks - 1) * f.D) return;
     uint32_t j;
     const int64_t first = (int64_t)f.channels.divmod((uint32_t)i, &j) * TL_SCAN_CHUNK, last = first + TL_SCAN_CHUNK;
     const float constant_A = VARIABLE ? 0.0f : f.A[j], constant_B = VARIABLE || REVERSE ? 0.0f : f.B[j];
@@ -184,8 +175,7 @@ template <bool VARIABLE, bool REVERSE> __global__ void __launch_bounds__(32) car
 {
     constexpr int DEPTH = 32;
     const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x, maps = f.chunks - 1;
-    if (j >= f.D)
-        return;
+    if (j >= f.D) return;
     float h = REVERSE ? 0.0f : f.h0[j];
     float P[DEPTH], s[DEPTH], P_next[DEPTH], s_next[DEPTH];
     f.carries[j] = h;
@@ -245,8 +235,7 @@ template <bool VARIABLE> int32_t reverse(tl_context *ctx, scan_call f)
 {
     if (f.T == 0) { /* gradients of per-step coefficients are empty */
         for (float *out : {VARIABLE ? nullptr : f.gA, VARIABLE ? nullptr : f.gB, f.gh0})
-            if (out)
-                TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, f.D));
+            if (out) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, f.D));
         return TORCHLEAN_OK;
     }
     if constexpr (VARIABLE) {
@@ -257,8 +246,7 @@ template <bool VARIABLE> int32_t reverse(tl_context *ctx, scan_call f)
         f.sums_A = sums;
         f.sums_B = f.sums_A + f.chunks * f.D;
         TL_TRY((scan<false, true>(ctx, f)));
-        if (f.gA)
-            TL_TRY(tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA));
+        if (f.gA) TL_TRY(tl_cuda_column_sums(ctx, f.sums_A, 1, f.chunks, f.D, 0, f.gA));
         return f.gB ? tl_cuda_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, 0, f.gB) : TORCHLEAN_OK;
     }
 }

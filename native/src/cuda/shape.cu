@@ -28,8 +28,7 @@ struct Splice {
 
     __device__ __forceinline__ float at(int64_t i) const
     {
-        if (i < p)
-            return a ? a[i] : 0.0f;
+        if (i < p) return a ? a[i] : 0.0f;
         return i < q ? b[i - p] : 0.0f;
     }
 };
@@ -61,12 +60,9 @@ template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel
         if (i + 4 <= s.n) {
             tl_store4(s.out + i, v[k]);
         } else {
-            if (i < s.n)
-                s.out[i] = v[k].x;
-            if (i + 1 < s.n)
-                s.out[i + 1] = v[k].y;
-            if (i + 2 < s.n)
-                s.out[i + 2] = v[k].z;
+            if (i < s.n) s.out[i] = v[k].x;
+            if (i + 1 < s.n) s.out[i + 1] = v[k].y;
+            if (i + 2 < s.n) s.out[i + 2] = v[k].z;
         }
     }
 }
@@ -147,8 +143,7 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(Tiles t)
     if (row + 4 * q < t.rows) {
         TL_UNROLL_FOR (uint32_t k = 0; k < TILE / 16; k++) {
             const uint32_t c = 16 * k + i;
-            if (col + c < t.cols)
-                tl_store4(out + (int64_t)(16 * k) * t.rows, tile[c][q ^ ((c >> 2) & 7)]);
+            if (col + c < t.cols) tl_store4(out + (int64_t)(16 * k) * t.rows, tile[c][q ^ ((c >> 2) & 7)]);
         }
     }
 }
@@ -174,8 +169,7 @@ __global__ void __launch_bounds__(THREADS) ragged_kernel(Tiles t)
     float *out = t.out + start + (int64_t)(col + i) * t.rows + row + lane;
     if (row + lane < t.rows) {
         TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
-            if (col + i + k * STEP < t.cols)
-                out[(int64_t)(k * STEP) * t.rows] = tile[i + k * STEP][lane];
+            if (col + i + k * STEP < t.cols) out[(int64_t)(k * STEP) * t.rows] = tile[i + k * STEP][lane];
     }
 }
 
@@ -234,33 +228,28 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
         const uint32_t e = k * THREADS + threadIdx.x;
         v[k] = T();
         if (BATCH) {
-            if (e < units)
-                v[k] = x[e];
+            if (e < units) v[k] = x[e];
         } else {
             uint32_t w;
             const uint32_t r = b.line.divmod(e, &w);
-            if (r < rows && w < cols * b.inner)
-                v[k] = x[(int64_t)r * x_stride + w];
+            if (r < rows && w < cols * b.inner) v[k] = x[(int64_t)r * x_stride + w];
         }
     }
     TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t w;
         const uint32_t r = b.line.divmod(e, &w);
-        if (e < units)
-            brick[r * b.pitch + w] = v[k];
+        if (e < units) brick[r * b.pitch + w] = v[k];
     }
     __syncthreads();
     TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const uint32_t e = k * THREADS + threadIdx.x;
         uint32_t i = 0, r, c, m = 0;
         c = b.height.divmod(RUN ? b.run.divmod(e, &i) : e, &r);
-        if (BATCH)
-            m = b.width.divmod(c, &c);
+        if (BATCH) m = b.width.divmod(c, &c);
         const uint32_t from = (m * b.down + r) * b.pitch + (RUN ? c * b.inner + i : c);
         if (BATCH) {
-            if (e < units)
-                out[e] = brick[from];
+            if (e < units) out[e] = brick[from];
         } else if (r < rows && c < cols) {
             out[(int64_t)c * out_stride + (RUN ? r * b.inner + i : r)] = brick[from];
         }
@@ -284,12 +273,9 @@ template <class T> int32_t run_bricks(tl_context *ctx, const char *name, const E
             side++;
         down = rows < side ? rows : side;
         across = cols < area / down ? cols : area / down;
-        if (across < side)
-            down = rows < area / across ? rows : area / across;
-        if (inner == 1 && across < cols && across >= 32)
-            across -= across % 32;
-        if (inner == 1 && down < rows && down >= 32)
-            down -= down % 32;
+        if (across < side) down = rows < area / across ? rows : area / across;
+        if (inner == 1 && across < cols && across >= 32) across -= across % 32;
+        if (inner == 1 && down < rows && down >= 32) down -= down % 32;
     }
     Bricks<T> b = {};
     b.x = reinterpret_cast<const T *>(e.x), b.out = reinterpret_cast<T *>(e.out);
@@ -335,8 +321,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T
     }
     TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
         const int64_t u = block + k * THREADS + threadIdx.x;
-        if (u < p.units)
-            p.out[u] = v[k];
+        if (u < p.units) p.out[u] = v[k];
     }
 }
 
@@ -358,12 +343,10 @@ template <class T> int32_t run_runs(tl_context *ctx, const char *name, const Exc
 int32_t exchange_axes(tl_context *ctx, const char *name, const Exchange &e)
 {
     const int64_t n = e.outer * e.rows * e.cols * e.inner;
-    if (e.rows == 1 || e.cols == 1)
-        return splice(ctx, name, Splice{nullptr, e.x, e.out, 0, n, n});
+    if (e.rows == 1 || e.cols == 1) return splice(ctx, name, Splice{nullptr, e.x, e.out, 0, n, n});
     if (e.inner == 1) {
         /* Below 32 rows or columns, or half a tile of elements, most of a tile's threads would idle. */
-        if (e.rows < 32 || e.cols < 32 || e.rows * e.cols <= TILE * TILE / 2)
-            return run_bricks<float>(ctx, name, e);
+        if (e.rows < 32 || e.cols < 32 || e.rows * e.cols <= TILE * TILE / 2) return run_bricks<float>(ctx, name, e);
         return run_tiles(ctx, name, e);
     }
     /* Runs of 128 bytes fill whole lines, so nothing is gained by collecting neighbours first. */

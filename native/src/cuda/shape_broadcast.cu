@@ -48,8 +48,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
     float v[GROUPS][4];
     TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (first >= b.n)
-            break;
+        if (first >= b.n) break;
         uint32_t at;
         uint32_t q = b.inner.divmod((uint32_t)first, &at);
         const float *x = b.x + run_start<OUTER>(b, q);
@@ -71,8 +70,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
             tl_store4(b.out + first, v[k]);
         } else {
             TL_UNROLL_FOR (int e = 0; e < 3; e++)
-                if (first + e < b.n)
-                    b.out[first + e] = v[k][e];
+                if (first + e < b.n) b.out[first + e] = v[k][e];
         }
     }
 }
@@ -93,8 +91,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
     uint32_t piece, stack;
     const uint32_t q = p.stacks.divmod(p.pieces.divmod(blockIdx.x, &piece), &stack);
     const uint32_t at = (piece * THREADS + threadIdx.x) * 4, run = p.b.inner.divisor;
-    if (at >= run)
-        return;
+    if (at >= run) return;
     const float4 v = tl_load4(p.b.x + run_start<0>(p.b, q) + at);
     const uint32_t first = stack * REPEATS, count = min((uint32_t)REPEATS, p.repeats - first);
     float *out = p.b.out + ((int64_t)q * p.repeats + first) * run + at;
@@ -180,8 +177,7 @@ extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x
         }
         left += axes.repeated[j];
     }
-    if (left == 0)
-        return run_broadcast(ctx, "tl_cuda_reduce_from_broadcast", x, axes, out);
+    if (left == 0) return run_broadcast(ctx, "tl_cuda_reduce_from_broadcast", x, axes, out);
     void *scratch[TL_BROADCAST_RANK] = {};
     int32_t status = TORCHLEAN_OK;
     for (int i = 0; !status && tl_next_sum(&axes, &pass); i++) {

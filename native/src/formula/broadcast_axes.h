@@ -25,8 +25,7 @@ static inline tl_broadcast_axes tl_merge_axes(const int64_t *in, const int64_t *
     tl_broadcast_axes axes = {0, {0}, {0}};
     for (int32_t j = 0; j < rank; j++) {
         const int8_t repeated = map[j] == 0 || in[map[j] - 1] != out[j];
-        if (out[j] == 1)
-            continue;
+        if (out[j] == 1) continue;
         if (axes.count > 0 && axes.repeated[axes.count - 1] == repeated) {
             axes.size[axes.count - 1] *= out[j];
         } else {
@@ -53,8 +52,7 @@ typedef struct tl_sum_pass {
 static inline int tl_next_sum(tl_broadcast_axes *axes, tl_sum_pass *pass)
 {
     for (int32_t j = axes->count - 1; j >= 0; j--) {
-        if (!axes->repeated[j])
-            continue;
+        if (!axes->repeated[j]) continue;
         pass->outer = tl_sizes_product(axes->size, j);
         pass->length = axes->size[j];
         pass->inner = tl_sizes_product(axes->size + j + 1, axes->count - j - 1);

@@ -93,8 +93,7 @@ TL_HD int64_t tl_conv_phases(const tl_conv_shape *s)
 TL_HD int tl_conv_has_gaps(const tl_conv_shape *s)
 {
     for (int32_t d = 0; d < s->rank; d++)
-        if (s->stride[d] > s->kernel[d])
-            return 1;
+        if (s->stride[d] > s->kernel[d]) return 1;
     return 0;
 }
 

@@ -55,8 +55,7 @@ static inline double tl_bias_correction(float beta, uint64_t step)
 {
     double power = 1.0, square = (double)beta;
     for (; step; step >>= 1) {
-        if (step & 1)
-            power *= square;
+        if (step & 1) power *= square;
         square *= square;
     }
     return 1.0 - power;

@@ -80,13 +80,11 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     start_rows(row, BLOCK);
     for (int64_t tile = 0; tile < p->tiles; tile++) {
         const int64_t j0 = tile * TILE, keys = tl_imin(TILE, n - j0);
-        if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys))
-            continue;
+        if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys)) continue;
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL, rows = tl_imin(TL_PANEL, count - first);
             panel_scores(queries + first * d, d, across_tile(p, K, b, tile), s);
-            if (a->gQ)
-                panel_scores(cotangents + first * d, d, across_tile(p, V, b, tile), t);
+            if (a->gQ) panel_scores(cotangents + first * d, d, across_tile(p, V, b, tile), t);
             panel_maxima(p, b, i0 + first, rows, j0, keys, s, row + first, factor);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t i = i0 + first + r;
@@ -96,8 +94,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
                     score_gradients(s + r * TILE, t + r * TILE, dot[first + r], p, mask_row(p, b, i, j0), keys,
                                     i + 1 - j0);
             }
-            if (a->gQ)
-                accumulate_rows(s, rows, keys, along_tile(p, K, b, tile), width, sums + first * width);
+            if (a->gQ) accumulate_rows(s, rows, keys, along_tile(p, K, b, tile), width, sums + first * width);
         }
     }
     for (int64_t i = 0; i < count; i++) {
@@ -165,8 +162,7 @@ static void key_task(void *arg, int64_t task, int32_t worker)
     const packed *Q = &p->side[0], *G = &p->side[1];
 
     pack_panels(a->K + at, count, d, keys);
-    if (a->gK)
-        pack_panels(a->V + at, count, d, values);
+    if (a->gK) pack_panels(a->V + at, count, d, values);
     memset(gK, 0, (size_t)(2 * BLOCK * width) * sizeof *gK);
     memset(blocked, 0, BLOCK * TILE);
     for (int64_t tile = 0; tile < p->tiles; tile++) {
@@ -178,34 +174,27 @@ static void key_task(void *arg, int64_t task, int32_t worker)
                 for (int64_t i = 0; i < queries; i++)
                     weightless &= a->of.inverse[of + i] == a->of.inverse[of + i] &&
                                   (p->mode != FILL || a->of.base[of + i] > TL_FILL_VANISHES);
-                if (weightless)
-                    continue;
+                if (weightless) continue;
             }
             transpose_mask(p, b, i0, i0 + queries, j0, j0 + count, blocked);
         }
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
             const int64_t first = q * TL_PANEL;
             panel_scores(keys + first * d, d, across_tile(p, Q, b, tile), s);
-            if (a->gK)
-                panel_scores(values + first * d, d, across_tile(p, G, b, tile), t);
+            if (a->gK) panel_scores(values + first * d, d, across_tile(p, G, b, tile), t);
             for (int64_t r = 0; r < TL_PANEL; r++) { /* rows past the last key are worked on too, and dropped */
                 const uint8_t *row = blocked + (first + r) * TILE;
                 key_weights(s + r * TILE, p, row, a->of.base + of, a->of.inverse + of, queries);
-                if (a->gK)
-                    key_gradients(t + r * TILE, s + r * TILE, p, row, a->of.dot + of, queries);
+                if (a->gK) key_gradients(t + r * TILE, s + r * TILE, p, row, a->of.dot + of, queries);
             }
-            if (a->gV)
-                panel_accumulate(s, queries, along_tile(p, G, b, tile), width, gV + first * width);
-            if (a->gK)
-                panel_accumulate(t, queries, along_tile(p, Q, b, tile), width, gK + first * width);
+            if (a->gV) panel_accumulate(s, queries, along_tile(p, G, b, tile), width, gV + first * width);
+            if (a->gK) panel_accumulate(t, queries, along_tile(p, Q, b, tile), width, gK + first * width);
         }
     }
     for (int64_t j = 0; j < count; j++)
         for (int64_t c = 0; c < d; c++) {
-            if (a->gK)
-                a->gK[at + j * d + c] = gK[j * width + c] * p->scale;
-            if (a->gV)
-                a->gV[at + j * d + c] = gV[j * width + c];
+            if (a->gK) a->gK[at + j * d + c] = gK[j * width + c] * p->scale;
+            if (a->gV) a->gV[at + j * d + c] = gV[j * width + c];
         }
 }
 
@@ -218,14 +207,12 @@ int32_t tl_cpu_flash_attention_bwd(tl_context *ctx, const float *Q, const float 
     backward_args a = {.Q = Q, .K = K, .V = V, .out = out, .g = g, .gQ = gQ, .gK = gK, .gV = gV};
     void *kept;
     int32_t status = tl_pool_alloc(ctx, (size_t)(3 * batch * n) * sizeof(float), &kept);
-    if (status)
-        return status;
+    if (status) return status;
     a.of = (statistics){kept, (float *)kept + batch * n, (float *)kept + 2 * batch * n};
 
     a.p = make_problem(batch, n, d, mask_mode, scale, mask);
     int64_t size = add_side(&a.p, K, gQ ? ACROSS | ALONG : ACROSS);
-    if (gQ)
-        size += add_side(&a.p, V, ACROSS);
+    if (gQ) size += add_side(&a.p, V, ACROSS);
     status = run_pass(ctx, &a.p, &a, size, query_work(&a.p), query_task);
 
     if (!status && (gK || gV)) {

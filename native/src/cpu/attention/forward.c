@@ -33,8 +33,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
             int weightless = 1;
             for (int64_t i = 0; i < count && p->mode == FILL; i++)
                 weightless &= row[i].top > TL_FILL_VANISHES;
-            if (weightless)
-                continue;
+            if (weightless) continue;
         }
         const float *across = across_tile(p, K, b, t), *along = along_tile(p, V, b, t);
         for (int64_t q = 0; q * TL_PANEL < count; q++) {

@@ -50,8 +50,7 @@ static void add_row(const float *restrict x, float *restrict out, const float *c
         out[2 * i] = x[2 * i] + s[i];
         out[2 * i + 1] = x[2 * i + 1] + c[i];
     }
-    if (d % 2)
-        out[d - 1] = x[d - 1] + s[d / 2];
+    if (d % 2) out[d - 1] = x[d - 1] + s[d / 2];
 }
 
 static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
@@ -88,8 +87,7 @@ static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn 
     void *scratch;
     const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     uint64_t *rate = scratch;
     for (int64_t i = 0; i < a->pairs; i++)
         rate[i] = tl_turn_rate(base, i, a->d);

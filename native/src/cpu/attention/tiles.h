@@ -162,17 +162,14 @@ static inline void row_scores(float *restrict s, const problem *p, const float *
 /* Whether every pair of queries i0..i1-1 and keys j0..j1-1 is blocked. */
 static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1)
 {
-    if (p->mode == NO_MASK)
-        return 0;
-    if (p->mode == CAUSAL)
-        return j0 >= i1;
+    if (p->mode == NO_MASK) return 0;
+    if (p->mode == CAUSAL) return j0 >= i1;
     for (int64_t i = i0; i < i1; i++) {
         const float *row = p->mask + (b * p->n + i) * p->n;
         int32_t open = 0;
         for (int64_t j = j0; j < j1; j++)
             open |= !(row[j] == 0.0f);
-        if (open)
-            return 0;
+        if (open) return 0;
     }
     return 1;
 }
@@ -182,8 +179,7 @@ static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i
 static inline int skips_tile(const problem *p, int finite, const row_state *row, int64_t b, int64_t i0, int64_t count,
                              int64_t j0, int64_t keys)
 {
-    if (!finite || !all_blocked(p, b, i0, i0 + count, j0, j0 + keys))
-        return 0;
+    if (!finite || !all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) return 0;
     int weightless = 1;
     for (int64_t i = 0; i < count && p->mode == FILL; i++)
         weightless &= row[i].top > TL_FILL_VANISHES;
@@ -290,8 +286,7 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
     void *scratch;
     const size_t size = (size_t)(packed_size + tl_workers() * p->work_size) * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, size, &scratch);
-    if (status)
-        return status;
+    if (status) return status;
     pack_sides(p, scratch);
     tl_parallel(p->batch * tl_ceil_div(p->n, BLOCK), fn, arg);
     tl_pool_free(ctx, scratch);

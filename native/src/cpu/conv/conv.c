@@ -27,8 +27,7 @@ static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size,
 static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
                          const float *large, const float *w, const float *bias, float *small)
 {
-    if (batch == 0 || rows == 0)
-        return TORCHLEAN_OK;
+    if (batch == 0 || rows == 0) return TORCHLEAN_OK;
     if (channels == 0) {
         fill_bias(small, batch, rows, s->out_size, bias);
         return TORCHLEAN_OK;
@@ -43,12 +42,9 @@ static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, in
                       const float *small, const float *w, const float *bias, float *large)
 {
     int32_t status = TORCHLEAN_OK;
-    if (batch == 0 || rows == 0)
-        return TORCHLEAN_OK;
-    if (channels == 0 || tl_conv_has_gaps(s))
-        fill_bias(large, batch, rows, s->in_size, bias);
-    if (channels == 0)
-        return TORCHLEAN_OK;
+    if (batch == 0 || rows == 0) return TORCHLEAN_OK;
+    if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, rows, s->in_size, bias);
+    if (channels == 0) return TORCHLEAN_OK;
     for (int64_t phase = 0, phases = tl_conv_phases(s); phase < phases && !status; phase++) {
         const tl_conv_gather gather = tl_conv_spread(s, phase);
         const conv_view v = tl_conv_view(&gather, batch, channels, rows, small);
@@ -61,8 +57,7 @@ static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, in
 static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
                        const float *large, const float *small, float *gw)
 {
-    if (rows == 0 || channels == 0)
-        return TORCHLEAN_OK;
+    if (rows == 0 || channels == 0) return TORCHLEAN_OK;
     if (batch == 0) {
         memset(gw, 0, sizeof(float) * (size_t)(rows * channels * s->taps));
         return TORCHLEAN_OK;
@@ -75,18 +70,13 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
 /* gb[o] = sum over n and j of g[n,o,j]. */
 static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channels, int64_t size, float *gb)
 {
-    if (channels == 0)
-        return TORCHLEAN_OK;
-    if (batch == 1)
-        return tl_row_sums(ctx, g, channels, size, 0, gb);
+    if (channels == 0) return TORCHLEAN_OK;
+    if (batch == 1) return tl_row_sums(ctx, g, channels, size, 0, gb);
     void *images;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(batch * channels), &images);
-    if (status)
-        return status;
-    if (batch > 0)
-        status = tl_row_sums(ctx, g, batch * channels, size, 0, images);
-    if (!status)
-        status = tl_column_sums(ctx, images, 1, batch, channels, 0, gb);
+    if (status) return status;
+    if (batch > 0) status = tl_row_sums(ctx, g, batch * channels, size, 0, images);
+    if (!status) status = tl_column_sums(ctx, images, 1, batch, channels, 0, gb);
     tl_pool_free(ctx, images);
     return status;
 }
@@ -113,12 +103,9 @@ int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const f
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
     int32_t status = TORCHLEAN_OK;
-    if (gx)
-        status = spread(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
-    if (gw && !status)
-        status = weights(ctx, &s, batch, in_channels, out_channels, x, g, gw);
-    if (gb && !status)
-        status = bias_sums(ctx, g, batch, out_channels, s.out_size, gb);
+    if (gx) status = spread(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
+    if (gw && !status) status = weights(ctx, &s, batch, in_channels, out_channels, x, g, gw);
+    if (gb && !status) status = bias_sums(ctx, g, batch, out_channels, s.out_size, gb);
     return status;
 }
 
@@ -139,12 +126,9 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
     int32_t status = TORCHLEAN_OK;
-    if (gx)
-        status = correlate(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
-    if (gw && !status)
-        status = weights(ctx, &s, batch, out_channels, in_channels, g, x, gw);
-    if (gb && !status)
-        status = bias_sums(ctx, g, batch, out_channels, s.in_size, gb);
+    if (gx) status = correlate(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
+    if (gw && !status) status = weights(ctx, &s, batch, out_channels, in_channels, g, x, gw);
+    if (gb && !status) status = bias_sums(ctx, g, batch, out_channels, s.in_size, gb);
     return status;
 }
 

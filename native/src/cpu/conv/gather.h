@@ -126,8 +126,7 @@ INLINE int inside(const tl_conv_gather *g, const conv_run *run, const int64_t *t
     const int32_t last = g->rank - 1;
     for (int32_t d = 0; d < last; d++) {
         const int64_t c = run->at[d] + tap[d] * g->tap_step[d];
-        if (c < 0 || c >= g->source[d])
-            return 0;
+        if (c < 0 || c >= g->source[d]) return 0;
     }
     const int64_t c = run->at[last] + tap[last] * g->tap_step[last], step = g->step[last], n = g->source[last];
     int64_t low = c < 0 ? (step == 1 ? -c : tl_ceil_div(-c, step)) : 0;
@@ -161,8 +160,7 @@ static void gather_rows(const conv_view *v, const conv_strip *strip, int64_t vec
         for (int32_t r = 0; r < strip->runs; r++) {
             const conv_run *run = &strip->run[r];
             int64_t a, b;
-            if (!inside(g, run, tap, &a, &b))
-                continue;
+            if (!inside(g, run, tap, &a, &b)) continue;
             const int64_t origin = run->source + offset - run->first * step;
             if (step == 1) {
                 for (int64_t u = a / LANES; u <= (b - 1) / LANES; u++) {

@@ -46,8 +46,7 @@ static void pack_weights(void *arg, int64_t task, TL_UNUSED int32_t worker)
     int64_t offset[KC];
     for (int64_t k = 0, known = -1, index = 0; k < kc; k++) { /* a kernel of one tap needs its index once */
         const int64_t t = (k0 + k) % g->taps_size;
-        if (t != known)
-            index = tl_conv_kernel_index(g, known = t);
+        if (t != known) index = tl_conv_kernel_index(g, known = t);
         offset[k] = (k0 + k) / g->taps_size * job->channel_stride + index;
     }
     const int contiguous = offset[kc - 1] - offset[0] == kc - 1;
@@ -78,8 +77,7 @@ static void scatter(const job_t *job, const conv_strip *strip, const float *sums
             float *to = job->target + run->target + (row + r) * g->target_size;
             for (int64_t l = 0; l < run->length; l++) {
                 float x = s[l];
-                if (add)
-                    x = to[l * step] + x;
+                if (add) x = to[l * step] + x;
                 to[l * step] = bias ? x + bias[row + r] : x;
             }
         }
@@ -133,8 +131,7 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
     job.row_stride = row_stride, job.channel_stride = channel_stride;
     job.inner = v->channels * g->taps_size;
     job.columns = v->batch * g->positions;
-    if (job.columns == 0)
-        return TORCHLEAN_OK;
+    if (job.columns == 0) return TORCHLEAN_OK;
     for (int32_t d = 0; d < g->rank; d++)
         job.dense &= g->count[d] == g->target[d];
     job.blocks = tl_ceil_div(job.inner, KC);
@@ -150,8 +147,7 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
     const int64_t weights = job.blocks * job.row_tiles * job.region;
     void *packed;
     const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(weights + tl_workers() * KC * NR), &packed);
-    if (status)
-        return status;
+    if (status) return status;
     job.packed = packed;
     job.gathered = job.packed + weights;
     tl_parallel(job.blocks * job.row_tiles, pack_weights, &job);

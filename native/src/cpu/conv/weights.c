@@ -113,16 +113,14 @@ int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, flo
     job.worker_floats = STRIP + tl_ceil_div((job.tile_rows + job.tile_columns) * KC + 2 * NR, 16) * 16;
     void *blocks, *sums = 0;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_workers() * job.worker_floats), &blocks);
-    if (status)
-        return status;
+    if (status) return status;
     if (job.segments > 1)
         status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(job.segments * v->rows * job.inner), &sums);
     if (!status) {
         job.blocks = blocks;
         job.sums = sums ? sums : gw;
         tl_parallel(tiles * job.segments, multiply_tile, &job);
-        if (sums)
-            status = tl_column_sums(ctx, sums, 1, job.segments, v->rows * job.inner, 0, gw);
+        if (sums) status = tl_column_sums(ctx, sums, 1, job.segments, v->rows * job.inner, 0, gw);
     }
     tl_pool_free(ctx, sums);
     tl_pool_free(ctx, blocks);

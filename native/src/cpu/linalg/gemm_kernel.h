@@ -23,8 +23,7 @@ INLINE void FN(kernel)(const int R, const int V, int64_t kc, const REAL *a, cons
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             sum[r][0] = FN(fma)(a[r], b0, sum[r][0]);
-            if (V == 2)
-                sum[r][1] = FN(fma)(a[r], b1, sum[r][1]);
+            if (V == 2) sum[r][1] = FN(fma)(a[r], b1, sum[r][1]);
         }
     }
 #pragma GCC unroll 16
@@ -62,8 +61,7 @@ static const FN(kernel_fn) FN(kernels)[MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR)};
 static void FN(pack)(REAL *restrict dst, int64_t width, int64_t w, int64_t kc, const REAL *restrict src, int64_t lane,
                      int64_t step)
 {
-    if (w < width)
-        memset(dst, 0, (size_t)(width * kc) * sizeof *dst);
+    if (w < width) memset(dst, 0, (size_t)(width * kc) * sizeof *dst);
     if (width == 1) {
         for (int64_t k = 0; k < kc; k++)
             dst[k] = src[k * step];
@@ -195,8 +193,7 @@ static void FN(row_times_transpose)(const FN(job) * job, const REAL *a, const RE
 #pragma GCC unroll 16
                 for (int i = 0; i < TK; i++)
                     low = FN(fma)(x[(k + i) * job->csa], t[i], low);
-                if (w <= LANES)
-                    continue;
+                if (w <= LANES) continue;
                 FN(transpose)(from + k, off + LANES, t);
 #pragma GCC unroll 16
                 for (int i = 0; i < TK; i++)
@@ -270,8 +267,7 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
                 int64_t h = height + (q < taller);
                 FN(kernel_fn) kernel = FN(kernels)[h][vectors - 1];
                 REAL *to = c + i * job->rsc + j * job->csc;
-                if (ready)
-                    FN(pack_share)(job, spare, from + NR * job->csb, kc, q, panels);
+                if (ready) FN(pack_share)(job, spare, from + NR * job->csb, kc, q, panels);
                 if (whole) {
                     kernel(kc, panel, packed, ldb, to, job->rsc, add);
                 } else {
@@ -297,8 +293,7 @@ static void FN(finish_tile)(const FN(job) * job, REAL *c, const REAL *bias, int6
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < columns; j++)
                 c[i * job->rsc + j * job->csc] = 0;
-    if (!job->bias)
-        return;
+    if (!job->bias) return;
     for (int64_t i = 0; i < rows; i++) {
         REAL *row = c + i * job->rsc;
         const REAL *add = bias + i * job->bias_rows;
@@ -341,14 +336,12 @@ static int64_t FN(plan)(FN(job) * job)
     job->row_tiles = tl_ceil_div(job->m, TILE_ROWS);
     job->column_tiles = tl_ceil_div(job->p, job->m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS);
     job->products_per_task = 1;
-    if (cost < TASK_COST)
-        job->products_per_task = (int64_t)(TASK_COST / tl_imax(cost, 1.0));
+    if (cost < TASK_COST) job->products_per_task = (int64_t)(TASK_COST / tl_imax(cost, 1.0));
     for (;;) {
         int64_t tiles = job->row_tiles * job->column_tiles;
         job->tile_rows = tl_ceil_div(tl_ceil_div(job->m, job->row_tiles), MR) * MR;
         job->tile_columns = tl_ceil_div(tl_ceil_div(job->p, job->column_tiles), NR) * NR;
-        if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST)
-            break;
+        if (job->batch * tiles >= MANY_TASKS || cost / (double)tiles < 2 * TASK_COST) break;
         if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
             job->column_tiles *= 2;
         else if (job->tile_rows > MR)
@@ -388,8 +381,7 @@ static int32_t FN(product)(tl_context *ctx, const tl_gemm_args *g, const REAL *A
     void *blocks;
     int64_t workers = tasks == 1 ? 1 : tl_workers();
     int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.worker_elements) * sizeof(REAL), &blocks);
-    if (status)
-        return status;
+    if (status) return status;
     job.blocks = blocks;
     if (tasks == 1)
         FN(task)(&job, 0, 0);
@@ -434,8 +426,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     int64_t blocks = tl_ceil_div(g->n, KC);
     void *sums;
     int32_t status = tl_pool_alloc(ctx, sizeof(REAL) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
-    if (status)
-        return status;
+    if (status) return status;
     FN(round)
     round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .accumulate = g->accumulate};
     round.rows_per_task = tl_ceil_div(1024, g->p);
@@ -446,8 +437,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
         part.batch = whole, part.n = KC, part.ldc = g->p, part.accumulate = 0, part.bias = 0;
         part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
         const REAL *a = A + first * part.sa, *b = B + first * part.sb;
-        if (whole)
-            status = FN(product)(ctx, &part, a, b, sums);
+        if (whole) status = FN(product)(ctx, &part, a, b, sums);
         if (rest > whole * KC && !status) {
             part.batch = 1, part.n = rest - whole * KC;
             status = FN(product)(ctx, &part, a + whole * part.sa, b + whole * part.sb, (REAL *)sums + whole * part.sc);
@@ -465,8 +455,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
 int32_t FN(tl_gemm)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)
 {
     tl_gemm_args args = *g;
-    if (args.batch == 0 || args.m == 0 || args.p == 0)
-        return 0;
+    if (args.batch == 0 || args.m == 0 || args.p == 0) return 0;
     if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc) {
         args.m *= args.batch;
         args.batch = 1;

@@ -62,8 +62,7 @@ int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const
         status = multiply(ctx, product(1, outputs, batch, inputs, 1, 0), g, x, gW);
     if (gx && !status) /* g (batch, outputs) · W (outputs, inputs) */
         status = multiply(ctx, product(1, batch, outputs, inputs, 0, 0), g, W, gx);
-    if (gb && outputs > 0 && !status)
-        status = tl_column_sums(ctx, g, 1, batch, outputs, 0, gb);
+    if (gb && outputs > 0 && !status) status = tl_column_sums(ctx, g, 1, batch, outputs, 0, gb);
     return status;
 }
 

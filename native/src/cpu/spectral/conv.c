@@ -45,8 +45,7 @@ static void fill_table(const struct tiles *t, float *table, int by_pair)
     for (int64_t k = 0; k < t->padded; k++)
         for (int64_t j = 0; j < HALF; j++) {
             double c = 0, s = 0;
-            if (k < t->modes)
-                tl_root((uint64_t)k * (uint64_t)(2 * j + 1) % m, m, &c, &s);
+            if (k < t->modes) tl_root((uint64_t)k * (uint64_t)(2 * j + 1) % m, m, &c, &s);
             const int64_t at = by_pair ? j * t->padded + k : k * HALF + j;
             table[at] = (float)c;
             table[HALF * t->padded + at] = (float)s;
@@ -183,8 +182,7 @@ static void synthesis_task(void *arg, int64_t task, int32_t worker)
                     const int64_t at[2] = {HALF + j + q, HALF - 1 - j - q};
                     const tl_vec v[2] = {e[q] - o[q], e[q] + o[q]};
                     for (int side = 0; side < 2; side++) {
-                        if (at[side] >= rows)
-                            continue;
+                        if (at[side] >= rows) continue;
                         if (lanes == TL_W)
                             *(tl_vec_any *)(y + at[side] * t->width) = v[side];
                         else
@@ -272,8 +270,7 @@ static int32_t whole(tl_context *ctx, const float *x, float *re, float *im, floa
     struct columns job = {{f, n, n / 2 + 1, 1.0f, x ? 1.0f : 0.5f}, width, modes, x, re, im, y, NULL, 0};
     job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
-    if (!status)
-        tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
+    if (!status) tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;
@@ -300,11 +297,9 @@ static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, floa
         float *total = (float *)(memory + table);
         job.sums = (float *)(memory + table + sums);
         job.scratch = memory + table + sums * (blocks + 1);
-        if (blocks == 1)
-            job.sums = total;
+        if (blocks == 1) job.sums = total;
         tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
-        if (x && blocks > 1)
-            status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, total);
+        if (x && blocks > 1) status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, total);
         for (int64_t k = 0; x && !status && k < modes; k++) {
             memcpy(re + k * width, total + 2 * k * job.columns, (size_t)width * sizeof(float));
             memcpy(im + k * width, total + (2 * k + 1) * job.columns, (size_t)width * sizeof(float));
@@ -435,8 +430,7 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
     const int64_t plane = modes * width;
     float *spectra;
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra);
-    if (status)
-        return status;
+    if (status) return status;
     struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
     status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
     if (!status) {
@@ -452,15 +446,13 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
                                         float *gwRe, float *gwIm)
 {
     if (modes == 0) {
-        if (gx)
-            memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
+        if (gx) memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
         return TORCHLEAN_OK;
     }
     const int64_t plane = modes * width;
     float *spectra;
     int32_t status = tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra);
-    if (status)
-        return status;
+    if (status) return status;
     struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
     mix.dr = spectra + 4 * plane;
     mix.di = spectra + 5 * plane;
@@ -478,8 +470,7 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
     }
     if (!status && (gwRe || gwIm)) {
         status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
-        if (!status)
-            tl_parallel(modes, weights_task, &mix);
+        if (!status) tl_parallel(modes, weights_task, &mix);
     }
     tl_pool_free(ctx, spectra);
     return status;

@@ -158,8 +158,7 @@ static tl_cvec *direct(const tl_fft *f, tl_cvec *x, tl_cvec *y)
 
 tl_cvec *tl_fft_lanes(const tl_fft *f, tl_cvec *z, tl_cvec *scratch)
 {
-    if (!f->chirp)
-        return direct(f, z, scratch);
+    if (!f->chirp) return direct(f, z, scratch);
     const int64_t n = f->n, m = f->first->n;
     tl_cvec *a = scratch, *b = scratch + m;
     for (int64_t t = 0; t < n; t++)
@@ -271,8 +270,7 @@ static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         job->to[2 * k + job->swap_out] = r * c - i * s;
         job->to[2 * k + 1 - job->swap_out] = r * s + i * c;
     }
-    if (k < end)
-        memset(job->to + 2 * k, 0, (size_t)(end - k) * 2 * sizeof(float));
+    if (k < end) memset(job->to + 2 * k, 0, (size_t)(end - k) * 2 * sizeof(float));
 }
 
 static void multiply(const float *from, const float *w, float *to, int64_t n, int64_t m, int swap_in, int swap_out,

@@ -36,8 +36,7 @@ static int make_roots(tl_fft *f, tl_roots *t, uint64_t n)
     const uint64_t fine = UINT64_C(1) << t->shift, coarse = (n >> t->shift) + 1;
     t->fine = take(f, fine * 2 * sizeof(double));
     t->coarse = take(f, coarse * 2 * sizeof(double));
-    if (!t->fine || !t->coarse)
-        return 0;
+    if (!t->fine || !t->coarse) return 0;
     fill_roots(t->fine, fine, 0, n);
     fill_roots(t->coarse, coarse, t->shift, n);
     return 1;
@@ -60,8 +59,7 @@ static int factor(int64_t n, int *radix)
         radix[count++] = 8;
     for (; twos >= 2; twos -= 2)
         radix[count++] = 4;
-    if (twos)
-        radix[count++] = 2;
+    if (twos) radix[count++] = 2;
     return n == 1 ? count : 0;
 }
 
@@ -76,8 +74,7 @@ static int64_t near_root(int64_t n)
 {
     int64_t best = 1;
     for (int64_t d = 1; d * d <= n; d++)
-        if (n % d == 0)
-            best = d;
+        if (n % d == 0) best = d;
     return best;
 }
 
@@ -179,8 +176,7 @@ static int make_chirp(tl_fft *f, int64_t m)
 
 static void destroy(tl_fft *f)
 {
-    if (!f)
-        return;
+    if (!f) return;
     destroy(f->first);
     destroy(f->second);
     void *owned[] = {f->twiddle,    f->real,          f->chirp,       f->kernel,    f->roots.coarse,
@@ -248,8 +244,7 @@ static int make_real(tl_fft *f)
 static tl_fft *make(int64_t n, int kind, int part)
 {
     tl_fft *f = calloc(1, sizeof *f);
-    if (!f)
-        return NULL;
+    if (!f) return NULL;
     f->n = n;
     f->kind = kind;
     int ok = 1;
@@ -269,14 +264,10 @@ static tl_fft *make(int64_t n, int kind, int part)
         f->second = make(n / n1, TL_FFT_IN_LANES, 1);
         ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f);
     }
-    if (ok && !part)
-        ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
-    if (f->first)
-        f->bytes += f->first->bytes;
-    if (f->second)
-        f->bytes += f->second->bytes;
-    if (ok)
-        return f;
+    if (ok && !part) ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
+    if (f->first) f->bytes += f->first->bytes;
+    if (f->second) f->bytes += f->second->bytes;
+    if (ok) return f;
     destroy(f);
     return NULL;
 }
@@ -299,11 +290,9 @@ static void trim(void)
                 continue;
             }
             bytes += cache[i]->bytes;
-            if (!cache[i]->users && (oldest < 0 || cache[i]->stamp < cache[oldest]->stamp))
-                oldest = i;
+            if (!cache[i]->users && (oldest < 0 || cache[i]->stamp < cache[oldest]->stamp)) oldest = i;
         }
-        if ((places && bytes <= CACHED_BYTES) || oldest < 0)
-            return;
+        if ((places && bytes <= CACHED_BYTES) || oldest < 0) return;
         destroy(cache[oldest]);
         cache[oldest] = NULL;
     }
@@ -326,11 +315,9 @@ const tl_fft *tl_fft_get(int64_t n, int kind)
     pthread_mutex_lock(&lock);
     tl_fft *f = cached(n, kind);
     pthread_mutex_unlock(&lock);
-    if (f)
-        return f;
+    if (f) return f;
     f = make(n, kind, 0); /* another thread may make the same meanwhile; both are right */
-    if (!f)
-        return NULL;
+    if (!f) return NULL;
     f->users = 1;
     pthread_mutex_lock(&lock);
     trim();
@@ -347,8 +334,7 @@ const tl_fft *tl_fft_get(int64_t n, int kind)
 void tl_fft_put(const tl_fft *plan)
 {
     tl_fft *f = (tl_fft *)plan;
-    if (!f)
-        return;
+    if (!f) return;
     int kept = 0;
     pthread_mutex_lock(&lock);
     f->users--;
@@ -357,6 +343,5 @@ void tl_fft_put(const tl_fft *plan)
     const int drop = !kept && !f->users;
     trim();
     pthread_mutex_unlock(&lock);
-    if (drop)
-        destroy(f);
+    if (drop) destroy(f);
 }

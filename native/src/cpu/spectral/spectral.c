@@ -110,8 +110,7 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
         const tl_cvec a = weighted(S, k, factor), b = weighted(S, h - k, factor);
         tl_cvec z, y;
         TL_JOIN(a, b, w[0], w[1], z.r, z.i, y.r, y.i);
-        if (k)
-            Z[h - k] = (tl_cvec){y.i, y.r};
+        if (k) Z[h - k] = (tl_cvec){y.i, y.r};
         Z[k] = (tl_cvec){z.i, z.r};
     }
 }
@@ -189,8 +188,7 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
         number x, y;
         TL_JOIN(a, b, (float)c, (float)s, x.r, x.i, y.r, y.i);
-        if (k)
-            z[h - k] = y;
+        if (k) z[h - k] = y;
         z[k] = x;
     }
 }
@@ -281,8 +279,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
         job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
         bytes = job.per_worker * workers;
         int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
-        if (!status)
-            tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
+        if (!status) tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
         tl_pool_free(ctx, job.scratch);
         tl_fft_put(f);
         return status;

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
-    if (p.left_to_tensor_cores(b))
-        return;
+    if (p.left_to_tensor_cores(b)) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member, *out = a.out + member;
@@ -49,12 +48,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
         if (GRADIENT) {
             copy_rows<C, C::ROWS>(Gs, g, i0, p, 0);
-            if (j0 < p.n)
-                copy_rows<C, C::COLS>(Vs, V, j0, p, 0);
+            if (j0 < p.n) copy_rows<C, C::COLS>(Vs, V, j0, p, 0);
         }
         tl_copy_commit();
-        if (j0 < p.n)
-            copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
+        if (j0 < p.n) copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
         tl_copy_commit();
     }
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
@@ -79,8 +76,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
                 tl_copy_wait<0>();
                 __syncthreads();
                 product<C>(Qs, Ks, C::DP / 4, s);
-                if (GRADIENT)
-                    product<C>(Gs, Vs, C::DP / 4, t);
+                if (GRADIENT) product<C>(Gs, Vs, C::DP / 4, t);
             }
         } else if (GRADIENT) {
             tl_copy_wait<1>();
@@ -89,18 +85,15 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         }
         __syncthreads();
         const int64_t j1 = next(j0 + C::COLS, bits + (turn ^ 1) * BITS);
-        if (!C::MANY && GRADIENT && j1 < p.n)
-            copy_rows<C, C::COLS>(Vs, V, j1, p, 0);
-        if (C::MANY && GRADIENT)
-            copy_rows<C, C::COLS>(Ks, K, j0, p, from);
+        if (!C::MANY && GRADIENT && j1 < p.n) copy_rows<C, C::COLS>(Vs, V, j1, p, 0);
+        if (C::MANY && GRADIENT) copy_rows<C, C::COLS>(Ks, K, j0, p, from);
         tl_copy_commit();
         if (C::MANY)
             tl_copy_wait<0>();
         else
             tl_copy_wait<1>();
         __syncthreads();
-        if (!C::MANY)
-            product<C>(Qs, Ks, steps, s);
+        if (!C::MANY) product<C>(Qs, Ks, steps, s);
         query_scores<C>(s, p, bits + turn * BITS, j0);
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
             const float factor = softmax.step(i, s[i]);
@@ -121,8 +114,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
             accumulate<C>(Ws, Ks, sums);
         }
         __syncthreads();
-        if (!C::MANY && j1 < p.n)
-            copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
+        if (!C::MANY && j1 < p.n) copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
         tl_copy_commit();
         j0 = j1;
     }
@@ -130,8 +122,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const float total = softmax.total(i);
         const int64_t row = ty + C::TY * i, at = b * p.n + i0 + row;
-        if (row >= rows)
-            continue;
+        if (row >= rows) continue;
         if (tx == 0 && from == 0) {
             a.base[at] = softmax.top[i] == -TL_INF ? 0.0f : softmax.top[i];
             a.inverse[at] = 1.0f / total;
@@ -162,8 +153,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS, rows = p.n - j0;
-    if (p.left_to_tensor_cores(b))
-        return;
+    if (p.left_to_tensor_cores(b)) return;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member, *g = a.g + member;
     const float *base = a.base + b * p.n, *inverse = a.inverse + b * p.n, *dot = a.dot + b * p.n;
@@ -179,8 +169,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
             counts |= !all_finite<C::COLS>(a.finite_q, p, b, i) || !all_finite<C::COLS>(a.finite_g, p, b, i);
             for (int64_t row = i + threadIdx.x; row < i + C::COLS && row < p.n; row += C::THREADS)
                 counts |= isnan(inverse[row]) || (p.mode == FILL && !(base[row] > TL_FILL_VANISHES));
-            if (__syncthreads_or(counts))
-                break;
+            if (__syncthreads_or(counts)) break;
         }
         return i;
     };
@@ -190,11 +179,9 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     if (!C::MANY) {
         copy_rows<C, C::ROWS>(Ks, K, j0, p, 0);
         copy_rows<C, C::ROWS>(Vs, V, j0, p, 0);
-        if (i0 < p.n)
-            copy_rows<C, C::COLS>(Gs, g, i0, p, 0);
+        if (i0 < p.n) copy_rows<C, C::COLS>(Gs, g, i0, p, 0);
         tl_copy_commit();
-        if (i0 < p.n)
-            copy_rows<C, C::COLS>(Qs, Q, i0, p, 0);
+        if (i0 < p.n) copy_rows<C, C::COLS>(Qs, Q, i0, p, 0);
         tl_copy_commit();
     }
     for (int turn = 0; i0 < p.n; turn ^= 1) {
@@ -221,8 +208,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         } else {
             tl_copy_wait<1>();
             __syncthreads();
-            if (want_k)
-                product<C>(Vs, Gs, steps, t);
+            if (want_k) product<C>(Vs, Gs, steps, t);
             tl_copy_wait<0>();
             __syncthreads();
             product<C>(Ks, Qs, steps, s);
@@ -248,32 +234,26 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         }
         const int64_t i1 = next(i0 + C::COLS, bits + (turn ^ 1) * BITS);
         __syncwarp();
-        if (want_v)
-            accumulate<C>(Ps, Gs, gV);
+        if (want_v) accumulate<C>(Ps, Gs, gV);
         __syncthreads();
-        if (!C::MANY && i1 < p.n)
-            copy_rows<C, C::COLS>(Gs, g, i1, p, 0);
+        if (!C::MANY && i1 < p.n) copy_rows<C, C::COLS>(Gs, g, i1, p, 0);
         tl_copy_commit();
-        if (want_k)
-            accumulate<C>(Ws, Qs, gK);
+        if (want_k) accumulate<C>(Ws, Qs, gK);
         __syncthreads();
-        if (!C::MANY && i1 < p.n)
-            copy_rows<C, C::COLS>(Qs, Q, i1, p, 0);
+        if (!C::MANY && i1 < p.n) copy_rows<C, C::COLS>(Qs, Q, i1, p, 0);
         tl_copy_commit();
         i0 = i1;
     }
     tl_copy_wait<0>();
     TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const int64_t row = ty + C::TY * i, at = (b * p.n + j0 + row) * p.d;
-        if (row >= rows)
-            continue;
+        if (row >= rows) continue;
         if (want_k) {
             TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
                 gK[i][c] *= p.scale;
             store_row<C>(a.gK + at, gK[i], p, from);
         }
-        if (want_v)
-            store_row<C>(a.gV + at, gV[i], p, from);
+        if (want_v) store_row<C>(a.gV + at, gV[i], p, from);
     }
 }
 
@@ -282,8 +262,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
 template <class C> static int32_t query_pass(tl_context *ctx, BackwardArgs &a)
 {
     dim3 grid = pass_grid<C>(a.p);
-    if (!a.gQ)
-        grid.y = 1;
+    if (!a.gQ) grid.y = 1;
     return tl_launch_shared(ctx, NAME, a.gQ ? query_kernel<C, true> : query_kernel<C, false>, grid, C::THREADS,
                             query_shared<C>(), a);
 }
@@ -300,12 +279,10 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
     uint8_t *const of_q = finite ? finite + size : nullptr, *const of_g = finite ? finite + 2 * size : nullptr;
     const ValueScan scans[5] = {
         {a.p.K, finite, true}, {a.p.Q, of_q, true}, {a.g, of_g, true}, {a.p.V, nullptr, true}, {a.out, nullptr, false}};
-    if (finite || unsafe)
-        TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 5 : 3, unsafe));
+    if (finite || unsafe) TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 5 : 3, unsafe));
     a.finite_k = finite, a.finite_q = of_q, a.finite_g = of_g;
     a.p.unsafe = unsafe;
-    if (unsafe)
-        TL_TRY(backward_tensor(ctx, a));
+    if (unsafe) TL_TRY(backward_tensor(ctx, a));
     /* Two blocks of 128 threads share a multiprocessor up to d = 64, one block beyond: bound by shared memory and by
      * the registers of two products and the sums. */
     const int32_t status = d <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
@@ -314,8 +291,7 @@ static int32_t backward(tl_context *ctx, BackwardArgs &a, uint8_t *finite, uint8
                            : d <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
                                       : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
     TL_TRY(status);
-    if (!a.gK && !a.gV)
-        return TORCHLEAN_OK;
+    if (!a.gK && !a.gV) return TORCHLEAN_OK;
     return d <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
            : d <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)

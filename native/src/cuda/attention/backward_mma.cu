@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     extern __shared__ __align__(16) float shared[];
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
-    if (p.unsafe[b])
-        return;
+    if (p.unsafe[b]) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *K = p.K + member, *V = p.V + member;
@@ -50,15 +49,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
     TensorSoftmax<C> softmax;
     int64_t j0 = next_tile<C>(0, end, bits, p, b, i0, softmax, lane);
     copy_rows<C, C::ROWS>(Qs, p.Q + member, i0, p, 0);
-    if (GRADIENT)
-        copy_rows<C, C::ROWS>(Gs, a.g + member, i0, p, 0);
+    if (GRADIENT) copy_rows<C, C::ROWS>(Gs, a.g + member, i0, p, 0);
     auto copy_tile = [&](int64_t j, int turn) {
         copy_rows<C, C::TILES>(Ks + turn * C::TILES * C::LD, K, j, p, 0);
-        if (GRADIENT)
-            copy_rows<C, C::TILES>(Vs + turn * C::TILES * C::LD, V, j, p, 0);
+        if (GRADIENT) copy_rows<C, C::TILES>(Vs + turn * C::TILES * C::LD, V, j, p, 0);
     };
-    if (j0 < end)
-        copy_tile(j0, 0);
+    if (j0 < end) copy_tile(j0, 0);
     tl_copy_commit();
     float dot[C::R];
     dot_products<C>(dot, a.g + member, a.out + member, i0, p, lane);
@@ -67,8 +63,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
         __syncthreads();
         const int64_t j1 =
             next_tile<C>(j0 + C::TILES, end, bits + (turn ^ 1) * C::ROWS * C::SPLIT, p, b, i0, softmax, lane);
-        if (j1 < end)
-            copy_tile(j1, turn ^ 1);
+        if (j1 < end) copy_tile(j1, turn ^ 1);
         tl_copy_commit();
         const uint32_t *words = bits + (turn * C::SPLIT + lane.team) * C::ROWS;
         const int64_t j = j0 + lane.team * TILE;
@@ -86,8 +81,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
                     TL_UNROLL_FOR (int n = 0; n < 4; n++)
                         TL_UNROLL_FOR (int e = 0; e < 4; e++)
                             s[m][n][e] *= t[m][n][e] - dot[2 * m + e / 2];
-                if (p.mode == FILL && cover != ALL)
-                    clear_blocked<C>(s, words, lane);
+                if (p.mode == FILL && cover != ALL) clear_blocked<C>(s, words, lane);
                 const Weights<C> weights(s);
                 tile_accumulate<C, true>(sums, weights, tile_k, d, softmax.factor, lane);
             }
@@ -95,13 +89,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_tensor_kernel(con
         j0 = j1;
     }
     tl_copy_wait<0>();
-    if (!join_queries<C, GRADIENT>(shared, softmax, sums, lane))
-        return;
+    if (!join_queries<C, GRADIENT>(shared, softmax, sums, lane)) return;
     TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
         const int64_t row = i0 + lane.row(r), at = b * p.n + row;
-        if (row >= p.n)
-            continue;
+        if (row >= p.n) continue;
         if (lane.t == 0) {
             a.base[at] = softmax.top[r] == -TL_INF ? 0.0f : softmax.top[r];
             a.inverse[at] = 1.0f / (total * (1.0f / WEIGHT_UNIT));
@@ -149,8 +141,7 @@ __device__ __forceinline__ bool read_key_words(uint32_t *bits, const Problem &p,
             any |= two;
         }
     }
-    if (upper == 0)
-        bits[lane.first + key] = word;
+    if (upper == 0) bits[lane.first + key] = word;
     return any != 0;
 }
 
@@ -159,8 +150,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     extern __shared__ __align__(16) float shared[];
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, j0 = blockIdx.x % p.blocks * C::ROWS;
-    if (p.unsafe[b])
-        return;
+    if (p.unsafe[b]) return;
     const int64_t member = b * p.n * p.d;
     const float *Q = p.Q + member, *g = a.g + member;
     float *Ks = shared, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD, *Gs = Qs + 2 * C::TILES * C::LD;
@@ -196,15 +186,13 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
     int64_t i0 = next(p.mode == CAUSAL ? j0 : 0, bits);
     copy_rows<C, C::ROWS>(Ks, p.K + member, j0, p, 0);
     copy_rows<C, C::ROWS>(Vs, p.V + member, j0, p, 0);
-    if (i0 < p.n)
-        copy_tile(i0, 0);
+    if (i0 < p.n) copy_tile(i0, 0);
     tl_copy_commit();
     for (int turn = 0; i0 < p.n; turn ^= 1) {
         tl_copy_wait<0>();
         __syncthreads();
         const int64_t i1 = next(i0 + C::TILES, bits + (turn ^ 1) * C::ROWS * C::SPLIT);
-        if (i1 < p.n)
-            copy_tile(i1, turn ^ 1);
+        if (i1 < p.n) copy_tile(i1, turn ^ 1);
         tl_copy_commit();
         /* A warp whose keys come after all queries of the tile has nothing to do under a causal mask. */
         const int64_t i = i0 + lane.team * TILE;
@@ -244,8 +232,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
                         TL_UNROLL_FOR (int r = 0; r < C::R; r++)
                             s[r / 2][n][r % 2 * 2 + e] *= t[r / 2][n][r % 2 * 2 + e] - dot;
                     }
-                if (p.mode == FILL)
-                    clear_blocked<C>(s, team_bits, lane);
+                if (p.mode == FILL) clear_blocked<C>(s, team_bits, lane);
                 const Weights<C> weights(s);
                 tile_accumulate<C, false>(gK, weights, tile_q, d, no_factor, lane);
             }
@@ -261,12 +248,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
         each_sum<C>(gK, [&](int i, float &sum) { sum += from[i * C::TEAM]; });
         each_sum<C>(gV, [&](int i, float &sum) { sum += from[(SUMS_OF<C> + i) * C::TEAM]; });
     };
-    if (!join_teams<C, 2 * SUMS_OF<C>>(shared, lane, leave, join))
-        return;
+    if (!join_teams<C, 2 * SUMS_OF<C>>(shared, lane, leave, join)) return;
     TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const int64_t row = j0 + lane.row(r), at = member + row * p.d;
-        if (row >= p.n)
-            continue;
+        if (row >= p.n) continue;
         TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
             TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 TL_UNROLL_FOR (int e = 0; e < 2; e++) {
@@ -274,10 +259,8 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_
                     gK[r / 2][group][j][r % 2 * 2 + e] *= p.scale;
                     gV[r / 2][group][j][r % 2 * 2 + e] *= 1.0f / WEIGHT_UNIT;
                 }
-        if (want_k)
-            store_sums<C>(a.gK + at, gK, r, p, lane);
-        if (want_v)
-            store_sums<C>(a.gV + at, gV, r, p, lane);
+        if (want_k) store_sums<C>(a.gK + at, gK, r, p, lane);
+        if (want_v) store_sums<C>(a.gV + at, gV, r, p, lane);
     }
 }
 
@@ -300,8 +283,7 @@ template <class C> static int32_t key_tensor(tl_context *ctx, BackwardArgs a)
 int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
 {
     const int64_t d = a.p.d;
-    if (wgmma_serves(ctx, a.p))
-        return backward_wgmma(ctx, a);
+    if (wgmma_serves(ctx, a.p)) return backward_wgmma(ctx, a);
     /* Elsewhere 32 queries to a warp where the registers allow, unless that leaves multiprocessors idle; two results
      * for the 16 keys of a warp. */
     const bool teams = d <= 64 && a.p.n <= TEAM_ROWS;
@@ -312,8 +294,7 @@ int32_t backward_tensor(tl_context *ctx, const BackwardArgs &a)
                            : d <= 32        ? query_tensor<Tensor<32, 2, 4, 2>>(ctx, a)
                            : d <= 64        ? query_tensor<Tensor<64, 2, 4, 2>>(ctx, a)
                                             : query_tensor<Tensor<128, 1, 8, 1>>(ctx, a);
-    if (status || (!a.gK && !a.gV))
-        return status;
+    if (status || (!a.gK && !a.gV)) return status;
     return teams     ? key_tensor<Tensor<64, 1, 8, 1, 4>>(ctx, a)
            : d <= 32 ? key_tensor<Tensor<32, 1, 4, 3>>(ctx, a)
            : d <= 64 ? key_tensor<Tensor<64, 1, 4, 3>>(ctx, a)

@@ -32,8 +32,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     constexpr int BITS = C::ROWS * C::COLS / 32;
     const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
-    if (p.left_to_tensor_cores(b))
-        return;
+    if (p.left_to_tensor_cores(b)) return;
     /* under a causal mask the last rows have the most to do and start first */
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t from = C::MANY ? (int64_t)blockIdx.y * C::DP : 0;
@@ -48,8 +47,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     int64_t j0 = next(0, bits);
     if (!C::MANY) {
         copy_rows<C, C::ROWS>(Qs, Q, i0, p, 0);
-        if (j0 < p.n)
-            copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
+        if (j0 < p.n) copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
         tl_copy_commit();
     }
     for (int turn = 0; j0 < p.n; turn ^= 1) {
@@ -73,8 +71,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
             __syncthreads();
         }
         const int64_t j1 = next(j0 + C::COLS, bits + (turn ^ 1) * BITS);
-        if (!C::MANY && j1 < p.n)
-            copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
+        if (!C::MANY && j1 < p.n) copy_rows<C, C::COLS>(Ks, K, j1, p, 0);
         tl_copy_commit();
         query_scores<C>(s, p, bits + turn * BITS, j0);
         TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
@@ -96,8 +93,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         const int64_t row = ty + C::TY * i;
         TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
             sums[i][c] = sums[i][c] / total;
-        if (row < rows)
-            store_row<C>(a.out + (b * p.n + i0 + row) * p.d, sums[i], p, from);
+        if (row < rows) store_row<C>(a.out + (b * p.n + i0 + row) * p.d, sums[i], p, from);
     }
 }
 
@@ -121,8 +117,7 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
     extern __shared__ __align__(16) float shared[];
     const Problem &p = a.p;
     const int64_t b = blockIdx.x / p.blocks, rank = blockIdx.x % p.blocks;
-    if (p.unsafe[b])
-        return;
+    if (p.unsafe[b]) return;
     const int64_t i0 = (p.mode == CAUSAL ? p.blocks - 1 - rank : rank) * C::ROWS, rows = p.n - i0;
     const int64_t end = p.mode == CAUSAL && i0 + C::ROWS < p.n ? i0 + C::ROWS : p.n, member = b * p.n * p.d;
     const float *Q = p.Q + member, *K = p.K + member, *V = p.V + member;
@@ -165,12 +160,10 @@ template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forw
         j0 = j1;
     }
     tl_copy_wait<0>();
-    if (!join_queries<C, true>(shared, softmax, sums, lane))
-        return;
+    if (!join_queries<C, true>(shared, softmax, sums, lane)) return;
     TL_UNROLL_FOR (int r = 0; r < C::R; r++) {
         const float total = softmax.total(r);
-        if (lane.row(r) >= rows)
-            continue;
+        if (lane.row(r) >= rows) continue;
         TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++)
             TL_UNROLL_FOR (int j = 0; j < 4; j++)
                 TL_UNROLL_FOR (int e = 0; e < 2; e++)
@@ -198,8 +191,7 @@ struct ValueScanArgs {
 __global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
 {
     const int64_t granule = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (granule >= a.batch * a.granules)
-        return;
+    if (granule >= a.batch * a.granules) return;
     const ValueScan &scan = a.scans[blockIdx.y];
     const int64_t b = granule / a.granules, first = granule % a.granules * GRANULE;
     const int64_t count = (a.n - first < GRANULE ? a.n - first : GRANULE) * a.d;
@@ -226,10 +218,8 @@ __global__ void __launch_bounds__(256) scan_values_kernel(const ValueScanArgs a)
     nonfinite = __any_sync(0xffffffffu, nonfinite);
     unsplittable = __any_sync(0xffffffffu, unsplittable);
     if (threadIdx.x % 32 == 0) {
-        if (scan.finite)
-            scan.finite[granule] = !nonfinite;
-        if (a.unsafe && unsplittable)
-            a.unsafe[b] = 1;
+        if (scan.finite) scan.finite[granule] = !nonfinite;
+        if (a.unsafe && unsplittable) a.unsafe[b] = 1;
     }
 }
 
@@ -238,8 +228,7 @@ int32_t scan_values(tl_context *ctx, const Problem &p, const ValueScan *scans, i
     ValueScanArgs a{{}, p.batch, p.n, p.d, p.granules, unsafe};
     for (int i = 0; i < count; i++)
         a.scans[i] = scans[i];
-    if (unsafe)
-        TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
+    if (unsafe) TL_CUDA_TRY(ctx, cudaMemsetAsync(unsafe, 0, (size_t)p.batch, tl_cuda_stream(ctx)));
     const dim3 grid(tl_grid(p.batch * p.granules, 8), (unsigned)count);
     return tl_launch(ctx, "scan_values", scan_values_kernel, grid, 256, a);
 }
@@ -248,8 +237,7 @@ static int32_t forward_all(tl_context *ctx, ForwardArgs &a, uint8_t *finite, uin
 {
     const int64_t d = a.p.d;
     const ValueScan scans[3] = {{a.p.V, finite, true}, {a.p.Q, nullptr, true}, {a.p.K, nullptr, true}};
-    if (finite || unsafe)
-        TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
+    if (finite || unsafe) TL_TRY(scan_values(ctx, a.p, scans, unsafe ? 3 : 1, unsafe));
     a.finite = finite;
     a.p.unsafe = unsafe;
     /* Where warp group products do not serve: 32 rows to a warp, so that what is split of K and V serves two products,
@@ -285,8 +273,7 @@ extern "C" int32_t tl_cuda_flash_attention(tl_context *ctx, const float *Q, cons
     const int64_t granules = tl_ceil_div(n, GRANULE);
     ForwardArgs a{{Q, K, V, mask, batch, n, d, (int)mask_mode, scale, wide, granules, 0, nullptr}, nullptr, out};
     const bool tensor = tensor_takes(a.p), masked = a.p.mode != NO_MASK;
-    if (!tensor && !masked)
-        return forward_all(ctx, a, nullptr, nullptr);
+    if (!tensor && !masked) return forward_all(ctx, a, nullptr, nullptr);
     tl_scratch<uint8_t> finite(ctx);
     TL_TRY(finite.allocate(batch * granules + batch));
     return forward_all(ctx, a, masked ? (uint8_t *)finite : nullptr, tensor ? finite + batch * granules : nullptr);

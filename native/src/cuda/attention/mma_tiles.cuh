@@ -125,8 +125,7 @@ __device__ __forceinline__ void tile_accumulate(Sums<C> &sums, const Weights<C> 
 {
     const float *x = X + 2 * lane.t * C::LD + 4 * lane.g;
     TL_UNROLL_FOR (int group = 0; group < C::GROUPS; group++) {
-        if (group > 0 && 32 * group >= d)
-            break;
+        if (group > 0 && 32 * group >= d) break;
         float part[C::M][4][4] = {};
         TL_UNROLL_FOR (int k = 0; k < 4; k++) {
             const float4 y = tl_load4(x + 8 * k * C::LD + 32 * group);
@@ -160,12 +159,10 @@ __device__ __forceinline__ void store_sums(float *row, const Sums<C> &sums, int 
             const int c = 32 * group + 4 * (2 * lane.t + e), at = r % 2 * 2 + e;
             const float (&v)[4][4] = sums[r / 2][group];
             if (p.wide) {
-                if (c < p.d)
-                    tl_store4(row + c, make_float4(v[0][at], v[1][at], v[2][at], v[3][at]));
+                if (c < p.d) tl_store4(row + c, make_float4(v[0][at], v[1][at], v[2][at], v[3][at]));
             } else {
                 TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                    if (c + j < p.d)
-                        row[c + j] = v[j][at];
+                    if (c + j < p.d) row[c + j] = v[j][at];
             }
         }
 }
@@ -260,11 +257,9 @@ __device__ __forceinline__ bool join_teams(float *shared, const Lane &lane, Leav
     if constexpr (C::SPLIT > 1) {
         float *const place = shared + threadIdx.x % C::TEAM;
         __syncthreads();
-        if (lane.team > 0)
-            leave(place + (lane.team - 1) * (COUNT * C::TEAM));
+        if (lane.team > 0) leave(place + (lane.team - 1) * (COUNT * C::TEAM));
         __syncthreads();
-        if (lane.team > 0)
-            return false;
+        if (lane.team > 0) return false;
 #pragma unroll 1
         for (int other = 0; other < C::SPLIT - 1; other++)
             visit(place + other * (COUNT * C::TEAM));
@@ -292,8 +287,7 @@ __device__ __forceinline__ bool join_queries(float *shared, TensorSoftmax<C> &so
             to[2 * r * C::TEAM] = softmax.top[r];
             to[(2 * r + 1) * C::TEAM] = softmax.chain[r];
         }
-        if constexpr (SUMS)
-            each_sum<C>(sums, [&](int i, float &sum) { to[(2 * C::R + i) * C::TEAM] = sum; });
+        if constexpr (SUMS) each_sum<C>(sums, [&](int i, float &sum) { to[(2 * C::R + i) * C::TEAM] = sum; });
     };
     const auto join = [&](const float *from) {
         float other[C::R];
@@ -331,8 +325,7 @@ __device__ __forceinline__ bool read_words(uint32_t *bits, const Problem &p, int
             x[i] = j < p.n && first + r + i < p.n ? from[(r + i) * p.n] : 0.0f;
         TL_UNROLL_FOR (int i = 0; i < 16; i++) {
             const uint32_t word = __ballot_sync(0xffffffffu, !(x[i] == 0.0f));
-            if (threadIdx.x % 32 == 0)
-                bits[lane.first + r + i] = word;
+            if (threadIdx.x % 32 == 0) bits[lane.first + r + i] = word;
             any |= word;
         }
     }
@@ -361,8 +354,7 @@ template <class C>
 __device__ __forceinline__ Cover query_cover(const uint32_t *bits, const Problem &p, int64_t i0, int64_t j0,
                                              const Lane &lane)
 {
-    if (p.mode == NO_MASK)
-        return ALL;
+    if (p.mode == NO_MASK) return ALL;
     Words<C> words;
     query_words<C>(words, bits, p, i0, j0, lane);
     uint32_t any = 0, all = 0xffffffffu;
@@ -389,16 +381,14 @@ __device__ __forceinline__ void tensor_scores(float (&s)[C::M][4][4], const Prob
         TL_UNROLL_FOR (int r = 0; r < C::R; r++)
             TL_UNROLL_FOR (int n = 0; n < 4; n++)
                 TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                    if (!allows(words[r] >> 2 * lane.t, n, e))
-                        s[r / 2][n][r % 2 * 2 + e] = blocked;
+                    if (!allows(words[r] >> 2 * lane.t, n, e)) s[r / 2][n][r % 2 * 2 + e] = blocked;
     }
     if (p.n - j0 < TILE) {
         const int keys = (int)(p.n - j0);
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int n = 0; n < 4; n++)
                 TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                    if (8 * n + 2 * lane.t + e % 2 >= keys)
-                        s[m][n][e] = -TL_INF;
+                    if (8 * n + 2 * lane.t + e % 2 >= keys) s[m][n][e] = -TL_INF;
     }
 }
 
@@ -410,8 +400,7 @@ __device__ __forceinline__ void clear_blocked(float (&x)[C::M][4][4], const uint
         const uint32_t word = bits[lane.row(r)] >> 2 * lane.t;
         TL_UNROLL_FOR (int n = 0; n < 4; n++)
             TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                if (!allows(word, n, e))
-                    x[r / 2][n][r % 2 * 2 + e] = 0.0f;
+                if (!allows(word, n, e)) x[r / 2][n][r % 2 * 2 + e] = 0.0f;
     }
 }
 

@@ -37,8 +37,7 @@ template <Kind KIND, bool WIDE> struct Group {
     {
         if constexpr (WIDE) {
             tl_load4(row + first, v);
-            if constexpr (KIND == HALVES)
-                tl_load4(row + d / 2 + first, v + 4);
+            if constexpr (KIND == HALVES) tl_load4(row + d / 2 + first, v + 4);
         } else {
             v[0] = row[first];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
@@ -50,13 +49,11 @@ template <Kind KIND, bool WIDE> struct Group {
     {
         if constexpr (WIDE) {
             tl_store4(row + first, v);
-            if constexpr (KIND == HALVES)
-                tl_store4(row + d / 2 + first, v + 4);
+            if constexpr (KIND == HALVES) tl_store4(row + d / 2 + first, v + 4);
         } else {
             row[first] = v[0];
             const int64_t second = KIND == HALVES ? d / 2 + first : first + 1;
-            if (second < d)
-                row[second] = v[1];
+            if (second < d) row[second] = v[1];
         }
     }
 
@@ -69,8 +66,7 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
 {
     using G = Group<KIND, WIDE>;
     const uint32_t t = blockIdx.x * THREADS + threadIdx.x;
-    if (t >= a.total)
-        return;
+    if (t >= a.total) return;
     uint32_t group;
     const int64_t p = a.groups.divmod(t, &group);
     const int64_t pair = (int64_t)group * G::PAIRS;
@@ -78,19 +74,16 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     float c[G::PAIRS], s[G::PAIRS];
     TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
         tl_turn((uint64_t)(a.start + p) * a.rate[pair + i], &c[i], &s[i]);
-        if (a.back)
-            s[i] = -s[i];
+        if (a.back) s[i] = -s[i];
     }
     const int64_t b0 = (int64_t)blockIdx.y * a.members;
     const int64_t b1 = b0 + a.members < a.batch ? b0 + a.members : a.batch;
     for (int64_t b = b0; b < b1; b += UNROLL) {
         float v[UNROLL][G::COUNT];
         TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
-            if (b + u < b1)
-                G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
+            if (b + u < b1) G::load(a.x + ((b + u) * a.n + p) * a.d, a.d, column, v[u]);
         TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
-            if (b + u >= b1)
-                break;
+            if (b + u >= b1) break;
             TL_UNROLL_FOR (int i = 0; i < G::PAIRS; i++) {
                 float &x = v[u][G::first(i)], &y = v[u][G::second(i)];
                 if constexpr (KIND == ADD) {
@@ -115,8 +108,7 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     /* about a million threads where there is so much to do, and at most 65535 blocks along the batch */
     int64_t members = a.batch * a.n * groups / (1 << 20) + 1;
     members = tl_ceil_div(members < UNROLL ? UNROLL : members, UNROLL) * UNROLL;
-    if (members < tl_ceil_div(a.batch, 65535))
-        members = tl_ceil_div(a.batch, 65535);
+    if (members < tl_ceil_div(a.batch, 65535)) members = tl_ceil_div(a.batch, 65535);
     a.members = members;
     a.groups = tl_fastdiv((uint64_t)groups);
     a.total = (uint32_t)(a.n * groups);
@@ -125,8 +117,7 @@ template <Kind KIND> int32_t encode(tl_context *ctx, Positions a, float base)
     void *more = nullptr;
     if (pairs > 512) {
         more = malloc((size_t)pairs * sizeof *rate);
-        if (!more)
-            return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
+        if (!more) return tl_fail(TORCHLEAN_NO_MEMORY, "no host memory for %lld frequencies", (long long)pairs);
         rate = (uint64_t *)more;
     }
     for (int64_t i = 0; i < pairs; i++)

@@ -134,12 +134,10 @@ __device__ __forceinline__ void store_row(float *row, const float (&v)[C::RC], c
     TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
         const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
         if (p.wide) {
-            if (c < p.d)
-                tl_store4(row + c, v + 4 * g);
+            if (c < p.d) tl_store4(row + c, v + 4 * g);
         } else {
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                if (c + e < p.d)
-                    row[c + e] = v[4 * g + e];
+                if (c + e < p.d) row[c + e] = v[4 * g + e];
         }
     }
 }
@@ -169,8 +167,7 @@ __device__ __forceinline__ bool read_mask(uint32_t *bits, const Problem &p, int6
         const int64_t i = i0 + t / WORDS, j = j0 + t % WORDS * 32 + lane;
         const bool allowed = i < p.n && j < p.n && !(p.mask[(b * p.n + i) * p.n + j] == 0.0f);
         const uint32_t word = __ballot_sync(0xffffffffu, allowed);
-        if (lane == 0)
-            bits[t] = word;
+        if (lane == 0) bits[t] = word;
         any |= word != 0;
     }
     return any;
@@ -263,8 +260,7 @@ __device__ __forceinline__ int64_t next_keys(int64_t j, uint32_t *words, const P
     for (; j < p.n && p.mode != NO_MASK; j += C::COLS) {
         bool counts = read_mask<C, C::ROWS, C::COLS>(words, p, b, i0, j);
         counts |= !all_finite<C::COLS>(finite, p, b, j) || (p.mode == FILL && softmax.fill_counts(p.n - i0));
-        if (__syncthreads_or(counts))
-            break;
+        if (__syncthreads_or(counts)) break;
     }
     return j;
 }

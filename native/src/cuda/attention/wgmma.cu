@@ -18,8 +18,7 @@ __global__ void __launch_bounds__(warp_groups::THREADS, 1) wgmma_attention_kerne
     __shared__ float dots[C::OF_KEYS || PASS == FORWARD ? 1 : ROWS];
     const Problem &p = a.p;
     const Place<C> place(p, blockIdx.x);
-    if (p.unsafe[place.b])
-        return;
+    if (p.unsafe[place.b]) return;
     char *const own = align_to_swizzle((char *)shared), *const stages = own + C::OPERANDS;
     if (threadIdx.x == 0) {
         init_ring<C::STAGES>(tl_shared_address(barriers[0]), tl_shared_address(barriers[1]), WARPS * ARRIVALS,
@@ -91,10 +90,8 @@ int32_t backward_wgmma(tl_context *ctx, const BackwardArgs &x)
     TL_TRY(x.gQ ? make<QUERIES>(ctx, a, NAME) : make<STATISTICS>(ctx, a, NAME));
     a.by_weights = x.gV;
     a.by_slopes = x.gK;
-    if (x.gK && x.gV && x.p.d <= 64)
-        return make<KEYS, 64>(ctx, a, NAME);
-    if (x.gV)
-        TL_TRY(make<KEYS_V>(ctx, a, NAME));
+    if (x.gK && x.gV && x.p.d <= 64) return make<KEYS, 64>(ctx, a, NAME);
+    if (x.gV) TL_TRY(make<KEYS_V>(ctx, a, NAME));
     return x.gK ? make<KEYS_K>(ctx, a, NAME) : TORCHLEAN_OK;
 }
 

@@ -189,8 +189,7 @@ template <class C> struct Consumer {
             TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++) {
                 ring.wait_full();
                 start_part<false>(part, hi, lo, stage());
-                if (c == 0 && h == 0)
-                    meanwhile();
+                if (c == 0 && h == 0) meanwhile();
                 wgmma_wait(part);
                 ring.release();
                 TL_UNROLL_FOR (int i = 0; i < 32; i++)
@@ -205,8 +204,7 @@ template <class C> struct Consumer {
     {
         const int before = row(r) - header.ahead - 32 * h;
         uint32_t word = p.mode == HARD ? header.bits[h][row(r)] : 0xffffffffu;
-        if (p.mode == CAUSAL)
-            word = C::OF_KEYS ? ~low_bits(before) : low_bits(before + 1);
+        if (p.mode == CAUSAL) word = C::OF_KEYS ? ~low_bits(before) : low_bits(before + 1);
         return C::OF_KEYS ? word : word & low_bits((int)p.n - j - 32 * h);
     }
 
@@ -214,8 +212,7 @@ template <class C> struct Consumer {
     __device__ __forceinline__ bool partial(const Head &header, int j) const
     {
         const int ahead = header.ahead - first;
-        if (p.mode == CAUSAL ? (C::OF_KEYS ? ahead < 15 : ahead + COLS > 1) : p.mode == HARD)
-            return true;
+        if (p.mode == CAUSAL ? (C::OF_KEYS ? ahead < 15 : ahead + COLS > 1) : p.mode == HARD) return true;
         return !C::OF_KEYS && j + COLS > (int)p.n;
     }
     /* `value` where blocked. */
@@ -226,8 +223,7 @@ template <class C> struct Consumer {
                 const uint32_t word = allowed(header, j, r, h) >> 2 * t;
                 TL_UNROLL_FOR (int k = 0; k < 4; k++)
                     TL_UNROLL_FOR (int e = 0; e < 2; e++)
-                        if (!allows(word, k, e))
-                            s[4 * (4 * h + k) + 2 * r + e] = value;
+                        if (!allows(word, k, e)) s[4 * (4 * h + k) + 2 * r + e] = value;
             }
     }
 
@@ -246,12 +242,10 @@ template <class C> struct Consumer {
                     }
                 }
         } else {
-            if (some)
-                block(s, header, j, -TL_INF);
+            if (some) block(s, header, j, -TL_INF);
             rows.step(s, p.scale);
         }
-        if (some)
-            block(s, header, j, 0.0f);
+        if (some) block(s, header, j, 0.0f);
     }
 
     /* x = weights · (x - D). */
@@ -272,8 +266,7 @@ template <class C> struct Consumer {
         float s[32];
         ring.begin_tile();
         product(s, own, [] {});
-        if (starting && group == 0)
-            start_second_group();
+        if (starting && group == 0) start_second_group();
         if constexpr (C::SLOPES) {
             float x[32];
             product(x, own + C::CHUNKS * OPERAND, [&] { weigh(s, header, j); });
@@ -289,8 +282,7 @@ template <class C> struct Consumer {
         } else {
             weigh(s, header, j);
             release_header();
-            if constexpr (C::WEIGHTS)
-                accumulate(by_weights, s, [] {});
+            if constexpr (C::WEIGHTS) accumulate(by_weights, s, [] {});
         }
     }
 
@@ -317,8 +309,7 @@ template <class C> struct Consumer {
     {
         const Place<C> at = place();
         const int i = at.r0 + row(r), rest = (int)p.d - 2 * t;
-        if (i >= (int)p.n)
-            return;
+        if (i >= (int)p.n) return;
         float *const x = to + (at.b * p.n + i) * p.d + 2 * t;
         TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
             TL_UNROLL_FOR (int k = 0; k < 8; k++)
@@ -348,8 +339,7 @@ template <class C> struct Consumer {
                     sum = fmaf(u.w, v.w, sum);
                 }
             sum = tl_fold_group<tl_sum_op, 4>(sum);
-            if (t == 0)
-                dots[row(r)] = sum;
+            if (t == 0) dots[row(r)] = sum;
         }
         __syncwarp();
     }
@@ -359,8 +349,7 @@ template <class C> struct Consumer {
         if constexpr (C::OF_KEYS) {
             TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
                 TL_UNROLL_FOR (int i = 0; i < 32; i++) {
-                    if constexpr (C::WEIGHTS)
-                        by_weights[h][i] *= 1.0f / WEIGHT_UNIT;
+                    if constexpr (C::WEIGHTS) by_weights[h][i] *= 1.0f / WEIGHT_UNIT;
                     if constexpr (C::SLOPES) {
                         by_slopes[h][i] *= 1.0f / WEIGHT_UNIT;
                         by_slopes[h][i] *= p.scale;
@@ -388,20 +377,16 @@ template <class C> struct Consumer {
             }
         }
         TL_UNROLL_FOR (int r = 0; r < 2; r++) {
-            if constexpr (C::WEIGHTS)
-                store(a.by_weights, by_weights, r);
-            if constexpr (C::SLOPES)
-                store(a.by_slopes, by_slopes, r);
+            if constexpr (C::WEIGHTS) store(a.by_weights, by_weights, r);
+            if constexpr (C::SLOPES) store(a.by_slopes, by_slopes, r);
         }
     }
 
     __device__ __forceinline__ void run()
     {
         copy_own(own, C::OF_KEYS ? p.K : p.Q);
-        if constexpr (C::SLOPES)
-            copy_own(own + C::CHUNKS * OPERAND, C::OF_KEYS ? p.V : a.g);
-        if constexpr (!C::OF_KEYS && C::PASS != FORWARD)
-            dot_products();
+        if constexpr (C::SLOPES) copy_own(own + C::CHUNKS * OPERAND, C::OF_KEYS ? p.V : a.g);
+        if constexpr (!C::OF_KEYS && C::PASS != FORWARD) dot_products();
         group_sync(group);
         /* The second group starts when the first has its first scores, so that from then on one weighs scores while
          * the other keeps the tensor cores busy. */
@@ -411,13 +396,10 @@ template <class C> struct Consumer {
             header_ring.wait_full();
             const Head &header = headers[header_ring.stage];
             const int j = *(const volatile int *)&header.first;
-            if (j < 0)
-                break;
-            if (starting && group == 1)
-                wait_for_first_group();
+            if (j < 0) break;
+            if (starting && group == 1) wait_for_first_group();
             if (blocked(header)) {
-                if (starting && group == 0)
-                    start_second_group();
+                if (starting && group == 0) start_second_group();
                 pass_over();
             } else {
                 tile(header, j, starting);

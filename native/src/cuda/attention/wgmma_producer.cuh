@@ -103,8 +103,7 @@ template <class C> struct Producer {
                 uint32_t word = 0;
 #pragma unroll 4
                 for (int q = 0; q < 32; q++, from += p.n)
-                    if (key < n && j + 32 * h + q < n)
-                        word |= (uint32_t)!(*from == 0.0f) << q;
+                    if (key < n && j + 32 * h + q < n) word |= (uint32_t)!(*from == 0.0f) << q;
                 bits[h][thread] = word;
                 any |= word;
             }
@@ -116,8 +115,7 @@ template <class C> struct Producer {
                 TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                     const bool exists = r0 + row < n && j + 32 * h + lane < n;
                     const uint32_t word = __ballot_sync(0xffffffffu, exists && !(from[32 * h] == 0.0f));
-                    if (lane == 0)
-                        bits[h][row] = word;
+                    if (lane == 0) bits[h][row] = word;
                     any |= word;
                 }
         }
@@ -133,8 +131,7 @@ template <class C> struct Producer {
         if (p.mode == HARD)
             while (j < end && !group_any(GROUPS, read_mask(header.bits, j)))
                 j += COLS;
-        if (j >= end)
-            j = -1;
+        if (j >= end) j = -1;
         if (thread == 0) {
             header.first = j;
             header.ahead = j - r0;
@@ -157,12 +154,10 @@ template <class C> struct Producer {
     template <int INDEX> __device__ __forceinline__ int panels(float4 (&even)[4], float4 (&odd)[4], int j, int next)
     {
         if constexpr (INDEX < C::PANELS) {
-            if constexpr (INDEX == 0)
-                ring.begin_tile();
+            if constexpr (INDEX == 0) ring.begin_tile();
             float4(&held)[4] = INDEX % 2 ? odd : even;
             write<INDEX>(held);
-            if constexpr (INDEX + 2 == C::PANELS)
-                next = announce(j + COLS);
+            if constexpr (INDEX + 2 == C::PANELS) next = announce(j + COLS);
             if constexpr (INDEX + 2 < C::PANELS)
                 read<INDEX + 2>(held, j);
             else if (next >= 0)
@@ -176,8 +171,7 @@ template <class C> struct Producer {
     {
         float4 even[4], odd[4];
         int j = announce(p.mode == CAUSAL && C::OF_KEYS ? r0 : 0);
-        if (j < 0)
-            return;
+        if (j < 0) return;
         read<0>(even, j);
         read<1>(odd, j);
         while (j >= 0)

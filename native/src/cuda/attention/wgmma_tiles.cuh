@@ -102,10 +102,8 @@ template <class C, uint32_t FIRST_PARITY> struct PanelRing : Ring<C::STAGES> {
     {}
     __device__ __forceinline__ void begin_tile()
     {
-        if (C::TURNS > 0)
-            this->stage = 0;
-        if (C::TURNS > 0 && C::TURNS % 2 == 0)
-            this->parity = FIRST_PARITY;
+        if (C::TURNS > 0) this->stage = 0;
+        if (C::TURNS > 0 && C::TURNS % 2 == 0) this->parity = FIRST_PARITY;
     }
     __device__ __forceinline__ void publish()
     {

@@ -29,10 +29,8 @@ int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t ba
 int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
                 const float *large, const float *small, float *gw)
 {
-    if (rows == 0 || channels == 0)
-        return TORCHLEAN_OK;
-    if (batch == 0)
-        return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, rows * channels * s.taps);
+    if (rows == 0 || channels == 0) return TORCHLEAN_OK;
+    if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, rows * channels * s.taps);
     return tl_conv_wgmma_serves_weights(ctx, s, batch, channels, rows, small)
                ? tl_conv_wgmma_weights(ctx, s, batch, channels, rows, large, small, gw)
                : tl_cuda_conv_weights(ctx, s, batch, channels, rows, large, small, gw);
@@ -41,14 +39,11 @@ int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t 
 /* gb[o] = sum over n and j of g[n,o,j]. */
 int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channels, int64_t size, float *gb)
 {
-    if (channels == 0)
-        return TORCHLEAN_OK;
-    if (batch == 1)
-        return tl_cuda_row_sums(ctx, g, channels, size, 0, gb);
+    if (channels == 0) return TORCHLEAN_OK;
+    if (batch == 1) return tl_cuda_row_sums(ctx, g, channels, size, 0, gb);
     tl_scratch<float> images(ctx);
     TL_TRY(images.allocate(batch * channels));
-    if (batch > 0)
-        TL_TRY(tl_cuda_row_sums(ctx, g, batch * channels, size, 0, images));
+    if (batch > 0) TL_TRY(tl_cuda_row_sums(ctx, g, batch * channels, size, 0, images));
     return tl_cuda_column_sums(ctx, images, 1, batch, channels, 0, gb);
 }
 
@@ -76,10 +71,8 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    if (gx)
-        TL_TRY(product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx));
-    if (gw)
-        TL_TRY(weights(ctx, s, batch, in_channels, out_channels, x, g, gw));
+    if (gx) TL_TRY(product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx));
+    if (gw) TL_TRY(weights(ctx, s, batch, in_channels, out_channels, x, g, gw));
     return gb ? bias_sums(ctx, g, batch, out_channels, s.out_size, gb) : TORCHLEAN_OK;
 }
 
@@ -100,10 +93,8 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    if (gx)
-        TL_TRY(product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx));
-    if (gw)
-        TL_TRY(weights(ctx, s, batch, out_channels, in_channels, g, x, gw));
+    if (gx) TL_TRY(product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx));
+    if (gw) TL_TRY(weights(ctx, s, batch, out_channels, in_channels, g, x, gw));
     return gb ? bias_sums(ctx, g, batch, out_channels, s.in_size, gb) : TORCHLEAN_OK;
 }
 

@@ -23,10 +23,8 @@ static __device__ __forceinline__ uint32_t axis_bits(const tl_conv_gather &g, in
     const int64_t taps = g.taps[d], room = g.source[d] - c;
     const int64_t begin = g.tap_step[d] > 0 ? -c : 1 - room, stop = g.tap_step[d] > 0 ? room : c + 1;
     const int64_t low = begin > 0 ? begin : 0, high = stop < taps ? stop : taps;
-    if (low >= high)
-        return 0;
-    if (high - low == taps)
-        return ~0u;
+    if (low >= high) return 0;
+    if (high - low == taps) return ~0u;
     uint32_t bits = 0;
     if (g.taps_size <= CHUNK) { /* one run in every period of taps·inner bits */
         bits = (1u << (int)(high * inner)) - (1u << (int)(low * inner));
@@ -36,8 +34,7 @@ static __device__ __forceinline__ uint32_t axis_bits(const tl_conv_gather &g, in
     }
     int64_t run = first % inner, tap = first / inner % taps;
     for (int t = 0; t < n; t++) {
-        if (tap >= low && tap < high)
-            bits |= 1u << t;
+        if (tap >= low && tap < high) bits |= 1u << t;
         if (++run == inner) {
             run = 0;
             tap = tap + 1 == taps ? 0 : tap + 1;
@@ -99,8 +96,7 @@ static inline int64_t tl_conv_segments(int64_t tiles, int64_t most, int64_t wave
     double best = 0;
     for (int64_t n = 1; n <= most; n++) {
         const double filled = (double)(tiles * n) / (double)(tl_ceil_div(tiles * n, wave) * wave);
-        if (filled > best * (1 + 1.0 / 32))
-            best = filled, segments = n;
+        if (filled > best * (1 + 1.0 / 32)) best = filled, segments = n;
     }
     return segments;
 }

@@ -45,8 +45,7 @@ __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __gr
     uint32_t from = image * job.channels * job.small_size + (uint32_t)((j1 - (T - 1)) * width + j2);
     uint32_t present = 0;
     TL_UNROLL_FOR (int m = 0; m < V; m++)
-        if (item < job.items && (uint32_t)(j1 - (T - 1) + m) < (uint32_t)job.out[0])
-            present |= 1u << m;
+        if (item < job.items && (uint32_t)(j1 - (T - 1) + m) < (uint32_t)job.out[0]) present |= 1u << m;
     float sum[P][S][S][R] = {};
     for (uint32_t channel0 = 0; channel0 < job.channels; channel0 += CHANNELS) {
         const uint32_t channels = min(job.channels - channel0, (uint32_t)CHANNELS);
@@ -73,12 +72,10 @@ __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __gr
                                : 0.0f;
                 TL_UNROLL_FOR (int t1 = 0; t1 < T; t1++)
                     TL_UNROLL_FOR (int r1 = 0; r1 < S; r1++) {
-                        if (t1 * S + r1 >= job.kernel[0])
-                            continue;
+                        if (t1 * S + r1 >= job.kernel[0]) continue;
                         const float4 *w = of_channel + (t1 * S + r1) * job.kernel[1] + t2 * S;
                         TL_UNROLL_FOR (int r2 = 0; r2 < S; r2++) {
-                            if (t2 * S + r2 >= job.kernel[1])
-                                continue;
+                            if (t2 * S + r2 >= job.kernel[1]) continue;
                             const float4 rows = w[r2];
                             const float x[4] = {rows.x, rows.y, rows.z, rows.w};
                             TL_UNROLL_FOR (int p = 0; p < P; p++)
@@ -89,11 +86,9 @@ __global__ void __launch_bounds__(THREADS, F::RESIDENT) direct_kernel(const __gr
             }
         }
     }
-    if (item >= job.items)
-        return;
+    if (item >= job.items) return;
     TL_UNROLL_FOR (int r = 0; r < R; r++) {
-        if ((uint32_t)r >= job.rows)
-            continue;
+        if ((uint32_t)r >= job.rows) continue;
         const float bias = job.bias ? job.bias[r] : 0.0f;
         float *to = job.large + (uint64_t)(image * job.rows + (uint32_t)r) * job.large_size;
         TL_UNROLL_FOR (int p = 0; p < P; p++)
@@ -135,10 +130,8 @@ int64_t common_stride(const tl_conv_shape &s)
     int64_t stride = 0;
     for (int d = 0; d < s.rank; d++) {
         const bool free = s.in[d] == 1 && s.out[d] == 1 && s.kernel[d] == 1 && s.padding[d] == 0;
-        if (!free && stride && s.stride[d] != stride)
-            return 0;
-        if (!free)
-            stride = s.stride[d];
+        if (!free && stride && s.stride[d] != stride) return 0;
+        if (!free) stride = s.stride[d];
     }
     return stride;
 }
@@ -151,11 +144,9 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t c
         (s.rank == 2 && s.in[0] > EXTENT_MOST))
         return false;
     for (int d = 0; d < s.rank; d++)
-        if (s.in[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST)
-            return false;
+        if (s.in[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST) return false;
     const int64_t stride = common_stride(s), first = s.rank == 2 ? s.kernel[0] : 1;
-    if (stride != 1 && stride != 2)
-        return false;
+    if (stride != 1 && stride != 2) return false;
     /* as the order of additions is another than that of conv/mma_product.cu, the batch has no say */
     return first <= (stride == 1 ? 7 : 8) && s.in_size >= POSITIONS_LEAST && batch * s.in_size < INT64_C(1) << 31;
 }

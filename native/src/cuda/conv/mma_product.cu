@@ -190,8 +190,7 @@ template <class T_> struct ProductLoader {
             if ((int)threadIdx.x < SLICE / 2 && ahead < last)
                 tl_copy_async<16, false>(tl_shared_address(table + ahead % TABLE * SLICE + (int)threadIdx.x * 2),
                                          offsets + ahead * SLICE + (int)threadIdx.x * 2, true);
-            if (next == chunk_end)
-                enter_chunk(next / slices_per_chunk);
+            if (next == chunk_end) enter_chunk(next / slices_per_chunk);
             const int column = (int)threadIdx.x % BN, k = (int)threadIdx.x / BN * EACH;
             const uint4 *entries = reinterpret_cast<const uint4 *>(table + next % TABLE * SLICE + k);
             const uint32_t to = tl_shared_address(stage), to_b = to + 4 * (A + k * LB + column);
@@ -267,8 +266,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
     const int64_t columns = job.batch * g.positions, q0 = (int64_t)(tile / (uint32_t)job.phase_count) * T::BN;
     const int slices = (int)(phase.steps / SLICE), block = job.block;
     const int first = (int)blockIdx.z * block;
-    if (q0 >= columns || first >= slices)
-        return;
+    if (q0 >= columns || first >= slices) return;
     const int last = job.partial ? min(slices, first + block) : slices, column = (int)threadIdx.x % T::BN;
     const bool used = q0 + column < columns;
     Loader loader = {job,
@@ -284,8 +282,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
                      last,
                      (int)(phase.chunk_steps / SLICE)};
     const uint32_t target = loader.enter_chunk(0);
-    if ((int)threadIdx.x < T::BN)
-        targets[column] = target;
+    if ((int)threadIdx.x < T::BN) targets[column] = target;
     run_slices(loader, stages, first, last, block, job.channels * g.taps_size < TENSOR_LEAST,
                [&](int index, const typename T::Sums &sums) {
                    const uint32_t size = (uint32_t)(job.spread ? job.shape.in_size : job.shape.out_size);
@@ -302,8 +299,7 @@ __global__ void __launch_bounds__(256)
                tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     float sum = partial[i];
 #pragma unroll 4
     for (int64_t block = 1; block < blocks; block++)
@@ -321,11 +317,9 @@ __global__ void __launch_bounds__(256)
     fill_kernel(const float *__restrict__ bias, int64_t n, tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t row = 0;
-    if (bias)
-        rows.divmod(size.div((uint32_t)i), &row);
+    if (bias) rows.divmod(size.div((uint32_t)i), &row);
     out[i] = bias ? bias[row] : 0.0f;
 }
 
@@ -367,10 +361,8 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     int64_t blocks = 1;
     if (phases == 1 && !(job.spread && tl_conv_has_gaps(&job.shape))) {
         blocks = tl_ceil_div(TILES_WANTED, image_tiles);
-        if (blocks > job.most_steps / BLOCK_LEAST)
-            blocks = job.most_steps / BLOCK_LEAST;
-        if (blocks < 1)
-            blocks = 1;
+        if (blocks > job.most_steps / BLOCK_LEAST) blocks = job.most_steps / BLOCK_LEAST;
+        if (blocks < 1) blocks = 1;
     }
     job.block = (int32_t)(tl_ceil_div(slices / 2, blocks) * 2);
     blocks = tl_ceil_div(slices, job.block);
@@ -381,8 +373,7 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
     job.row_tiles = job.padded_rows / tile_rows;
     const int64_t tiles = tl_ceil_div(columns, narrow ? 64 : 128) * job.row_tiles;
     tl_scratch<float> partial(ctx);
-    if (apart)
-        TL_TRY(partial.allocate(blocks * job.target_elements));
+    if (apart) TL_TRY(partial.allocate(blocks * job.target_elements));
     job.partial = partial;
     for (job.first_phase = 0; job.first_phase < phases; job.first_phase += PHASES_AT_ONCE) {
         const int64_t left = phases - job.first_phase;
@@ -395,8 +386,7 @@ int32_t product(tl_context *ctx, Job &job, int64_t positions, int64_t phases)
                                                     : launch<Tile<4, 4, 1>>;
         TL_TRY(launch_tiles(ctx, job, tiles, blocks));
     }
-    if (!partial)
-        return TORCHLEAN_OK;
+    if (!partial) return TORCHLEAN_OK;
     const int64_t size = job.spread ? job.shape.in_size : job.shape.out_size;
     return tl_cuda_conv_add(ctx, partial, blocks, job.target_elements, job.bias, size, job.rows, job.target);
 }
@@ -414,12 +404,9 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
                              int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
     const int64_t size = spread ? s.in_size : s.out_size;
-    if (batch == 0 || rows == 0)
-        return TORCHLEAN_OK;
-    if (channels == 0)
-        return fill(ctx, bias, batch, rows, size, target);
-    if (spread && tl_conv_has_gaps(&s))
-        TL_TRY(fill(ctx, bias, batch, rows, size, target));
+    if (batch == 0 || rows == 0) return TORCHLEAN_OK;
+    if (channels == 0) return fill(ctx, bias, batch, rows, size, target);
+    if (spread && tl_conv_has_gaps(&s)) TL_TRY(fill(ctx, bias, batch, rows, size, target));
     Job job = {};
     job.shape = s;
     job.spread = spread;
@@ -428,8 +415,7 @@ int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool sprea
     job.target_elements = batch * rows * size;
     const int64_t phases = spread ? tl_conv_phases(&s) : 1;
     job.alone = phases == 1;
-    if (job.alone)
-        make_phase(&s, spread, 0, channels, &job.phase);
+    if (job.alone) make_phase(&s, spread, 0, channels, &job.phase);
     int64_t positions;
     most_of(job, &positions, &job.most_steps);
     if (positions == 0) /* the padding cuts off all that a stride above the kernel leaves */

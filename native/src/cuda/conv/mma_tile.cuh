@@ -91,14 +91,12 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
     {
         TL_UNROLL_FOR (int nt = 0; nt < NT; nt++) {
             const int at = column(nt, 0);
-            if (at >= left)
-                continue;
+            if (at >= left) continue;
             const bool second = at + 1 < left;
             const uint32_t to0 = targets[at], to1 = targets[at + 1];
             TL_UNROLL_FOR (int half = 0; half < 2 * MT; half++) {
                 const uint32_t r = row0 + row(half / 2, half % 2 * 2);
-                if (r >= rows)
-                    continue;
+                if (r >= rows) continue;
                 float x = sums[half / 2][nt][half % 2 * 2], y = sums[half / 2][nt][half % 2 * 2 + 1];
                 const float b = bias ? bias[r] : 0.0f;
                 float *p = base + (uint32_t)(r * row_stride + to0), *q = base + (uint32_t)(r * row_stride + to1);
@@ -110,12 +108,10 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
                     }
                     *both = bias ? make_float2(x + b, y + b) : make_float2(x, y);
                 } else {
-                    if (add)
-                        x = *p + x;
+                    if (add) x = *p + x;
                     *p = bias ? x + b : x;
                     if (second) {
-                        if (add)
-                            y = *q + y;
+                        if (add) y = *q + y;
                         *q = bias ? y + b : y;
                     }
                 }

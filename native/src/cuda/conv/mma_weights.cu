@@ -215,8 +215,7 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
     segments = tl_ceil_div(total, segment);
     job.segment = (uint32_t)(segment < UINT32_MAX ? segment : UINT32_MAX);
     tl_scratch<float> sums(ctx);
-    if (segments > 1)
-        TL_TRY(sums.allocate(segments * job.elements));
+    if (segments > 1) TL_TRY(sums.allocate(segments * job.elements));
     job.sums = sums ? (float *)sums : gw;
     constexpr size_t bytes = sizeof(float) * WeightsLoader<T>::STAGES * WeightsLoader<T>::STAGE;
     const dim3 grid((unsigned)tiles, (unsigned)segments);
@@ -249,12 +248,9 @@ int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t ba
     }
     job.by_four = s.out_size % 4 == 0 && tl_aligned4(small);
     const int64_t total = batch * s.out_size;
-    if (rows <= 16)
-        return launch<Tile<1, 4, 1>>(ctx, job, total, gw);
-    if (rows <= 32)
-        return launch<Tile<2, 4, 1>>(ctx, job, total, gw);
-    if (rows > 64)
-        return launch<Tile<4, 4, 2>>(ctx, job, total, gw);
+    if (rows <= 16) return launch<Tile<1, 4, 1>>(ctx, job, total, gw);
+    if (rows <= 32) return launch<Tile<2, 4, 1>>(ctx, job, total, gw);
+    if (rows > 64) return launch<Tile<4, 4, 2>>(ctx, job, total, gw);
     /* half the width where that leaves a fifth of the columns less */
     uint32_t unused;
     const bool narrow = 5 * column_tiles(job, 64, &unused) < 8 * column_tiles(job, 128, &unused);

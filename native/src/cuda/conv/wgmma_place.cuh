@@ -87,8 +87,7 @@ struct Position {
             source += (uint32_t)c[d] * job.stride[d];
             target += j[d] * phase.to_step[d];
         }
-        if (q >= phase.columns)
-            c[0] = INT32_MIN / 2;
+        if (q >= phase.columns) c[0] = INT32_MIN / 2;
     }
 };
 

@@ -51,8 +51,7 @@ __global__ void __launch_bounds__(512) pack_kernel(const __grid_constant__ Job j
             const uint32_t row = row0 + e % 2 * 8, channel = channel0 + e / 2 * 4;
             const bool real = row < job.rows && channel < job.channels;
             part[e] = real ? job.w[row * job.w_row + channel * job.w_channel + kernel] : 0.0f;
-            if (tl_split_unsafe(part[e]))
-                part[e] = TL_NAN;
+            if (tl_split_unsafe(part[e])) part[e] = TL_NAN;
         }
         to[(uint64_t)t * 512] = make_float4(part[0], part[1], part[2], part[3]);
     }
@@ -153,26 +152,22 @@ __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, con
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + (uint32_t)(16 * warp + 8 * h + lane / 4);
-        if (row >= job.rows)
-            continue;
+        if (row >= job.rows) continue;
         const uint32_t base = row * job.target_size;
         const float bias = sink.bias ? sink.bias[row] : 0.0f;
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             const int column = 8 * j + 2 * (lane % 4);
-            if (column >= left)
-                continue;
+            if (column >= left) continue;
             const uint2 at = *reinterpret_cast<const uint2 *>(targets + column);
             float x = sum[4 * j + 2 * h], y = sum[4 * j + 2 * h + 1];
-            if (sink.bias)
-                x += bias, y += bias;
+            if (sink.bias) x += bias, y += bias;
             float *p = sink.to + (base + at.x);
             const bool second = column + 1 < left;
             if (second && at.y == at.x + 1 && ((uintptr_t)p & 7) == 0) {
                 *reinterpret_cast<float2 *>(p) = make_float2(x, y);
             } else {
                 *p = x;
-                if (second)
-                    sink.to[base + at.y] = y;
+                if (second) sink.to[base + at.y] = y;
             }
         }
     }
@@ -255,8 +250,7 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
         }
         TL_UNROLL_FOR (int r = 0; r < 8; r++) {
             const uint32_t row = row0 + ty + 8 * r;
-            if (row >= job.rows)
-                continue;
+            if (row >= job.rows) continue;
             if (total.group) {
                 float *const p = total.place(ty, (uint32_t)r, q - column0);
                 *p = place.segment > 0 ? *p + sum[r] : sum[r];
@@ -302,13 +296,11 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
                 const uint32_t column0 = place.column0 + column, columns = job.phase[place.phase].columns;
                 if (redo) {
                     plain_rows<T::BN>(job, sink, total, place, row0, column0);
-                    if (!total.group || !last)
-                        return;
+                    if (!total.group || !last) return;
                     group_sync(group);
                     total.read(sum);
                 } else if (total.group) {
-                    if (place.segment > 0)
-                        total.add_to(sum);
+                    if (place.segment > 0) total.add_to(sum);
                     if (!last) {
                         total.write(sum);
                         return;
@@ -338,8 +330,7 @@ int phases_of(const tl_conv_shape &s, bool spread, tl_conv_gather *gathers)
     int n = 0;
     for (int64_t p = 0; p < all; p++) {
         gathers[n] = spread ? tl_conv_spread(&s, p) : tl_conv_correlate(&s);
-        if (gathers[n].positions > 0)
-            n++;
+        if (gathers[n].positions > 0) n++;
     }
     std::stable_sort(gathers, gathers + n,
                      [](const tl_conv_gather &a, const tl_conv_gather &b) { return a.taps_size > b.taps_size; });
@@ -376,8 +367,7 @@ template <class T> struct Plan {
         const int64_t alone = fifths * tl_ceil_div(tiles * segments, sms) + 2;
         cost = fifths * tl_ceil_div(tiles, sms) * segments;
         apart = segments > 1 && fits && tiles <= sms && alone < cost;
-        if (apart)
-            cost = alone;
+        if (apart) cost = alone;
     }
     int32_t launch(tl_context *ctx, Job &job, const tl_conv_gather *gathers, int64_t batch) const
     {
@@ -444,8 +434,7 @@ bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool 
     tl_conv_gather gathers[PHASES];
     const int phases = phases_of(s, spread, gathers);
     const int64_t blocks = tl_ceil_div(channels, STEP), groups = tl_ceil_div(rows, 64);
-    if (phases == 0 || 4 * channels < 3 * blocks * STEP || 4 * rows < 3 * groups * 64)
-        return false;
+    if (phases == 0 || 4 * channels < 3 * blocks * STEP || 4 * rows < 3 * groups * 64) return false;
     int64_t positions = 0, work = 0;
     for (int p = 0; p < phases; p++) {
         if (channels * gathers[p].taps_size < TENSOR_LEAST || blocks * gathers[p].taps_size >= INT32_MAX / 512 ||

@@ -187,8 +187,7 @@ template <class T> struct WeightsLoader {
         ring.wait_empty();
         write_rows(rows, to, guard);
         TL_UNROLL_FOR (int u = 0; u < UNITS; u++) {
-            if (u + 1 < UNITS)
-                read_unit(held[(u + 1) % 2], unit[u + 1 < UNITS ? u + 1 : 0], at, used);
+            if (u + 1 < UNITS) read_unit(held[(u + 1) % 2], unit[u + 1 < UNITS ? u + 1 : 0], at, used);
             write_unit(held[u % 2], columns + u * UNIT * ROW, guard);
         }
     }
@@ -202,8 +201,7 @@ __device__ __forceinline__ void store_rows(const Job &job, uint32_t segment, uin
     const uint32_t width = job.units * UNIT, lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + 16 * warp + 8 * h + lane / 4;
-        if (row >= job.rows)
-            continue;
+        if (row >= job.rows) continue;
         float *to = job.sums + ((uint64_t)segment * job.rows + row) * width + column0 + 2 * (lane % 4);
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
             if (column0 + 8 * j < width)
@@ -286,8 +284,7 @@ __global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job
             TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
                 chain[c] += from[(segment + c) * apart + i];
         TL_UNROLL_FOR (int c = 0; c < TL_COLUMN_CHAINS; c++)
-            if (segment + c < job.segments)
-                chain[c] += from[(segment + c) * apart + i];
+            if (segment + c < job.segments) chain[c] += from[(segment + c) * apart + i];
         static_assert(TL_COLUMN_CHAINS == 4, "the fold of a chunk");
         column[i % UNIT * taps + i / UNIT] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
     }

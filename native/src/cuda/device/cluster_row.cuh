@@ -154,8 +154,7 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
                 v[j] = tl_fold_array<tl_sum_op, C>(a);
             }
             const float s = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, LANES / 32>(v));
-            if (t == 0)
-                sums[leaf] = 0.0f + s;
+            if (t == 0) sums[leaf] = 0.0f + s;
         }
         __syncthreads();
         /* the next sum's leaves go to the same place, after a barrier that follows this read */
@@ -169,8 +168,7 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
         float *const own = maxima();
         const int t = (int)threadIdx.x % 32;
         m = tl_fold_group<tl_number_max_op, 32>(m);
-        if (t == 0)
-            own[threadIdx.x / 32] = m;
+        if (t == 0) own[threadIdx.x / 32] = m;
         tl_cluster_arrive();
         tl_cluster_wait();
         TL_UNROLL_FOR (int i = t; i < C * WARPS; i += 32)
@@ -233,8 +231,7 @@ struct tl_cluster_quads {
             a[b] = tl_cluster_read4(lanes(which), b);
         const float leaf = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, C>(a));
         float *const sums = leaf_sums(which);
-        if (u == 0)
-            sums[warp] = 0.0f + leaf;
+        if (u == 0) sums[warp] = 0.0f + leaf;
         __syncthreads();
         const int l = u % TL_CLUSTER_LEAVES;
         return tl_fold_group<tl_sum_op, TL_CLUSTER_LEAVES>(l < warps ? sums[l] : 0.0f);
@@ -295,8 +292,7 @@ static bool tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(
                               int64_t cols, int32_t *status, Arguments... arguments)
 {
     const size_t dynamic = Row::bytes(cols);
-    if (!tl_cluster_runs(kernel, dynamic))
-        return false;
+    if (!tl_cluster_runs(kernel, dynamic)) return false;
     *status = tl_allow_shared(ctx, kernel, dynamic);
     if (!*status)
         *status = tl_cluster_launch(ctx, Row::C, Row::THREADS, dynamic).run(ctx, name, kernel, rows, arguments...);
@@ -310,10 +306,8 @@ static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Pa
                             int64_t cols, int32_t *status, Arguments... arguments)
 {
     const size_t dynamic = tl_cluster_quads::bytes(cols);
-    if (!tl_cluster_runs(kernel, dynamic))
-        return false;
-    if ((*status = tl_allow_shared(ctx, kernel, dynamic)))
-        return true;
+    if (!tl_cluster_runs(kernel, dynamic)) return false;
+    if ((*status = tl_allow_shared(ctx, kernel, dynamic))) return true;
     tl_cluster_launch launch(ctx, tl_cluster_quads::C, (unsigned)tl_cluster_quads::threads(cols), dynamic);
     int most = 0;
     if (cudaOccupancyMaxActiveClusters(&most, kernel, &launch.config) != cudaSuccess || most < 1) {

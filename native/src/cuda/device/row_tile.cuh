@@ -69,12 +69,10 @@ template <bool VECTOR_, int T_, int W_, int K_, bool LEAVES_> struct tl_row_layo
     __device__ __forceinline__ void store(float *__restrict__ p, int k, const float (&w)[W]) const
     {
         if constexpr (VECTOR) {
-            if (inside(W * k))
-                tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
+            if (inside(W * k)) tl_store4(p + column(W * k), make_float4(w[0], w[1], w[2], w[3]));
         } else {
             TL_UNROLL_FOR (int j = 0; j < W; j++)
-                if (inside(W * k + j))
-                    p[column(W * k + j)] = w[j];
+                if (inside(W * k + j)) p[column(W * k + j)] = w[j];
         }
     }
 
@@ -205,8 +203,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
     {
         __shared__ float warps[THREADS / 32];
         m = tl_fold_group<tl_number_max_op, 32>(m);
-        if (threadIdx.x % 32 == 0)
-            warps[threadIdx.x / 32] = m;
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = m;
         __syncthreads();
         TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
             m = fmaxf(m, warps[w]);
@@ -260,8 +257,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
             __syncthreads();
             if (threadIdx.x % 256 < 32) {
                 const float s = fold(shared[l]);
-                if (threadIdx.x % 32 == 0)
-                    leaf[l] = s;
+                if (threadIdx.x % 32 == 0) leaf[l] = s;
             }
             __syncthreads();
             return join(leaf);
@@ -279,8 +275,7 @@ struct tl_block_row : tl_row_layout<VECTOR_, 256, 4, STEPS, (LEAVES > 1)> {
         __syncthreads();
         if (w < 2) {
             const float s = fold(shared[l][w]);
-            if (threadIdx.x % 32 == 0)
-                leaf[w][l] = s;
+            if (threadIdx.x % 32 == 0) leaf[w][l] = s;
         }
         __syncthreads();
         *su = join(leaf[0]);
@@ -310,8 +305,7 @@ template <class Row, bool SHARED> struct tl_held {
     }
     __device__ __forceinline__ void wait()
     {
-        if constexpr (SHARED)
-            tl_copy_wait<0>();
+        if constexpr (SHARED) tl_copy_wait<0>();
     }
     __device__ __forceinline__ void get(int k, float (&w)[Row::W]) const
     {
@@ -380,8 +374,7 @@ template <class Row, class... Parameters, class... Arguments>
 static int32_t tl_launch_rows(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
                               size_t dynamic, Arguments... arguments)
 {
-    if (dynamic > 48 * 1024)
-        TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
+    if (dynamic > 48 * 1024) TL_TRY(tl_allow_shared(ctx, kernel, dynamic));
     return tl_launch_dynamic(ctx, name, kernel, tl_grid(rows, Row::ROWS), Row::THREADS, dynamic, arguments...);
 }
 
@@ -407,8 +400,7 @@ __global__ void __launch_bounds__(TL_TREE_THREADS)
             lanes[j] += c < n ? f.at(row * cols + start + c, start + c) : 0.0f;
         }
     const float s = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(lanes), shared);
-    if (threadIdx.x == 0)
-        out[blockIdx.x] = s;
+    if (threadIdx.x == 0) out[blockIdx.x] = s;
 }
 
 template <class F>

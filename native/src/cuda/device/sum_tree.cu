@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(SHORT_THREADS)
             v[r][j] = C::join(C::identity(), v[r][j]);
         const float s = tl_fold_group<Op, G>(tl_fold_array<Op, V>(v[r]));
         const int64_t row = first + r * GROUPS;
-        if (g == 0 && row < rows)
-            out[row] = finish(s, count);
+        if (g == 0 && row < rows) out[row] = finish(s, count);
     }
 }
 
@@ -113,10 +112,8 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
         if ((n & 3) && t == (n & (TL_SUM_LANES - 1)) / 4) { /* an incomplete quadruple is its thread's last */
             const float *rest = leaf + (n & ~3);
             lanes.x = Op::join(lanes.x, rest[0]);
-            if ((n & 3) > 1)
-                lanes.y = Op::join(lanes.y, rest[1]);
-            if ((n & 3) > 2)
-                lanes.z = Op::join(lanes.z, rest[2]);
+            if ((n & 3) > 1) lanes.y = Op::join(lanes.y, rest[1]);
+            if ((n & 3) > 2) lanes.z = Op::join(lanes.z, rest[2]);
         }
         result = tl_fold_block<Op>(lanes, shared);
     } else {
@@ -131,8 +128,7 @@ __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
                 lanes[j] = Op::join(lanes[j], v[k][j]);
         result = tl_fold_block<Op>(tl_fold_array<Op, 4>(lanes), reinterpret_cast<float *>(shared));
     }
-    if (t == 0)
-        out[blockIdx.x] = finish(result, count);
+    if (t == 0) out[blockIdx.x] = finish(result, count);
 }
 
 /* ---- rows: the launches ------------------------------------------------------------------------------------------ */
@@ -265,8 +261,7 @@ __global__ void __launch_bounds__(256, 4)
     const int64_t column = ((int64_t)tile * blockDim.x + threadIdx.x) * C::WIDTH;
     const bool inside = unit < shape.units && column < shape.cols;
     typename C::type s = C::identity();
-    if (inside)
-        s = sum_chunk_chain<C>(x + outer * shape.rows * shape.cols + column, chunk, shape.rows, shape.cols);
+    if (inside) s = sum_chunk_chain<C>(x + outer * shape.rows * shape.cols + column, chunk, shape.rows, shape.cols);
     typename C::type *chains = shared + threadIdx.z * 4 * blockDim.x + threadIdx.x;
     chains[threadIdx.y * blockDim.x] = s;
     __syncthreads();
@@ -350,8 +345,7 @@ int32_t reduce_columns(tl_context *ctx, const float *x, int64_t outer, int64_t r
     const int64_t chunks = rows > TL_COLUMN_CHUNK ? tl_ceil_div(rows, TL_COLUMN_CHUNK) : 1;
     const bool last = chunks == 1 || (chunks <= WHOLE_CHUNKS && outer * rows * cols <= SMALL);
     tl_scratch<float> partial(ctx);
-    if (!last)
-        TL_TRY(partial.allocate(outer * chunks * cols));
+    if (!last) TL_TRY(partial.allocate(outer * chunks * cols));
     const column_shape shape = {
         rows, cols, (uint32_t)(outer * chunks), tl_fastdiv((uint64_t)chunks), tl_fastdiv(1), last ? count : 0};
     const bool by_four = cols % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);

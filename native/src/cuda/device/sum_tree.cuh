@@ -54,8 +54,7 @@ template <class Op, int G> static __device__ __forceinline__ float tl_fold_group
 template <class Op, int G> static __device__ __forceinline__ float tl_fold_group(float4 v)
 {
     constexpr unsigned ALL = 0xffffffffu;
-    if (G == 1)
-        return Op::join(Op::join(v.x, v.z), Op::join(v.y, v.w));
+    if (G == 1) return Op::join(Op::join(v.x, v.z), Op::join(v.y, v.w));
     const int g = (int)threadIdx.x;
     const bool upper = (g & (G / 2)) != 0;
     float a = upper ? v.z : v.x, b = upper ? v.w : v.y;

@@ -47,8 +47,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
 __device__ __forceinline__ void warp_arrive(uint32_t barrier, int lane)
 {
     __syncwarp();
-    if (ARRIVALS == 32 || lane == 0)
-        barrier_arrive(barrier);
+    if (ARRIVALS == 32 || lane == 0) barrier_arrive(barrier);
 }
 /* One arrival, after which `bytes` of bulk copies are to come before the phase is complete. */
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
@@ -270,13 +269,11 @@ template <class Ready> static bool tl_wgmma_runs(tl_context *ctx, Ready ready)
     constexpr int DEVICES = 64;
     static std::atomic<int> known[DEVICES]; /* 0: not asked, 1: no, 2: yes */
     const int32_t device = tl_context_ordinal(ctx);
-    if (device < 0 || device >= DEVICES)
-        return false;
+    if (device < 0 || device >= DEVICES) return false;
     int answer = known[device].load(std::memory_order_relaxed);
     if (answer == 0) {
         const bool yes = ready();
-        if (!yes)
-            cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
+        if (!yes) cudaGetLastError(); /* an old driver's refusal is an answer, not an error */
         answer = yes ? 2 : 1;
         known[device].store(answer, std::memory_order_relaxed);
     }

@@ -106,20 +106,17 @@ __device__ __forceinline__ void produce(const Stages<T> &stages, Loader &loader,
     while (true) {
         while (s >= steps) {
             tile = schedule.tile_of(++n);
-            if (tile >= schedule.tiles)
-                return;
+            if (tile >= schedule.tiles) return;
             s -= steps;
             steps = loader.steps(tile);
             open = true;
         }
-        if (open)
-            loader.open(tile, n, s);
+        if (open) loader.open(tile, n, s);
         open = false;
         Guard guard;
         loader.fill(s, stages.data + ring.stage * T::STAGE, ring, guard);
         const bool any = __any_sync(0xffffffffu, guard.unsafe());
-        if (thread % 32 == 0)
-            stages.unsafe[ring.stage][thread / 32] = any;
+        if (thread % 32 == 0) stages.unsafe[ring.stage][thread / 32] = any;
         proxy_fence();
         ring.arrive_full(thread % 32);
         s += GROUPS;
@@ -181,8 +178,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             ring.wait_full();
-            if (starting && group == 1)
-                wait_for_first_group();
+            if (starting && group == 1) wait_for_first_group();
             Fragments fragments;
             if constexpr (PACKED)
                 fragments.read_packed(a + ring.stage * T::STAGE);
@@ -190,8 +186,7 @@ __device__ __forceinline__ void consume(const Stages<T> &stages, const Schedule 
                 fragments.read(a + ring.stage * T::STAGE, swizzle);
             start_chain<T::B_LO - T::B_HI>(part, fragments.hi, fragments.lo, b + ring.stage * (T::STAGE / 16));
             wgmma_wait(part);
-            if (starting && group == 0)
-                start_second_group();
+            if (starting && group == 0) start_second_group();
             starting = false;
             redo |= *reinterpret_cast<const volatile uint32_t *>(stages.unsafe[ring.stage]) != 0;
             ring.arrive_empty(lane);

@@ -162,10 +162,8 @@ cublasStatus_t dgemm(cublasHandle_t blas, bool ta, bool tb, int64_t m, int64_t n
 {
     cublasMath_t mode;
     cublasStatus_t status = cublasGetMathMode(blas, &mode);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasSetMathMode(blas, CUBLAS_DEFAULT_MATH);
-    if (status != CUBLAS_STATUS_SUCCESS)
-        return status;
+    if (status == CUBLAS_STATUS_SUCCESS) status = cublasSetMathMode(blas, CUBLAS_DEFAULT_MATH);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     const double one = 1.0;
     status = cublasDgemm_64(blas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, p, m, n, &one, B, ldb,
                             A, lda, &beta, C, ldc);
@@ -225,8 +223,7 @@ __global__ void __launch_bounds__(SMALL_THREADS)
 
     float sum[8][8] = {};
     for (int k0 = 0; k0 < n; k0 += TILE) {
-        if (k0 > 0)
-            __syncthreads();
+        if (k0 > 0) __syncthreads();
         TL_UNROLL_FOR (int v = 0; v < TILE * TILE / 4 / SMALL_THREADS; v++) {
             const int row = v * (SMALL_THREADS / 16) + threadIdx.x / 16, col = threadIdx.x % 16 * 4;
             const bool in_a = i0 + row < m && k0 + col < n, in_b = k0 + row < n && j0 + col < p;
@@ -252,10 +249,8 @@ __global__ void __launch_bounds__(SMALL_THREADS)
     }
     TL_UNROLL_FOR (int r = 0; r < 8; r++) {
         const int i = i0 + ty + 8 * r, j = j0 + 4 * tx;
-        if (i < m && j < p)
-            tl_store4(C + (int64_t)i * p + j, sum[r]);
-        if (i < m && j + 32 < p)
-            tl_store4(C + (int64_t)i * p + j + 32, sum[r] + 4);
+        if (i < m && j < p) tl_store4(C + (int64_t)i * p + j, sum[r]);
+        if (i < m && j + 32 < p) tl_store4(C + (int64_t)i * p + j + 32, sum[r] + 4);
     }
 }
 
@@ -296,35 +291,27 @@ int32_t multiply_float32(tl_context *ctx, cublasHandle_t blas, const tl_matrix_p
 
 int32_t multiply(tl_context *ctx, const tl_matrix_product &x)
 {
-    if (x.batch == 0 || x.m == 0 || x.p == 0)
-        return TORCHLEAN_OK;
+    if (x.batch == 0 || x.m == 0 || x.p == 0) return TORCHLEAN_OK;
     if (x.n == 0) {
-        if (x.bias)
-            return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
+        if (x.bias) return repeat_row(ctx, x.bias, x.batch * x.m, x.p, x.C);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
     /* Hopper's TF32 products take 0.58 of float64's time and have a fifth of a float32 chain's error; who wants the
      * correctly rounded product has dgemm. */
-    if (tl_wgmma_serves(ctx, x))
-        return tl_wgmma_multiply(ctx, x);
+    if (tl_wgmma_serves(ctx, x)) return tl_wgmma_multiply(ctx, x);
     const bool float64 = float64_pays(x.m, x.n, x.p) && tl_cuda_double_is_fast(ctx);
-    if (!float64 && tl_split_serves(ctx, x))
-        return tl_split_multiply(ctx, x);
-    if (small_products(x))
-        return multiply_small(ctx, x);
+    if (!float64 && tl_split_serves(ctx, x)) return tl_split_multiply(ctx, x);
+    if (small_products(x)) return multiply_small(ctx, x);
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
-    if (!blas)
-        return status;
-    if (!float64)
-        return multiply_float32(ctx, blas, x);
+    if (!blas) return status;
+    if (!float64) return multiply_float32(ctx, blas, x);
 
     const int64_t mb = block_length(x.m, OUTER), nb = block_length(x.n, INNER), pb = block_length(x.p, OUTER);
     const int64_t a = tl_ceil_div(mb * nb, 32) * 32, b = tl_ceil_div(nb * pb, 32) * 32; /* keep 256-byte alignment */
     tl_scratch<double> scratch(ctx);
     status = scratch.allocate(a + b + mb * pb);
-    if (status == TORCHLEAN_NO_MEMORY)
-        return multiply_float32(ctx, blas, x);
+    if (status == TORCHLEAN_NO_MEMORY) return multiply_float32(ctx, blas, x);
     for (int64_t q = 0; q < x.batch && !status; q++)
         status = multiply_float64(ctx, blas, x, x.A + q * x.m * x.n, x.B + q * x.n * x.p, x.C + q * x.m * x.p, mb, nb,
                                   pb, scratch, scratch + a, scratch + a + b);
@@ -376,8 +363,7 @@ extern "C" int32_t tl_cuda_linear_bwd(tl_context *ctx, const float *W, const flo
         TL_TRY(multiply(ctx, tl_matrix_product{1, outputs, batch, inputs, g, true, x, false, nullptr, gW}));
     if (gx) /* g (batch, outputs) · W (outputs, inputs) */
         TL_TRY(multiply(ctx, tl_matrix_product{1, batch, outputs, inputs, g, false, W, false, nullptr, gx}));
-    if (gb && outputs > 0)
-        TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb));
+    if (gb && outputs > 0) TL_TRY(tl_cuda_column_sums(ctx, g, 1, batch, outputs, 0, gb));
     return TORCHLEAN_OK;
 }
 
@@ -385,8 +371,7 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
                                  double *out)
 {
     const int64_t a = tl_ceil_div(m * n, 32) * 32, b = tl_ceil_div(n * p, 32) * 32; /* 256-byte alignment for each */
-    if (m == 0 || p == 0)
-        return TORCHLEAN_OK;
+    if (m == 0 || p == 0) return TORCHLEAN_OK;
     if (n == 0) {
         for (int64_t i = 0; i < m * p; i++)
             out[i] = 0.0;
@@ -394,8 +379,7 @@ extern "C" int32_t tl_cuda_dgemm(tl_context *ctx, const double *A, const double 
     }
     int32_t status;
     cublasHandle_t blas = tl_cuda_blas(ctx, &status);
-    if (!blas)
-        return status;
+    if (!blas) return status;
     struct tl_cuda_state *state = tl_context_cuda(ctx);
     tl_scratch<double> factors(ctx);
     TL_TRY(factors.allocate(a + b + m * p));

@@ -174,8 +174,7 @@ __device__ __forceinline__ void plain_tile(const tl_matrix_product &x, const flo
     TL_UNROLL_FOR (int i = 0; i < T::RM; i++)
         TL_UNROLL_FOR (int j = 0; j < T::RN; j++) {
             const int64_t row = i0 + ty + T::TY * i, col = j0 + tx + T::TX * j;
-            if (row < x.m && col < x.p)
-                C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
+            if (row < x.m && col < x.p) C[row * x.p + col] = x.bias ? sum[i][j] + x.bias[col] : sum[i][j];
         }
 }
 
@@ -243,30 +242,25 @@ __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) split_kernel(const Spli
     TL_UNROLL_FOR (int m = 0; m < T::M; m++)
         TL_UNROLL_FOR (int h = 0; h < 2; h++) {
             const int64_t row = i0 + row0 + (TA ? m / 2 * 32 + 4 * g + m % 2 * 2 + h : 16 * m + 8 * h + g);
-            if (row >= x.m)
-                continue;
+            if (row >= x.m) continue;
             float *to = C + row * x.p;
             if constexpr (TB) {
                 TL_UNROLL_FOR (int n = 0; n < T::N; n++) {
                     const int64_t col = j0 + col0 + 8 * n + 2 * t;
-                    if (col >= x.p)
-                        continue;
+                    if (col >= x.p) continue;
                     float2 y = make_float2(sum[m][n][2 * h], sum[m][n][2 * h + 1]);
-                    if (x.bias)
-                        y = make_float2(y.x + x.bias[col], y.y + x.bias[col + 1]);
+                    if (x.bias) y = make_float2(y.x + x.bias[col], y.y + x.bias[col + 1]);
                     *reinterpret_cast<float2 *>(to + col) = y;
                 }
             } else {
                 TL_UNROLL_FOR (int q = 0; q < T::N / 4; q++)
                     TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                         const int64_t col = j0 + col0 + 32 * q + 4 * (2 * t + e);
-                        if (col >= x.p)
-                            continue;
+                        if (col >= x.p) continue;
                         float y[4];
                         TL_UNROLL_FOR (int n = 0; n < 4; n++) {
                             y[n] = sum[m][4 * q + n][2 * h + e];
-                            if (x.bias)
-                                y[n] += x.bias[col + n];
+                            if (x.bias) y[n] += x.bias[col + n];
                         }
                         tl_store4(to + col, y);
                     }

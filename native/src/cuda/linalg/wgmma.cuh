@@ -101,8 +101,7 @@ template <int WIDTH, bool TRANSPOSED> struct Source {
     }
     __device__ __forceinline__ float4 chunk(int u) const
     {
-        if constexpr (!TRANSPOSED)
-            return held[u];
+        if constexpr (!TRANSPOSED) return held[u];
         const float4 &x = held[u / 4 * 4], &y = held[u / 4 * 4 + 1], &z = held[u / 4 * 4 + 2], &w = held[u / 4 * 4 + 3];
         return u % 4 == 0   ? make_float4(x.x, y.x, z.x, w.x)
                : u % 4 == 1 ? make_float4(x.y, y.y, z.y, w.y)
@@ -205,8 +204,7 @@ __device__ __forceinline__ void plain_rows(const tl_wgmma_matmul_args &x, const 
     TL_UNROLL_FOR (int r = 0; r < 8; r++)
         TL_UNROLL_FOR (int c = 0; c < BN / 16; c++) {
             const int64_t i = i0 + ty + 8 * r, j = j0 + tx + 16 * c;
-            if (i < x.m && j < x.p)
-                C[i * x.p + j] = x.bias ? sum[r][c] + x.bias[j] : sum[r][c];
+            if (i < x.m && j < x.p) C[i * x.p + j] = x.bias ? sum[r][c] + x.bias[j] : sum[r][c];
         }
 }
 
@@ -219,16 +217,13 @@ __device__ __forceinline__ void store_rows(const tl_wgmma_matmul_args &x, float 
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const int64_t row = i0 + 16 * warp + 8 * h + lane / 4;
         const int columns = (int)min(x.p - j0, (int64_t)BN) - 2 * (lane % 4);
-        if (row >= x.m)
-            continue;
+        if (row >= x.m) continue;
         float *to = C + row * x.p + j0 + 2 * (lane % 4);
         const float *bias = x.bias + j0 + 2 * (lane % 4);
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
-            if (8 * j >= columns)
-                continue;
+            if (8 * j >= columns) continue;
             float2 y = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
-            if (x.bias)
-                y = make_float2(y.x + bias[8 * j], y.y + bias[8 * j + 1]);
+            if (x.bias) y = make_float2(y.x + bias[8 * j], y.y + bias[8 * j + 1]);
             *reinterpret_cast<float2 *>(to + 8 * j) = y;
         }
     }

@@ -38,8 +38,7 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
         next.request(stage + (2 * buffer + 1) * PER_ARRAY, p.g + at);
         tl_copy_commit();
     };
-    if (first >= end)
-        return;
+    if (first >= end) return;
     request(first, 0);
     int buffer = 0;
 #pragma unroll 1
@@ -72,8 +71,7 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
             terms_ax.add(i, ax);
             v.put(k, xhat);
         }
-        if (!p.gx)
-            continue;
+        if (!p.gx) continue;
         float sum_a, sum_ax;
         Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
         const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
@@ -102,8 +100,7 @@ template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(colum
         float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + chunk * p.cols;
         __syncthreads();
         TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
-            if (r.inside(i))
-                shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
+            if (r.inside(i)) shared[chain * (32 * Row::N) + r.column(i)] = sums[which][i];
         __syncthreads();
         for (int c = (int)threadIdx.x; c < (int)p.cols; c += 128)
             out[c] = (shared[c] + shared[32 * Row::N + c]) +
@@ -144,8 +141,7 @@ __device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[THREADS
         TL_UNROLL_FOR (int j = 0; j < WARPS; j++)
             w[j] = lanes[warp][32 * j + t];
         const float sum = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, WARPS>(w));
-        if (t == 0)
-            folded[warp] = sum;
+        if (t == 0) folded[warp] = sum;
     }
     __syncthreads();
     TL_UNROLL_FOR (int i = 0; i < V; i++)
@@ -235,8 +231,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
                 sum_ax[q][i % LANES] += a * xhat;
             }
         }
-        if (!p.gx)
-            continue;
+        if (!p.gx) continue;
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             both[2 * q] = tl_fold_array<tl_sum_op, LANES>(sum_a[q]);
             both[2 * q + 1] = tl_fold_array<tl_sum_op, LANES>(sum_ax[q]);
@@ -278,8 +273,7 @@ __global__ void __launch_bounds__(256) join_chains(const float *__restrict__ par
 {
     __shared__ float chains[4][64];
     float *const out = blockIdx.y == 0 ? ggamma : gbeta;
-    if (!out)
-        return;
+    if (!out) return;
     uint32_t tile;
     const int64_t top = tiles.divmod(blockIdx.x, &tile), from = top * TL_COLUMN_CHUNK;
     const int64_t end = min(from + TL_COLUMN_CHUNK, chunks), column = (int64_t)tile * 64 + threadIdx.x;
@@ -292,8 +286,7 @@ __global__ void __launch_bounds__(256) join_chains(const float *__restrict__ par
         }
     }
     sum = join_four(sum, chains);
-    if (threadIdx.y == 0 && column < cols)
-        out[top * cols + column] = sum;
+    if (threadIdx.y == 0 && column < cols) out[top * cols + column] = sum;
 }
 
 /* A block of (64, 4) threads owns 64 columns of a chunk, thread (., c) chain c of one column. */
@@ -389,8 +382,7 @@ int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t ch
     TL_TRY(tl_launch(ctx, NAME, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols, chunks,
                      tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
                      last || !gbeta ? gbeta : tops + groups * cols));
-    if (!last && ggamma)
-        TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
+    if (!last && ggamma) TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
@@ -419,8 +411,7 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
         TL_TRY(tl_launch(ctx, NAME, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
                          tl_fastdiv((uint64_t)tiles)));
     }
-    if (ggamma)
-        TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
+    if (ggamma) TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
     return gbeta ? tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
@@ -430,11 +421,9 @@ int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gam
                                int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
     if (rows == 0) {
-        if (ggamma)
-            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, cols));
+        if (ggamma) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, cols));
         return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, cols) : TORCHLEAN_OK;
     }
-    if (!ggamma && !gbeta)
-        return tl_layer_norm_rows_bwd(ctx, x, gamma, g, rows, cols, eps, gx, nullptr, nullptr);
+    if (!ggamma && !gbeta) return tl_layer_norm_rows_bwd(ctx, x, gamma, g, rows, cols, eps, gx, nullptr, nullptr);
     return with_columns(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma, gbeta);
 }

@@ -154,8 +154,7 @@ __global__ void __launch_bounds__(512, 1)
             v[k] = r.stage()[32 * k];
             lanes = tl_join<tl_sum_op>(lanes, v[k]);
         }
-        if (row + clusters < rows)
-            r.request(x + (row + clusters) * cols);
+        if (row + clusters < rows) r.request(x + (row + clusters) * cols);
         const float mean = tl_per_count(r.sum(0, lanes), cols);
         lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
@@ -172,8 +171,7 @@ __global__ void __launch_bounds__(512, 1)
         TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 const int c = r.column + k * TL_SUM_LANES;
-                if (!CHANNEL)
-                    a = tl_load4(gamma + c), b = tl_load4(beta + c);
+                if (!CHANNEL) a = tl_load4(gamma + c), b = tl_load4(beta + c);
                 tl_store4(to + c, make_float4(fmaf(v[k].x * istd, a.x, b.x), fmaf(v[k].y * istd, a.y, b.y),
                                               fmaf(v[k].z * istd, a.z, b.z), fmaf(v[k].w * istd, a.w, b.w)));
             }
@@ -209,8 +207,7 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
     if (!CHANNEL && cols % 4 == 0 && cols > 4096) {
         using Row8 = tl_block_row<true, 8, 1>;
         using Row12 = tl_block_row<true, 12, 1>;
-        if (cols <= 8192 && in_turn<Row8>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
-            return status;
+        if (cols <= 8192 && in_turn<Row8>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status)) return status;
         if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
             return status;
     }
@@ -266,8 +263,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
         float ax[Row::W];
         v.get(k, xhat);
         second.get(k, a);
-        if constexpr (!CHANNEL)
-            r.piece(p.gamma, k, gamma);
+        if constexpr (!CHANNEL) r.piece(p.gamma, k, gamma);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
             a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
             xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
@@ -280,24 +276,20 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     float sum_a, sum_ax;
     Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
     if (r.n > 0 && r.leads()) {
-        if (p.sums_a)
-            p.sums_a[r.row] = sum_a;
-        if (p.sums_ax)
-            p.sums_ax[r.row] = sum_ax;
+        if (p.sums_a) p.sums_a[r.row] = sum_a;
+        if (p.sums_ax) p.sums_ax[r.row] = sum_ax;
         if (p.means) {
             p.means[r.row] = mean;
             p.istds[r.row] = istd;
         }
     }
-    if (!p.gx)
-        return;
+    if (!p.gx) return;
     const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
     const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
     TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         v.get(k, xhat);
         second.get(k, a);
-        if constexpr (!CHANNEL)
-            r.piece(p.gamma, k, gamma);
+        if constexpr (!CHANNEL) r.piece(p.gamma, k, gamma);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
             a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
         r.store(p.gx + r.row * p.cols, k, a);
@@ -342,8 +334,7 @@ template <bool CHANNEL> struct norm_grad_element {
 __global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, float eps)
 {
     const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (r < rows)
-        squares[r] = tl_inverse_deviation(squares[r], cols, eps);
+    if (r < rows) squares[r] = tl_inverse_deviation(squares[r], cols, eps);
 }
 
 template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
@@ -366,8 +357,7 @@ template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name,
 
 template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
-    if (p.cols > TL_ROW_FITS)
-        return long_rows_bwd<CHANNEL>(ctx, name, p);
+    if (p.cols > TL_ROW_FITS) return long_rows_bwd<CHANNEL>(ctx, name, p);
     return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
@@ -403,8 +393,7 @@ int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, con
                                             float *ggamma, float *gbeta)
 {
     if (height * width == 0) {
-        if (ggamma)
-            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, channels));
+        if (ggamma) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, channels));
         return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, channels) : TORCHLEAN_OK;
     }
     return rows_bwd<true>(ctx, "batchnorm_channel_first_bwd",

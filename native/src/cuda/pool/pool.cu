@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(THREADS)
     each(const float *__restrict__ x, tl_pool_shape v, int64_t n, float *__restrict__ out)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t at[R ? R : 8];
     const float *plane = x + tl_pool_window<R>(v, (uint32_t)i, at) * v.plane;
     float result;
@@ -81,8 +80,7 @@ static __device__ __forceinline__ float smooth_window(const float (&c)[ROWS][WID
         }
     }
     const float padded = padded_at_all ? (float)(K * K - high * wide) : 0.0f;
-    if (padded_at_all && padded > 0.0f)
-        p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
+    if (padded_at_all && padded > 0.0f) p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
     TL_UNROLL_FOR (int r = 0; r < K; r++)
         TL_UNROLL_FOR (int j = 0; j < K; j++) {
             const float weight = tl_pool_weight(c[y * S + r][o * S + j], p, beta);
@@ -100,8 +98,7 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
 {
     constexpr int ROWS = S + K, AFTER = K - S - P > 0 ? K - S - P : 0, WIDTH = P + 4 * S + AFTER;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= v.threads)
-        return;
+    if (i >= v.threads) return;
     uint32_t q, pair;
     const uint32_t channel = v.down.divmod(v.across.divmod((uint32_t)i, &q), &pair);
     const int top = 2 * (int)pair * S - P, left = 4 * S * (int)q;
@@ -116,12 +113,10 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
     TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
         const bool inside = rows[r];
         const float *row = plane + (int64_t)(inside ? top + r : 0) * v.w;
-        if (P)
-            c[r][0] = inside && left > 0 ? row[left - 1] : none;
+        if (P) c[r][0] = inside && left > 0 ? row[left - 1] : none;
         TL_UNROLL_FOR (int j = 0; j < S; j++) {
             float4 f = make_float4(none, none, none, none);
-            if (inside && left + 4 * j < v.w)
-                f = tl_load4(row + left + 4 * j);
+            if (inside && left + 4 * j < v.w) f = tl_load4(row + left + 4 * j);
             c[r][P + 4 * j] = f.x;
             c[r][P + 4 * j + 1] = f.y;
             c[r][P + 4 * j + 2] = f.z;
@@ -146,15 +141,13 @@ __global__ void __launch_bounds__(THREADS) strips(const float *__restrict__ x, s
             }
             result[o] = KIND == TL_POOL_MEAN ? tl_per_count(a, K * K) : a;
         }
-        if (row >= v.out_h)
-            return;
+        if (row >= v.out_h) return;
         float *to = out + channel * v.windows + (int64_t)row * v.out_w + 4 * q;
         if (v.aligned) {
             tl_store4(to, result);
         } else {
             TL_UNROLL_FOR (int o = 0; o < 4; o++)
-                if (4 * (int)q + o < v.out_w)
-                    to[o] = result[o];
+                if (4 * (int)q + o < v.out_w) to[o] = result[o];
         }
     }
 }

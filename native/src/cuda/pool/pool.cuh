@@ -88,8 +88,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
                     c[i] = low[i];
                 }
             }
-        if (!more)
-            return cells;
+        if (!more) return cells;
     }
 }
 
@@ -119,8 +118,7 @@ static __device__ __forceinline__ float tl_pool_weigh(const Shape &v, Cells visi
     float p = up ? -TL_INF : TL_INF, sum = 0.0f;
     const auto cells = visit_cells([&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
     const float padded = (float)(v.kernel - cells);
-    if (padded > 0.0f)
-        p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
+    if (padded > 0.0f) p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
     visit_cells([&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
     *extreme = p;
     return tl_pool_total(sum, padded, p, v.beta);
@@ -132,7 +130,6 @@ static __device__ __forceinline__ uint32_t tl_pool_window(const tl_pool_shape &v
 {
     const int rank = R ? R : v.rank;
     TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
-        if (i < rank)
-            index = v.by_o[i].divmod(index, &at[i]);
+        if (i < rank) index = v.by_o[i].divmod(index, &at[i]);
     return index;
 }

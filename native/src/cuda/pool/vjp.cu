@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(THREADS) notes(const float *__restrict__ x, co
                                                  tl_pool_shape v, int64_t n, float2 *__restrict__ note)
 {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n)
-        return;
+    if (i >= n) return;
     uint32_t at[R ? R : 8];
     const float *plane = x + tl_pool_window<R>(v, (uint32_t)i, at) * v.plane;
     note[i] = note_of<KIND, R>(v, at, plane, g[i]);
@@ -83,16 +82,13 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
             uint32_t at;
             channel = v.by_n[i].divmod(channel, &at);
             meeting(v, i, at, &low[i], &high[i]);
-            if (low[i] >= high[i])
-                base = -1;
+            if (low[i] >= high[i]) base = -1;
             c[i] = low[i];
         }
-    if (base < 0)
-        return 0.0f;
+    if (base < 0) return 0.0f;
     base = channel * v.windows;
     TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
-        if (i < last)
-            base += low[i] * v.out_step[i];
+        if (i < last) base += low[i] * v.out_step[i];
     const uint32_t cell = (uint32_t)(flat - channel * v.plane);
     const float value = KIND == TL_POOL_SMOOTH ? x[flat] : 0.0f;
     float sum = 0.0f;
@@ -113,8 +109,7 @@ __device__ __forceinline__ float gather_cell(const float *x, const float2 *note,
                     c[i] = low[i];
                 }
             }
-        if (!more)
-            break;
+        if (!more) break;
     }
     return KIND == TL_POOL_MEAN ? tl_per_count(sum, v.kernel) : sum;
 }
@@ -126,8 +121,7 @@ __global__ void __launch_bounds__(THREADS)
            int64_t n, float *__restrict__ gx)
 {
     const int64_t i = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
-    if (i >= n)
-        return;
+    if (i >= n) return;
     float sum[4];
     TL_UNROLL_FOR (int e = 0; e < 4; e++)
         sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
@@ -199,8 +193,7 @@ __device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, co
                                   : 0.0f;
         TL_UNROLL_FOR (int a = 0; a < K; a++)
             TL_UNROLL_FOR (int b = 0; b < K; b++)
-                if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1)
-                    visit(value[a][b], (y + a) * v.w + (x + b));
+                if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1) visit(value[a][b], (y + a) * v.w + (x + b));
     } else {
         for (int a = y0; a < y1; a++)
             for (int b = x0; b < x1; b++)
@@ -237,8 +230,7 @@ __global__ void __launch_bounds__(THREADS)
     extern __shared__ float2 note[];
     constexpr int PITCH = K ? (int)windows_over(TILE_W, K, S ? S : 1) : 0;
     const int pitch = K ? PITCH : (int)v.pitch.divisor;
-    if (K)
-        v.k_h = v.k_w = K, v.s_h = v.s_w = S;
+    if (K) v.k_h = v.k_w = K, v.s_h = v.s_w = S;
     uint32_t tx, ty;
     const int64_t channel = v.down.divmod(v.across.divmod(blockIdx.x, &tx), &ty);
     const int t = (int)threadIdx.x, top = (int)ty * TILE_H, left = (int)tx * TILE_W;
@@ -252,15 +244,13 @@ __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     const int row = top + t / (TILE_W / 4), column = left + 4 * (t % (TILE_W / 4));
-    if (row >= v.h || column >= v.w)
-        return;
+    if (row >= v.h || column >= v.w) return;
     const int from = first_meeting<S>(row, v.k_h, v.p_h, v.by_h), to = last_meeting<S>(row, v.p_h, v.out_h, v.by_h);
     const int64_t flat = (int64_t)row * v.w + column;
     float sum[4];
     TL_UNROLL_FOR (int e = 0; e < 4; e++) {
         sum[e] = 0.0f;
-        if (column + e >= v.w)
-            continue;
+        if (column + e >= v.w) continue;
         const int low = first_meeting<S>(column + e, v.k_w, v.p_w, v.by_w);
         const int end = last_meeting<S>(column + e, v.p_w, v.out_w, v.by_w);
         const float value = KIND == TL_POOL_SMOOTH ? plane[flat + e] : 0.0f;
@@ -272,16 +262,14 @@ __global__ void __launch_bounds__(THREADS)
                     sum[e] = take_share<KIND>(sum[e], note[(a - y0) * pitch + (b - x0)], (uint32_t)(flat + e), value,
                                               v.beta);
             }
-        if (KIND == TL_POOL_MEAN)
-            sum[e] = tl_per_count(sum[e], v.kernel);
+        if (KIND == TL_POOL_MEAN) sum[e] = tl_per_count(sum[e], v.kernel);
     }
     float *out = gx + channel * v.plane + flat;
     if (v.w % 4 == 0)
         tl_store4(out, sum);
     else
         for (int e = 0; e < 4; e++)
-            if (column + e < v.w)
-                out[e] = sum[e];
+            if (column + e < v.w) out[e] = sum[e];
 }
 
 template <int KIND, int K, int S>

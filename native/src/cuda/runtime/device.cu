@@ -71,8 +71,7 @@ cudaError_t make_current(int32_t ordinal)
 {
     int current = -1;
     cudaError_t error = cudaGetDevice(&current);
-    if (error == cudaSuccess && current == ordinal)
-        return cudaSuccess;
+    if (error == cudaSuccess && current == ordinal) return cudaSuccess;
     return cudaSetDevice(ordinal);
 }
 
@@ -80,8 +79,7 @@ cudaError_t make_current(int32_t ordinal)
 
 int32_t tl_state_enter(tl_cuda_state *state)
 {
-    if (state->fork_serial != tl_fork_serial())
-        return refuse_fork();
+    if (state->fork_serial != tl_fork_serial()) return refuse_fork();
     if (state->status)
         return tl_fail(state->status, "the context is unusable since an earlier error: %s", state->message);
     TRY(make_current(state->ordinal));
@@ -101,8 +99,7 @@ int count_devices(const char **why)
     }
     note_start();
     cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaSuccess)
-        return count;
+    if (error == cudaSuccess) return count;
     cudaGetLastError();
     *why = cudaGetErrorString(error);
     if (error == cudaErrorInsufficientDriver && (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0))
@@ -114,10 +111,8 @@ int32_t check_ordinal(int32_t ordinal)
 {
     const char *why;
     int count = count_devices(&why);
-    if (ordinal >= 0 && ordinal < count)
-        return TORCHLEAN_OK;
-    if (count == 0)
-        return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: %s", ordinal, why);
+    if (ordinal >= 0 && ordinal < count) return TORCHLEAN_OK;
+    if (count == 0) return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: %s", ordinal, why);
     return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: there are %d, counted from 0", ordinal, count);
 }
 
@@ -190,18 +185,15 @@ static int32_t open_state(tl_cuda_state *state)
 extern "C" int32_t tl_cuda_open(int32_t ordinal, tl_cuda_state **out)
 {
     *out = nullptr;
-    if (lost_by_fork())
-        return refuse_fork();
+    if (lost_by_fork()) return refuse_fork();
     TL_TRY(check_ordinal(ordinal));
     tl_cuda_state *state = (tl_cuda_state *)calloc(1, sizeof *state);
-    if (!state)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a CUDA context");
+    if (!state) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for a CUDA context");
     state->ordinal = ordinal;
     state->fork_serial = tl_fork_serial();
     int32_t status = open_state(state);
     if (status) {
-        if (state->stream)
-            cudaStreamDestroy(state->stream);
+        if (state->stream) cudaStreamDestroy(state->stream);
         free(state);
         return status;
     }
@@ -215,19 +207,14 @@ extern "C" void tl_cuda_close(tl_cuda_state *state)
     if (state->fork_serial == tl_fork_serial() && make_current(state->ordinal) == cudaSuccess) {
         cudaStreamSynchronize(state->stream);
         for (tl_attached &a : state->attached)
-            if (a.object && a.close)
-                a.close(a.object);
-        if (state->blas)
-            cublasDestroy(state->blas);
-        if (state->blas_workspace)
-            cudaFree(state->blas_workspace);
+            if (a.object && a.close) a.close(a.object);
+        if (state->blas) cublasDestroy(state->blas);
+        if (state->blas_workspace) cudaFree(state->blas_workspace);
         for (cudaEvent_t mark : state->marks)
-            if (mark)
-                cudaEventDestroy(mark);
+            if (mark) cudaEventDestroy(mark);
         tl_close_pinned(&state->ring);
         tl_close_pinned(&state->staging);
-        if (state->beside)
-            cudaStreamDestroy(state->beside);
+        if (state->beside) cudaStreamDestroy(state->beside);
         cudaStreamDestroy(state->stream);
         cudaGetLastError();
     }
@@ -247,8 +234,7 @@ extern "C" int32_t tl_cuda_synchronize(tl_cuda_state *state)
 
 extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
 {
-    if (!sync_after_each)
-        return TORCHLEAN_OK;
+    if (!sync_after_each) return TORCHLEAN_OK;
     cudaError_t error = cudaStreamSynchronize(state->stream);
     return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "its work on the device");
 }
@@ -285,8 +271,7 @@ extern "C" int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const
     cudaError_t below = cudaGetLastError();
     if (error == CUBLAS_STATUS_ALLOC_FAILED || below == cudaErrorMemoryAllocation)
         return tl_fail(TORCHLEAN_NO_MEMORY, "%s: cuBLAS is out of memory", what);
-    if (below != cudaSuccess)
-        return tl_state_failed(state, below, what);
+    if (below != cudaSuccess) return tl_state_failed(state, below, what);
     if (error == CUBLAS_STATUS_EXECUTION_FAILED || error == CUBLAS_STATUS_INTERNAL_ERROR)
         return poison(state, TORCHLEAN_CUBLAS, what, cublasGetStatusString(error));
     return tl_fail(TORCHLEAN_CUBLAS, "%s: %s", what, cublasGetStatusString(error));
@@ -299,12 +284,10 @@ extern "C" int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what)
     enum { ALLOC_FAILED = 2, INTERNAL_ERROR = 5, EXEC_FAILED = 6 }; /* cufftResult; cufft.h is not included here */
     if (error == ALLOC_FAILED || below == cudaErrorMemoryAllocation)
         return tl_fail(TORCHLEAN_NO_MEMORY, "%s: cuFFT is out of memory", what);
-    if (below != cudaSuccess)
-        return tl_state_failed(state, below, what);
+    if (below != cudaSuccess) return tl_state_failed(state, below, what);
     char why[32];
     snprintf(why, sizeof why, "cuFFT result %d", error);
-    if (error == INTERNAL_ERROR || error == EXEC_FAILED)
-        return poison(state, TORCHLEAN_CUFFT, what, why);
+    if (error == INTERNAL_ERROR || error == EXEC_FAILED) return poison(state, TORCHLEAN_CUFFT, what, why);
     return tl_fail(TORCHLEAN_CUFFT, "%s: %s", what, why);
 }
 
@@ -320,13 +303,10 @@ static int32_t open_blas(tl_context *ctx, tl_cuda_state *state)
     cublasHandle_t handle = nullptr;
     TL_CUBLAS_TRY(ctx, cublasCreate(&handle));
     cublasStatus_t error = cublasSetStream(handle, state->stream); /* first: it resets the workspace */
-    if (error == CUBLAS_STATUS_SUCCESS)
-        error = cublasSetWorkspace(handle, state->blas_workspace, BLAS_WORKSPACE);
+    if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetWorkspace(handle, state->blas_workspace, BLAS_WORKSPACE);
     /* Pedantic: neither TF32 nor emulation of float32 by narrower formats, whatever environment variables say. */
-    if (error == CUBLAS_STATUS_SUCCESS)
-        error = cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
-    if (error == CUBLAS_STATUS_SUCCESS)
-        error = cublasSetAtomicsMode(handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+    if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetMathMode(handle, CUBLAS_PEDANTIC_MATH);
+    if (error == CUBLAS_STATUS_SUCCESS) error = cublasSetAtomicsMode(handle, CUBLAS_ATOMICS_NOT_ALLOWED);
     if (error != CUBLAS_STATUS_SUCCESS) {
         cublasDestroy(handle);
         return tl_cublas_failed(ctx, error, "setting up cuBLAS");
@@ -349,8 +329,7 @@ extern "C" int32_t tl_cuda_malloc(tl_cuda_state *state, size_t bytes, void **p)
     *p = nullptr;
     TL_TRY(tl_state_enter(state));
     cudaError_t error = cudaMalloc(p, bytes);
-    if (error != cudaSuccess)
-        *p = nullptr;
+    if (error != cudaSuccess) *p = nullptr;
     return error == cudaSuccess ? TORCHLEAN_OK : tl_state_failed(state, error, "cudaMalloc");
 }
 
@@ -365,8 +344,7 @@ extern "C" void tl_cuda_free(tl_cuda_state *state, void *p)
 extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value, int64_t n)
 {
     TL_TRY(tl_state_enter(state));
-    if (n == 0)
-        return TORCHLEAN_OK;
+    if (n == 0) return TORCHLEAN_OK;
     fill_kernel<<<tl_grid(n, 256 * 4), 256, 0, state->stream>>>(device, value, n);
     TRY(cudaGetLastError());
     return TORCHLEAN_OK;
@@ -377,8 +355,7 @@ extern "C" int32_t tl_cuda_fill(tl_cuda_state *state, float *device, float value
 extern "C" int32_t tl_cuda_mark(tl_cuda_state *state, uint32_t slot)
 {
     TL_TRY(tl_state_enter(state));
-    if (!state->marks[slot])
-        TRY(cudaEventCreate(&state->marks[slot]));
+    if (!state->marks[slot]) TRY(cudaEventCreate(&state->marks[slot]));
     TRY(cudaEventRecord(state->marks[slot], state->stream));
     state->marked[slot] = 1;
     return TORCHLEAN_OK;

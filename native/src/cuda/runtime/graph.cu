@@ -30,12 +30,10 @@ static cudaError_t end_capture(tl_cuda_state *state, cudaGraph_t *graph)
 extern "C" void tl_cuda_capture_drop(tl_cuda_state *state)
 {
     cudaGraph_t graph;
-    if (!state->capturing || state->fork_serial != tl_fork_serial())
-        return;
+    if (!state->capturing || state->fork_serial != tl_fork_serial()) return;
     cudaSetDevice(state->ordinal); /* a context may be destroyed from any thread */
     end_capture(state, &graph);
-    if (graph)
-        cudaGraphDestroy(graph);
+    if (graph) cudaGraphDestroy(graph);
     cudaGetLastError();
 }
 
@@ -47,14 +45,12 @@ extern "C" int32_t tl_cuda_capture_end(tl_cuda_state *state, tl_cuda_graph **out
     TRY(end_capture(state, &graph));
     tl_cuda_graph *made = (tl_cuda_graph *)calloc(1, sizeof *made);
     cudaError_t error = made ? cudaGraphGetNodes(graph, nullptr, &nodes) : cudaErrorMemoryAllocation;
-    if (error == cudaSuccess)
-        error = cudaGraphInstantiate(&made->run, graph, 0);
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&made->run, graph, 0);
     cudaGraphDestroy(graph);
     if (error == cudaSuccess) /* so that the first launch costs what the others do */
         error = cudaGraphUpload(made->run, state->stream);
     if (error != cudaSuccess) {
-        if (made && made->run)
-            cudaGraphExecDestroy(made->run);
+        if (made && made->run) cudaGraphExecDestroy(made->run);
         free(made);
         return tl_state_failed(state, error, "making a graph");
     }

@@ -77,10 +77,8 @@ template <class Kernel> static cudaError_t tl_raise_shared_limit(Kernel kernel, 
     cudaFuncAttributes now;
     int device = 0, most = 0;
     cudaError_t error = cudaFuncGetAttributes(&now, kernel);
-    if (error != cudaSuccess || dynamic <= (size_t)now.maxDynamicSharedSizeBytes)
-        return error;
-    if ((error = cudaGetDevice(&device)) != cudaSuccess)
-        return error;
+    if (error != cudaSuccess || dynamic <= (size_t)now.maxDynamicSharedSizeBytes) return error;
+    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
     if ((error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) != cudaSuccess)
         return error;
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - (int)now.sharedSizeBytes);

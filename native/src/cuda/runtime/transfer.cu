@@ -27,26 +27,21 @@ static_assert(RING_SEGMENTS <= TL_PIECES && STAGING_BLOCKS <= TL_PIECES, "a pinn
 void tl_close_pinned(tl_pinned *p)
 {
     for (cudaEvent_t event : p->done)
-        if (event)
-            cudaEventDestroy(event);
-    if (p->memory)
-        cudaFreeHost(p->memory);
+        if (event) cudaEventDestroy(event);
+    if (p->memory) cudaFreeHost(p->memory);
 }
 
 static int32_t open_pinned(tl_cuda_state *state, tl_pinned *p, size_t bytes, int pieces)
 {
     for (int i = 0; i < pieces; i++)
-        if (!p->done[i])
-            TRY(cudaEventCreateWithFlags(&p->done[i], cudaEventDisableTiming));
-    if (!p->memory)
-        TRY(cudaHostAlloc((void **)&p->memory, bytes, cudaHostAllocDefault));
+        if (!p->done[i]) TRY(cudaEventCreateWithFlags(&p->done[i], cudaEventDisableTiming));
+    if (!p->memory) TRY(cudaHostAlloc((void **)&p->memory, bytes, cudaHostAllocDefault));
     return TORCHLEAN_OK;
 }
 
 static int32_t open_ring(tl_cuda_state *state)
 {
-    if (state->small)
-        return TORCHLEAN_OK;
+    if (state->small) return TORCHLEAN_OK;
     TL_TRY(open_pinned(state, &state->ring, RING_SEGMENT * RING_SEGMENTS + SMALL, RING_SEGMENTS));
     state->small = state->ring.memory + RING_SEGMENT * RING_SEGMENTS;
     return TORCHLEAN_OK;
@@ -62,8 +57,7 @@ static int32_t send_small(tl_cuda_state *state, void *device, const void *host, 
         TRY(cudaEventRecord(ring->done[ring->current], state->stream));
         ring->used[ring->current] = 1;
         int following = (ring->current + 1) % RING_SEGMENTS;
-        if (ring->used[following])
-            TRY(cudaEventSynchronize(ring->done[following]));
+        if (ring->used[following]) TRY(cudaEventSynchronize(ring->done[following]));
         ring->current = following;
         ring->offset = 0;
     }
@@ -84,8 +78,7 @@ static size_t block_size(size_t bytes)
 
 static int32_t open_staging(tl_cuda_state *state)
 {
-    if (state->staging.memory)
-        return TORCHLEAN_OK;
+    if (state->staging.memory) return TORCHLEAN_OK;
     return open_pinned(state, &state->staging, STAGING_BLOCK * STAGING_BLOCKS, STAGING_BLOCKS);
 }
 
@@ -105,8 +98,7 @@ static void send_filled(send_job *job)
     for (; job->sent < job->pieces && job->error == cudaSuccess; job->sent++) {
         const size_t at = job->sent * job->piece, length = job->bytes - at < job->piece ? job->bytes - at : job->piece;
         const int32_t tasks = (int32_t)((length + SEND_TASK - 1) / SEND_TASK);
-        if (__atomic_load_n(&job->filled[job->sent], __ATOMIC_ACQUIRE) < tasks)
-            return;
+        if (__atomic_load_n(&job->filled[job->sent], __ATOMIC_ACQUIRE) < tasks) return;
         job->error =
             cudaMemcpyAsync(job->device + at, job->staged + at, length, cudaMemcpyHostToDevice, job->state->stream);
     }
@@ -128,8 +120,7 @@ static int32_t send_at_once(tl_cuda_state *state, char *device, const char *host
     const int blocks = (int)((bytes + STAGING_BLOCK - 1) / STAGING_BLOCK);
     const int first = staging->current + blocks > STAGING_BLOCKS ? 0 : staging->current;
     for (int i = first; i < first + blocks; i++)
-        if (staging->used[i])
-            TRY(cudaEventSynchronize(staging->done[i]));
+        if (staging->used[i]) TRY(cudaEventSynchronize(staging->done[i]));
     send_job job = {state, device, staging->memory + first * STAGING_BLOCK, host, bytes, 0, 0, 0, {}, cudaSuccess};
     const size_t tasks = (bytes + SEND_TASK - 1) / SEND_TASK, tasks_a_piece = (tasks + SEND_PIECES - 1) / SEND_PIECES;
     job.piece = (tasks_a_piece < 2 ? 2 : tasks_a_piece) * SEND_TASK;
@@ -149,14 +140,12 @@ static int32_t send_large(tl_cuda_state *state, char *device, const char *host, 
 {
     tl_pinned *staging = &state->staging;
     TL_TRY(open_staging(state));
-    if (bytes <= STAGING_BLOCK * STAGING_BLOCKS)
-        return send_at_once(state, device, host, bytes);
+    if (bytes <= STAGING_BLOCK * STAGING_BLOCKS) return send_at_once(state, device, host, bytes);
     size_t size = block_size(bytes);
     for (size_t at = 0; at < bytes; at += size) {
         size_t length = bytes - at < size ? bytes - at : size;
         int i = staging->current;
-        if (staging->used[i])
-            TRY(cudaEventSynchronize(staging->done[i]));
+        if (staging->used[i]) TRY(cudaEventSynchronize(staging->done[i]));
         char *block = staging->memory + i * STAGING_BLOCK;
         tl_copy(block, host + at, length);
         TRY(cudaMemcpyAsync(device + at, block, length, cudaMemcpyHostToDevice, state->stream));
@@ -170,8 +159,7 @@ static int32_t send_large(tl_cuda_state *state, char *device, const char *host, 
 extern "C" int32_t tl_cuda_upload(tl_cuda_state *state, void *device, const void *host, size_t bytes)
 {
     TL_TRY(tl_state_enter(state));
-    if (bytes == 0)
-        return TORCHLEAN_OK;
+    if (bytes == 0) return TORCHLEAN_OK;
     return bytes <= SMALL ? send_small(state, device, host, bytes)
                           : send_large(state, (char *)device, (const char *)host, bytes);
 }
@@ -193,8 +181,7 @@ static int32_t fetch_small(tl_cuda_state *state, void *host, const void *device,
     TL_TRY(open_ring(state));
     TRY(cudaMemcpyAsync(state->small, device, bytes, cudaMemcpyDeviceToHost, state->stream));
     cudaError_t error = cudaStreamSynchronize(state->stream);
-    if (error != cudaSuccess)
-        return tl_state_failed(state, error, "earlier work on the device");
+    if (error != cudaSuccess) return tl_state_failed(state, error, "earlier work on the device");
     memcpy(host, state->small, bytes);
     return TORCHLEAN_OK;
 }
@@ -203,8 +190,7 @@ static int32_t fetch_small(tl_cuda_state *state, void *host, const void *device,
 extern "C" int32_t tl_cuda_download(tl_cuda_state *state, void *host, const void *device, size_t bytes)
 {
     TL_TRY(tl_state_enter(state));
-    if (bytes <= SMALL)
-        return fetch_small(state, host, device, bytes);
+    if (bytes <= SMALL) return fetch_small(state, host, device, bytes);
     TL_TRY(open_staging(state));
     const char *from = (const char *)device;
     size_t size = block_size(bytes);
@@ -215,11 +201,9 @@ extern "C" int32_t tl_cuda_download(tl_cuda_state *state, void *host, const void
         int i = (int)(piece % STAGING_BLOCKS);
         size_t at = piece * size, length = bytes - at < size ? bytes - at : size;
         cudaError_t error = cudaEventSynchronize(state->staging.done[i]);
-        if (error != cudaSuccess)
-            return tl_state_failed(state, error, "earlier work on the device");
+        if (error != cudaSuccess) return tl_state_failed(state, error, "earlier work on the device");
         tl_copy((char *)host + at, state->staging.memory + i * STAGING_BLOCK, length);
-        if (queued < pieces)
-            TL_TRY(fetch(state, from, bytes, size, queued++));
+        if (queued < pieces) TL_TRY(fetch(state, from, bytes, size, queued++));
     }
     return TORCHLEAN_OK;
 }
@@ -227,8 +211,7 @@ extern "C" int32_t tl_cuda_download(tl_cuda_state *state, void *host, const void
 extern "C" int32_t tl_cuda_copy(tl_cuda_state *state, void *to, const void *from, size_t bytes)
 {
     TL_TRY(tl_state_enter(state));
-    if (bytes)
-        TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state->stream));
+    if (bytes) TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state->stream));
     return TORCHLEAN_OK;
 }
 
@@ -236,8 +219,7 @@ extern "C" int32_t tl_cuda_copy(tl_cuda_state *state, void *to, const void *from
  * memory is idle, as a capture begins when all work is done. */
 static int32_t send_beside(tl_cuda_state *state, void *device, const void *host, size_t bytes)
 {
-    if (!state->beside)
-        TRY(cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking));
+    if (!state->beside) TRY(cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking));
     TRY(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state->beside));
     TRY(cudaStreamSynchronize(state->beside));
     return TORCHLEAN_OK;

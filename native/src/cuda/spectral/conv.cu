@@ -50,11 +50,9 @@ struct AnalysisShared {
 __device__ __forceinline__ float4 load_row(const float *x, int64_t row, int64_t n, int64_t channel, int64_t width,
                                            bool vectors)
 {
-    if (row >= n)
-        return make_float4(0, 0, 0, 0);
+    if (row >= n) return make_float4(0, 0, 0, 0);
     const float *at = x + row * width + channel;
-    if (vectors && channel + 4 <= width)
-        return tl_load4(at);
+    if (vectors && channel + 4 <= width) return tl_load4(at);
     return make_float4(channel < width ? at[0] : 0.0f, channel + 1 < width ? at[1] : 0.0f,
                        channel + 2 < width ? at[2] : 0.0f, channel + 3 < width ? at[3] : 0.0f);
 }
@@ -101,8 +99,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
         }
         __syncthreads();
-        if (idle)
-            continue;
+        if (idle) continue;
         float even[MODES][2] = {}, odd[MODES][2] = {};
 #pragma unroll 4
         for (int j = 0; j < HALF; j++) {
@@ -154,8 +151,7 @@ __device__ __forceinline__ float sum_shares(const float *__restrict__ shares, in
         TL_UNROLL_FOR (int u = 0; u < 4; u++)
             a[u] += shares[(p + u) * size + at];
     TL_UNROLL_FOR (int u = 0; u < 3; u++)
-        if (p + u < parts)
-            a[u] += shares[(p + u) * size + at];
+        if (p + u < parts) a[u] += shares[(p + u) * size + at];
     return (a[0] + a[1]) + (a[2] + a[3]);
 }
 
@@ -166,8 +162,7 @@ __global__ void __launch_bounds__(THREADS)
                   float edge, float *__restrict__ re, float *__restrict__ im)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= modes * width)
-        return;
+    if (e >= modes * width) return;
     const int64_t k = e / width, c = e - k * width, size = 2 * modes * width, at = 2 * k * width + c;
     const float2 v = poisoned(sum_shares(shares, parts, size, at), sum_shares(shares, parts, size, at + width));
     const float factor = k == 0 || 2 * k == n ? edge : inner;
@@ -223,8 +218,7 @@ __global__ void __launch_bounds__(THREADS)
                    float *__restrict__ di)
 {
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    if (row >= rows)
-        return;
+    if (row >= rows) return;
     const int64_t k = row / width;
     float r = 0.0f, i = 0.0f;
 #pragma unroll 4
@@ -254,15 +248,12 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
     TL_UNROLL_FOR (int u = 0; u < 4; u++) {
         const int64_t e = first + u * THREADS;
-        if (e >= total)
-            return;
+        if (e >= total) return;
         uint32_t o;
         const uint32_t row = by_width.divmod((uint32_t)e, &o), k = by_width.div(row);
         const float r = xr[row], i = xi[row], a = zr[(int64_t)k * width + o], b = zi[(int64_t)k * width + o];
-        if (gr)
-            gr[e] = fmaf(i, b, r * a);
-        if (gi)
-            gi[e] = fmaf(-i, a, r * b);
+        if (gr) gr[e] = fmaf(i, b, r * a);
+        if (gi) gi[e] = fmaf(-i, a, r * b);
     }
 }
 
@@ -329,22 +320,19 @@ __global__ void __launch_bounds__(THREADS, 2)
                 }
             }
         }
-        if (idle || channel >= width)
-            continue;
+        if (idle || channel >= width) continue;
         TL_UNROLL_FOR (int j = 0; j < PAIRS; j++)
             TL_UNROLL_FOR (int side = 0; side < 2; side++) {
                 const int64_t row = side ? t0 + HALF + group * PAIRS + j : t0 + HALF - 1 - group * PAIRS - j;
                 const float v0 = side ? even[j][0] - odd[j][0] : even[j][0] + odd[j][0];
                 const float v1 = side ? even[j][1] - odd[j][1] : even[j][1] + odd[j][1];
-                if (row >= n)
-                    continue;
+                if (row >= n) continue;
                 float *at = y + row * width + channel;
                 if (vectors)
                     *reinterpret_cast<float2 *>(at) = make_float2(v0, v1);
                 else {
                     at[0] = v0;
-                    if (channel + 1 < width)
-                        at[1] = v1;
+                    if (channel + 1 < width) at[1] = v1;
                 }
             }
     }
@@ -358,8 +346,7 @@ __global__ void __launch_bounds__(THREADS)
                 float *__restrict__ re, float *__restrict__ im)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= modes * width)
-        return;
+    if (e >= modes * width) return;
     const int64_t c = e / modes, k = e - c * modes;
     const float2 s = S[c * (n / 2 + 1) + k];
     const bool end = k == 0 || 2 * k == n;
@@ -374,8 +361,7 @@ __global__ void __launch_bounds__(THREADS)
                int64_t total, float2 *__restrict__ S)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total)
-        return;
+    if (e >= total) return;
     const int64_t bins = n / 2 + 1, c = e / bins, k = e - c * bins;
     const float factor = k == 0 || 2 * k == n ? 1.0f : 0.5f;
     S[e] = k < modes ? make_float2(re[k * width + c] * factor, im[k * width + c] * factor) : make_float2(0.0f, 0.0f);
@@ -438,8 +424,7 @@ int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, 
 extern "C" int32_t tl_cuda_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm,
                                                 int64_t grid, int64_t width, int64_t modes, float *y)
 {
-    if (modes == 0)
-        return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
+    if (modes == 0) return tl_cuda_fill(tl_context_cuda(ctx), y, 0.0f, grid * width);
     const int64_t plane = modes * width;
     tl_scratch<float> spectra(ctx);
     TL_TRY(spectra.allocate(4 * plane));
@@ -455,8 +440,7 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
                                                     const float *g, int64_t grid, int64_t width, int64_t modes,
                                                     float *gx, float *gwRe, float *gwIm)
 {
-    if (modes == 0)
-        return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
+    if (modes == 0) return gx ? tl_cuda_fill(tl_context_cuda(ctx), gx, 0.0f, grid * width) : TORCHLEAN_OK;
     const int64_t plane = modes * width;
     tl_scratch<float> spectra(ctx);
     TL_TRY(spectra.allocate(6 * plane));
@@ -467,8 +451,7 @@ extern "C" int32_t tl_cuda_spectral_conv1d_rfft_bwd(tl_context *ctx, const float
                          width, plane, dr, di));
         TL_TRY(synthesis(ctx, dr, di, grid, width, modes, gx));
     }
-    if (!gwRe && !gwIm)
-        return TORCHLEAN_OK;
+    if (!gwRe && !gwIm) return TORCHLEAN_OK;
     TL_TRY(analysis(ctx, x, grid, width, modes, 1.0, 1.0, xr, xi));
     return tl_launch(ctx, "weights", weights_kernel, tl_grid(plane * width, 4 * THREADS), THREADS, xr, xi, zr, zi,
                      width, plane * width, tl_fastdiv(width), gwRe, gwIm);

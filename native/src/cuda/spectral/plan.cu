@@ -44,8 +44,7 @@ void close_plans(void *object)
 {
     Plans *plans = (Plans *)object;
     for (int i = 0; i < plans->count; i++)
-        if (plans->entries[i].stamp)
-            destroy_plan(plans->entries[i].handle);
+        if (plans->entries[i].stamp) destroy_plan(plans->entries[i].handle);
     free(plans->entries);
     free(plans);
 }
@@ -55,8 +54,7 @@ int32_t widen(Plans *plans)
 {
     const int count = plans->count + CACHED_PLANS;
     Plans::Entry *entries = (Plans::Entry *)realloc(plans->entries, count * sizeof *entries);
-    if (!entries)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+    if (!entries) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
     memset(entries + plans->count, 0, CACHED_PLANS * sizeof *entries);
     plans->entries = entries;
     plans->count = count;
@@ -76,8 +74,7 @@ cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *h
 {
     std::lock_guard<std::mutex> alone(one_at_a_time);
     cufftResult result = cufftCreate(handle);
-    if (result != CUFFT_SUCCESS)
-        return result;
+    if (result != CUFFT_SUCCESS) return result;
     long long n = s.n, bins = s.n / 2 + 1;
     result = cufftSetAutoAllocation(*handle, 0);
     if (result == CUFFT_SUCCESS && as_complex(s))
@@ -88,14 +85,11 @@ cufftResult make_plan(const tl_fft_shape &s, cudaStream_t stream, cufftHandle *h
     else if (result == CUFFT_SUCCESS)
         result = cufftMakePlanMany64(*handle, 1, &n, &n, s.real_stride, s.real_dist, &bins, 1, bins, CUFFT_R2C, s.batch,
                                      work);
-    if (result == CUFFT_SUCCESS)
-        result = cufftSetStream(*handle, stream);
+    if (result == CUFFT_SUCCESS) result = cufftSetStream(*handle, stream);
     /* cuFFT fills the plan's tables by work of its own that is not ordered with our non-blocking stream: with several
      * threads on a busy device, transforms have read tables that were not there yet. */
-    if (result == CUFFT_SUCCESS && cudaDeviceSynchronize() != cudaSuccess)
-        result = CUFFT_EXEC_FAILED;
-    if (result != CUFFT_SUCCESS)
-        cufftDestroy(*handle);
+    if (result == CUFFT_SUCCESS && cudaDeviceSynchronize() != cudaSuccess) result = CUFFT_EXEC_FAILED;
+    if (result != CUFFT_SUCCESS) cufftDestroy(*handle);
     return result;
 }
 
@@ -105,8 +99,7 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
     Plans *plans = (Plans *)tl_cuda_attached(ctx, TL_ATTACH_FFT);
     if (!plans) {
         plans = (Plans *)calloc(1, sizeof *plans);
-        if (!plans)
-            return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
+        if (!plans) return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for FFT plans");
         tl_cuda_attach(ctx, TL_ATTACH_FFT, plans, close_plans);
     }
     const int capturing = tl_cuda_capturing(ctx);
@@ -119,8 +112,7 @@ int32_t find_plan(tl_context *ctx, const tl_fft_shape &shape, Plans::Entry **out
             *out = &e;
             return TORCHLEAN_OK;
         }
-        if (!e.captured && (!place || e.stamp < place->stamp))
-            place = &e;
+        if (!e.captured && (!place || e.stamp < place->stamp)) place = &e;
     }
     if (capturing) /* making one waits for the device */
         return tl_fail(TORCHLEAN_UNAVAILABLE,
@@ -156,8 +148,7 @@ __global__ void __launch_bounds__(THREADS) widen_kernel(const float *__restrict_
                                                         tl_fastdiv n, int64_t total, int64_t stride, int64_t dist)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total)
-        return;
+    if (e >= total) return;
     uint32_t t;
     const uint32_t b = n.divmod((uint32_t)e, &t);
     rows[e] = make_float2(real[b * dist + t * stride], 0.0f);
@@ -168,8 +159,7 @@ __global__ void __launch_bounds__(THREADS)
     mirror_kernel(const float2 *__restrict__ half, float2 *__restrict__ rows, tl_fastdiv n, int64_t total)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total)
-        return;
+    if (e >= total) return;
     uint32_t k;
     const uint32_t b = n.divmod((uint32_t)e, &k);
     const int64_t bins = n.divisor / 2 + 1;
@@ -182,8 +172,7 @@ __global__ void __launch_bounds__(THREADS)
     halve_kernel(const float2 *__restrict__ rows, float2 *__restrict__ half, tl_fastdiv bins, int64_t n, int64_t total)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total)
-        return;
+    if (e >= total) return;
     uint32_t k;
     const uint32_t b = bins.divmod((uint32_t)e, &k);
     half[e] = rows[b * n + k];
@@ -193,8 +182,7 @@ __global__ void __launch_bounds__(THREADS) narrow_kernel(const float2 *__restric
                                                          tl_fastdiv n, int64_t total, int64_t stride, int64_t dist)
 {
     const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total)
-        return;
+    if (e >= total) return;
     uint32_t t;
     const uint32_t b = n.divmod((uint32_t)e, &t);
     real[b * dist + t * stride] = rows[e].x;
@@ -244,8 +232,7 @@ int32_t transform_odd(tl_context *ctx, const tl_fft_shape &shape, float *real, f
 
 int32_t tl_fft_run(tl_context *ctx, const tl_fft_shape &shape, float *real, float2 *spectrum)
 {
-    if (!as_complex(shape))
-        return transform(ctx, shape, real, spectrum, nullptr);
+    if (!as_complex(shape)) return transform(ctx, shape, real, spectrum, nullptr);
     tl_scratch<float2> rows(ctx);
     TL_TRY(rows.allocate(shape.batch * shape.n));
     return transform_odd(ctx, shape, real, spectrum, rows);

@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
     float2 v[UNROLL];
     TL_UNROLL_FOR (int u = 0; u < UNROLL; u++)
-        if (first + u * THREADS < total)
-            v[u] = from[first + u * THREADS];
+        if (first + u * THREADS < total) v[u] = from[first + u * THREADS];
     TL_UNROLL_FOR (int u = 0; u < UNROLL; u++) {
         const int64_t e = first + u * THREADS;
         if (e < total) {
@@ -49,8 +48,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t r
 {
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
-    if (row >= rows)
-        return;
+    if (row >= rows) return;
     float2 *X = spec + row * bins;
     const bool bad = tl_not_finite(X[0].x);
     __syncwarp();
@@ -59,8 +57,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spec, int64_t r
             X[k] = make_float2(TL_NAN, TL_NAN);
     else if (lane == 0) {
         X[0].y = 0.0f;
-        if (even)
-            X[bins - 1].y = 0.0f;
+        if (even) X[bins - 1].y = 0.0f;
     }
 }
 
@@ -68,8 +65,7 @@ __global__ void __launch_bounds__(THREADS)
     first_bins_kernel(const float2 *__restrict__ spec, int64_t rows, int64_t bins, float *__restrict__ out)
 {
     const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (row < rows)
-        out[row] = spec[row * bins].x;
+    if (row < rows) out[row] = spec[row * bins].x;
 }
 
 /* One point: the transform is the element itself. */
@@ -77,13 +73,11 @@ __global__ void __launch_bounds__(THREADS)
     point_kernel(const float *__restrict__ from, float *__restrict__ to, int64_t rows, bool inverse, float factor)
 {
     const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (row >= rows)
-        return;
+    if (row >= rows) return;
     const float x = from[inverse ? 2 * row : row];
     const float v = tl_not_finite(x) ? TL_NAN : x * factor;
     to[inverse ? row : 2 * row] = v;
-    if (!inverse)
-        to[2 * row + 1] = tl_not_finite(x) ? v : 0.0f;
+    if (!inverse) to[2 * row + 1] = tl_not_finite(x) ? v : 0.0f;
 }
 
 int32_t point(tl_context *ctx, const float *from, float *to, int64_t rows, bool inverse, double factor)
@@ -95,8 +89,7 @@ int32_t point(tl_context *ctx, const float *from, float *to, int64_t rows, bool 
 int32_t forward(tl_context *ctx, const float *x, float *spec, int64_t batch, int64_t n, bool scaled, double edge,
                 double inner)
 {
-    if (n == 1)
-        return point(ctx, x, spec, batch, false, edge);
+    if (n == 1) return point(ctx, x, spec, batch, false, edge);
     const int64_t bins = n / 2 + 1, total = batch * bins;
     float2 *X = (float2 *)spec;
     TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, batch, 1, n, 0}, (float *)x, X));
@@ -115,8 +108,7 @@ constexpr int64_t PIECE = (int64_t)12 << 20;
 
 int32_t inverse(tl_context *ctx, const float *spec, float *x, int64_t batch, int64_t n, double edge, double inner)
 {
-    if (n == 1)
-        return point(ctx, spec, x, batch, true, edge);
+    if (n == 1) return point(ctx, spec, x, batch, true, edge);
     const int64_t bins = n / 2 + 1, row = bins * (int64_t)sizeof(float2);
     const int64_t pieces = batch * row <= 2 * PIECE ? 1 : tl_ceil_div(batch * row, PIECE);
     const int64_t rows = tl_ceil_div(batch, pieces < batch ? pieces : batch);
