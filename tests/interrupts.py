@@ -36,8 +36,8 @@ def interrupt(work: Callable[[], Any], place: int) -> bool:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal left
         if event == "call":
-            if not frame.f_code.co_filename.startswith(_FILES):
-                return None
+            if not frame.f_code.co_filename.startswith(_FILES) or frame.f_code.co_name == "__del__":
+                return None  # Python ignores what a finaliser raises
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":
             points = _points.get(frame.f_code) or _points.setdefault(frame.f_code, _find_points(frame.f_code))
