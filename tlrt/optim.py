@@ -47,7 +47,7 @@ def one_call(method: _Update) -> _Update:
 def _call_and_set(change: tuple[object, str, Any], function: Callable[..., int], *arguments: Any) -> int:
     """Calls C, and sets an attribute where C returns 0, as one act: iterators of C do both, and between them there is no
     bytecode at which a signal handler could raise or another thread go on."""
-    statuses, kept = tee(map(function, *zip(arguments)))
+    statuses, kept = tee(starmap(function, (arguments,)))
     list(starmap(setattr, map({0: change}.__getitem__, filterfalse(None, statuses))))
     return next(kept)
 
