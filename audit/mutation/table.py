@@ -294,8 +294,8 @@ DEFECTS = [
          "        self._require_mirror()\n        self._version += 1\n", "a stale host value is read after an update"),
     ]),
     *defects("tlrt/session.py", tests=TAPE, rows=[
-        ("        key = mix((self.seed + self.counter) % 2**64)\n        self.counter += 1\n",
-         "        key = mix((self.seed + self.counter) % 2**64)\n", "every draw is the same: the counter stands"),
+        ("counter, self.counter = self.counter, self.counter + 1", "counter = self.counter",
+         "every draw is the same: the counter stands"),
         ("            self.counter = before\n            raise\n", "            raise\n",
          "a refused draw advances the counter"),
         ("            if x.session is self and x.epoch == self.epoch:", "            if x.session is self:",
