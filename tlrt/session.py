@@ -199,8 +199,12 @@ class Session(Operations[TensorRef]):
         id = self._id(x, op)
         return nodes[id] if type(id) is int and 0 <= id < len(nodes) else self.tape.node(id, op)
 
-    def _ref(self, id: int) -> TensorRef:
-        return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
+    def _ref(self, epoch: int, id: int) -> TensorRef:
+        """A reference to a node, with the epoch from before the node was made: another thread may reset the session."""
+        nodes = self.tape.nodes
+        if id >= len(nodes):
+            raise other_thread_error("tensor")
+        return TensorRef(self, id, nodes[id].shape, epoch)
 
     def _apply(
         self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None
@@ -214,7 +218,7 @@ class Session(Operations[TensorRef]):
                 ids.append(None if p is None else self._id(p, name))
         tape = self.tape
         if self._substitutes and name in self._substitutes:
-            return self._ref(self._substitutes[name](*ids))
+            return self._ref(epoch, self._substitutes[name](*ids))
         id = tape._apply(name, tuple(ids), extra, hosts)
         made = _blank(TensorRef)
         made.session = self
@@ -227,7 +231,7 @@ class Session(Operations[TensorRef]):
         return made
 
     def _view(self, x: TensorRef, shape: Shape, name: str) -> TensorRef:
-        return self._ref(self.tape._view(self._id(x, name), shape, name))
+        return self._ref(self.epoch, self.tape._view(self._id(x, name), shape, name))
 
     def shape(self, x: Any) -> Shape:
         """The shape of a tensor or parameter; () of a number."""
@@ -307,7 +311,7 @@ class Session(Operations[TensorRef]):
 
     def _leaf(self, value: AnyBuffer, name: str, requires_grad: bool) -> TensorRef:
         """A leaf that requires a gradient within no_grad too: what is computed from it there does not, what follows does."""
-        return self._ref(self.tape._append(Node(name, value, requires_grad)))
+        return self._ref(self.epoch, self.tape._append(Node(name, value, requires_grad)))
 
     def input(self, value: npt.ArrayLike, name: str = "input", requires_grad: bool = False) -> TensorRef:
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
@@ -340,7 +344,7 @@ class Session(Operations[TensorRef]):
 
     def detach(self, x: TensorRef | Parameter) -> TensorRef:
         """The same value with no gradient to x; shares its storage."""
-        return self._ref(self.tape.detach(self._id(x, "detach")))
+        return self._ref(self.epoch, self.tape.detach(self._id(x, "detach")))
 
     def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
         """A copy of a tensor on the host; waits for the device."""

@@ -66,6 +66,8 @@ class Node(Uncopied):
         self, name: str, value: AnyBuffer, requires_grad: bool = True, parents: Sequence[int] = (),
         backward: Backward | None = None, cleanup: Sequence[Any] = (),
     ) -> None:  # fmt: skip
+        if not isinstance(name, str):
+            raise refusal(ArgumentTypeError, "Node", "name", convert.type_name(name), "a name")
         self.name = name
         self.shape = value.shape
         self.buffer = value.buffer
@@ -251,7 +253,7 @@ class Tape(Uncopied, Operations[int]):
         value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
-            return [(x, AnyBuffer(parent.shape, backward(parent.buffer, g.buffer)))]
+            return [(x, _as_gradient(name, parent.shape, backward(parent.buffer, g.buffer)))]
 
         return self.add_node(Node(name, value, self._needs((x,)), (x,), pull))
 
@@ -265,12 +267,14 @@ class Tape(Uncopied, Operations[int]):
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
-            return [(a, AnyBuffer(first.shape, ga)), (b, AnyBuffer(second.shape, gb))]
+            return [(a, _as_gradient(name, first.shape, ga)), (b, _as_gradient(name, second.shape, gb))]
 
         return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
 
     def _own_result(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
         """What a forward function returned, as a value of its own."""
+        if not hasattr(buffer, "release"):
+            raise refusal(ArgumentTypeError, name, "forward", convert.type_name(buffer), "a buffer")
         owned = not any(buffer is p.buffer for p in parents)
         try:
             self._require_here(name, "forward", buffer)
@@ -329,6 +333,8 @@ class Tape(Uncopied, Operations[int]):
                 needs = any(p is not None and nodes[p].requires_grad for p in [parents[i] for i in plan.gives])
             buffer = plan.run(buffers, hosts)
         except Exception as error:
+            if self.nodes is not nodes:
+                raise other_thread_error(name) from error
             raise self._note_operands(error, name, parents, extra) from None
         node = Node.__new__(Node)
         node.buffer = buffer
@@ -613,6 +619,8 @@ class Tape(Uncopied, Operations[int]):
     def _seed(self, output: int, seed: AnyBuffer | npt.ArrayLike | None) -> AnyBuffer:
         node = self.node(output, "backward")
         where = f"node {output} ({node.name})"
+        if node.buffer.released:  # undone; no gradient would reach what it was computed from
+            raise refusal(ReleasedError, "backward", where, "one that was undone", "one on the tape")
         if seed is None:
             if prod(node.shape) != 1:
                 text = f"missing, expected one of shape {node.shape}, as the output {where} is no scalar"
@@ -652,6 +660,13 @@ class Tape(Uncopied, Operations[int]):
         return "\n".join(
             f"{i:5} {n.name:24} {n.shape!s:20} {list(n.parents) if n.parents else ''}" for i, n in enumerate(self.nodes)
         )
+
+
+def _as_gradient(name: str, shape: Shape, buffer: Any) -> AnyBuffer:
+    """What a backward function returned for a parent of that shape."""
+    if not hasattr(buffer, "release"):
+        raise refusal(ArgumentTypeError, name, "backward", convert.type_name(buffer), "a buffer")
+    return AnyBuffer(shape, buffer)
 
 
 def other_thread_error(op: str) -> ArgumentError:
