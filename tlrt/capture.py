@@ -301,7 +301,7 @@ class Captured(Uncopied):
         self._require_distinct("capture")
         self._recorder = recorder
         try:
-            with recorder.active():
+            with recorder.scope, recorder.attached():
                 for p, mirror, _ in before:
                     storage = recorder.storage(mirror._handle)
                     self._places.append(ParameterPlace(p, storage, mirror, p._requires_grad))

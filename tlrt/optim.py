@@ -13,10 +13,12 @@ attributes and may change between steps. :meth:`Optimizer.state` is what a check
 import math
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse, starmap, tee
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ import numpy.typing as npt
 from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
+from tlrt._binding.observer import Calls
 from tlrt._binding.together import Change, set_together
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
@@ -36,9 +39,37 @@ _Update = TypeVar("_Update", bound=Callable[..., None])
 
 
 def one_call(method: _Update) -> _Update:
-    """Marks an ``_update`` that calls one operation, with the hyperparameters and the step count as they are."""
+    """Marks an ``_update`` that calls one operation, with the hyperparameters and the step count as they are. With
+    ``device=self._counting()`` the call counts the step too, whatever interrupts it."""
     method.is_one_call = True  # type: ignore[attr-defined]
     return method
+
+
+def _call_and_set(change: tuple[object, str, Any], function: Callable[..., int], *arguments: Any) -> int:
+    """Calls C, and sets an attribute where C returns 0, as one act: iterators of C do both, and between them there is no
+    bytecode at which a signal handler could raise or another thread go on."""
+    statuses, kept = tee(starmap(function, (arguments,)))
+    list(starmap(setattr, map({0: change}.__getitem__, filterfalse(None, statuses))))
+    return next(kept)
+
+
+class _CountingDevice:
+    """Stands for the device of one call that is an optimiser's whole update, and counts the step as C makes it. The
+    specification looks at `device` and `changes`."""
+
+    def __init__(self, device: Any, *changes: tuple[object, str, Any]) -> None:
+        self.device, self.changes, self._handle = device, changes, getattr(device, "_handle", None)
+
+    @property
+    def _calls(self) -> "_CountingDevice":
+        return self
+
+    def __getattr__(self, symbol: str) -> Any:
+        if not self.device._observers:
+            return partial(_call_and_set, self.changes[0], getattr(self.device._calls, symbol))
+        function = getattr(self.device._library.lib, f"torchlean_cuda_{symbol}")
+        counted = Calls({symbol: partial(_call_and_set, self.changes[0], function)})
+        return getattr(counted.observed(self.device), symbol)
 
 
 @dataclass(frozen=True)
@@ -84,19 +115,19 @@ class Update:
                 call.computed[place] = lambda: optimizer.steps + 1
         found = [(slot, i, b._handle) for slot, buffers in optimizer._state.items() for i, b in enumerate(buffers)]
         states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
-        known = optimizer._state
+        known, function = optimizer._state, call.function
+        call.function = lambda *given: _call_and_set((optimizer, "steps", optimizer.steps + 1), function, *given)
 
         def wrap(run: Callable[[], int | None]) -> Callable[[], int | None]:
             def step() -> int | None:
                 nonlocal known
                 optimizer._require_open("step")
-                optimizer._require_valid_settings()
-                if optimizer._state is not known:  # loaded meanwhile
-                    optimizer._restore_places(states)
-                    known = optimizer._state
-                status = run()
-                optimizer.steps += not status
-                return status
+                with optimizer._alone():
+                    optimizer._require_valid_settings()
+                    if optimizer._state is not known:  # loaded meanwhile
+                        optimizer._restore_places(states)
+                        known = optimizer._state
+                    return run()
 
             return step
 
@@ -168,6 +199,7 @@ class Optimizer(Uncopied):
         #: hyperparameters found valid
         self._checked: list[Any] = []
         self._closed = False
+        self._lock = threading.Lock()
 
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
@@ -221,13 +253,26 @@ class Optimizer(Uncopied):
 
     def _advance(self, chosen: list[Parameter], gradient: Any) -> None:
         """Updates the parameters from their packed gradients."""
-        packed = self._pack_buffers(chosen)
-        self._require_valid_settings()
-        # before the update, so that an interrupt cannot leave a host value that looks current
-        for p in chosen:
-            p.updated()
-        self._update(packed, gradient)
-        self.steps += 1
+        with self._alone():
+            packed = self._pack_buffers(chosen)
+            self._require_valid_settings()
+            # before the update, so that an interrupt cannot leave a host value that looks current
+            for p in chosen:
+                p.updated()
+            steps = self.steps + 1
+            self._update(packed, gradient)
+            self.steps = steps  # again, where the update's call counted it
+
+    def _alone(self) -> Any:
+        """What a thread holds during an update. Raises ArgumentError while there is one."""
+        if self._lock.locked():
+            got, expected = "a step of another thread meanwhile", "one thread at a time"
+            raise refusal(ArgumentError, "step", type(self).__name__, got, expected)
+        return self._lock
+
+    def _counting(self) -> Any:
+        """The device argument of the one call of an update, which then counts the step."""
+        return _CountingDevice(self.session.device, (self, "steps", self.steps + 1))
 
     def _require_valid_settings(self) -> None:
         """Raises unless the hyperparameters are valid; looks at them again only if one is another object."""
@@ -368,12 +413,13 @@ class SGD(Optimizer):
     def _update(self, packed: Mapping[str, Any], gradients: Any) -> None:
         p = packed["p"]
         if not self.slots:
-            self.kernels.sgd_step(p, gradients, lr=self.lr, weight_decay=self.weight_decay, out=p)
+            device = self._counting()
+            self.kernels.sgd_step(p, gradients, lr=self.lr, weight_decay=self.weight_decay, out=p, device=device)
             return
         v = packed["velocity"]
         self.kernels.momentum_step(
             p, gradients, v, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
-            nesterov=int(self.nesterov), out=(p, v),
+            nesterov=int(self.nesterov), out=(p, v), device=self._counting(),
         )  # fmt: skip
 
 
@@ -399,7 +445,7 @@ class Adam(Optimizer):
         p, m, v = packed["p"], packed["m"], packed["v"]
         getattr(self.kernels, self._kernel)(
             p, gradients, m, v, step=self.steps + 1, lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps,
-            weight_decay=self.weight_decay, out=(p, m, v),
+            weight_decay=self.weight_decay, out=(p, m, v), device=self._counting(),
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +48,7 @@ from tlrt.errors import (
 )
 from tlrt.parameter import Parameter
 from tlrt.spec import SpecDevice
-from tlrt.tape import AnyBuffer, Node, Tape, size_of
+from tlrt.tape import AnyBuffer, Node, Tape, other_thread_error, release_nodes, size_of
 from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
 from tlspec.ops.random import mix
 
@@ -101,10 +101,9 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
 
     def release(self) -> None:
         """Gives all the buffers back."""
-        gone = (*self._by_parameter.values(), *self._by_leaf.values())
+        parameters, leaves = self._by_parameter, self._by_leaf
         self._by_parameter, self._by_leaf = {}, {}
-        for g in gone:
-            g.buffer.release()
+        _release_all((*parameters.values(), *leaves.values()))
 
 
 class Session(Operations[TensorRef]):
@@ -196,10 +195,16 @@ class Session(Operations[TensorRef]):
         raise refusal(ArgumentTypeError, op, "tensor", got, f"TensorRef or Parameter{hint}")
 
     def _node(self, x: TensorRef | Parameter, op: str) -> Node:
-        return self.tape.node(self._id(x, op), op)
+        nodes = self.tape.nodes  # before the epoch is compared: another thread may reset the session after that
+        id = self._id(x, op)
+        return nodes[id] if type(id) is int and 0 <= id < len(nodes) else self.tape.node(id, op)
 
-    def _ref(self, id: int) -> TensorRef:
-        return TensorRef(self, id, self.tape.nodes[id].shape, self.epoch)
+    def _ref(self, epoch: int, id: int) -> TensorRef:
+        """A reference to a node, with the epoch from before the node was made: another thread may reset the session."""
+        nodes = self.tape.nodes
+        if id >= len(nodes):
+            raise other_thread_error("tensor")
+        return TensorRef(self, id, nodes[id].shape, epoch)
 
     def _apply(
         self, name: str, parents: tuple[Any, ...], extra: tuple[Any, ...] = (), hosts: Mapping[str, Any] | None = None
@@ -213,17 +218,20 @@ class Session(Operations[TensorRef]):
                 ids.append(None if p is None else self._id(p, name))
         tape = self.tape
         if self._substitutes and name in self._substitutes:
-            return self._ref(self._substitutes[name](*ids))
+            return self._ref(epoch, self._substitutes[name](*ids))
         id = tape._apply(name, tuple(ids), extra, hosts)
         made = _blank(TensorRef)
         made.session = self
         made.id = id
-        made.shape = tape.nodes[id].shape
+        try:
+            made.shape = tape.nodes[id].shape
+        except IndexError:
+            raise other_thread_error(name) from None
         made.epoch = epoch
         return made
 
     def _view(self, x: TensorRef, shape: Shape, name: str) -> TensorRef:
-        return self._ref(self.tape._view(self._id(x, name), shape, name))
+        return self._ref(self.epoch, self.tape._view(self._id(x, name), shape, name))
 
     def shape(self, x: Any) -> Shape:
         """The shape of a tensor or parameter; () of a number."""
@@ -259,9 +267,9 @@ class Session(Operations[TensorRef]):
         return self.tape._mark()
 
     def _undo(self, mark: int) -> None:
-        self._leaves = {p: (ref, version) for p, (ref, version) in self._leaves.items() if ref.id < mark}
-        self._outdated = {id: p for id, p in self._outdated.items() if id < mark}
         self.tape._undo(mark)
+        self._leaves = {p: (ref, version) for p, (ref, version) in list(self._leaves.items()) if ref.id < mark}
+        self._outdated = {id: p for id, p in list(self._outdated.items()) if id < mark}
 
     # ---- leaves
 
@@ -281,24 +289,29 @@ class Session(Operations[TensorRef]):
 
     def use(self, parameter: Parameter) -> TensorRef:
         """The parameter as a leaf of the tape; the same one each time until it changes or the session is reset."""
-        found = self._leaves.get(parameter)
+        leaves = self._leaves
+        found = leaves.get(parameter)
         if found is not None and found[1] == parameter._version:
             return found[0]
         if not isinstance(parameter, Parameter):
             raise refusal(ArgumentTypeError, "use", "parameter", convert.type_name(parameter), "Parameter")
         if parameter.session is not self:
             raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
-        version = parameter._version
+        version, outdated = parameter._version, self._outdated
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
         ref = self._leaf(value, parameter.name, parameter._requires_grad)
+        leaf = (ref, version)
         if found is not None:
-            self._outdated[found[0].id] = parameter
-        self._leaves[parameter] = (ref, version)
+            outdated[found[0].id] = parameter
+            if leaves[parameter] is found:  # no other thread runs between this and the next line
+                leaves[parameter] = leaf
+        if leaves.setdefault(parameter, leaf) is not leaf:
+            raise other_thread_error("use")
         return ref
 
     def _leaf(self, value: AnyBuffer, name: str, requires_grad: bool) -> TensorRef:
         """A leaf that requires a gradient within no_grad too: what is computed from it there does not, what follows does."""
-        return self._ref(self.tape._append(Node(name, value, requires_grad)))
+        return self._ref(self.epoch, self.tape._append(Node(name, value, requires_grad)))
 
     def input(self, value: npt.ArrayLike, name: str = "input", requires_grad: bool = False) -> TensorRef:
         """An array as a leaf of the tape, with a gradient if asked for (:attr:`TensorRef.grad` after backward)."""
@@ -331,7 +344,7 @@ class Session(Operations[TensorRef]):
 
     def detach(self, x: TensorRef | Parameter) -> TensorRef:
         """The same value with no gradient to x; shares its storage."""
-        return self._ref(self.tape.detach(self._id(x, "detach")))
+        return self._ref(self.epoch, self.tape.detach(self._id(x, "detach")))
 
     def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
         """A copy of a tensor on the host; waits for the device."""
@@ -341,8 +354,8 @@ class Session(Operations[TensorRef]):
 
     def _key(self) -> int:
         """The key of the next draw, mix(seed + counter), by SplitMix64."""
-        key = mix((self.seed + self.counter) % 2**64)
-        self.counter += 1
+        counter, self.counter = self.counter, self.counter + 1  # no other thread runs between the two
+        key = mix((self.seed + counter) % 2**64)
         for observer in self.device._observers:
             observer.key_drawn(self, key, self._key)
         return key
@@ -367,7 +380,8 @@ class Session(Operations[TensorRef]):
         try:
             buffer = getattr(self.tape.kernels, name)(self.device, n, self._key(), *parameters)
         except BaseException:
-            self.counter = before
+            if self.counter == before + 1:
+                self.counter = before
             raise
         return self._leaf(AnyBuffer.of(sizes, buffer), name, False)
 
@@ -451,18 +465,21 @@ class Session(Operations[TensorRef]):
         and a warning. Raises ArgumentError where nothing is recorded, or where the loss depends on a parameter that changed
         since the tape recorded it."""
         self._require_open("backward")
+        epoch = self.epoch
         id = self._id(loss, "backward")
-        tape = self.tape
+        tape, leaves = self.tape, dict(self._leaves)
         if not tape.recording:
             raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
-        if self._outdated or any(p._version != version for p, (_, version) in self._leaves.items()):
+        if self._outdated or any(p._version != version for p, (_, version) in leaves.items()):
             self._refuse_outdated(id)
         if not tape.node(id, "backward").requires_grad:
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
             warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
         found = tape.backward_sparse(id, None, seed)
+        if self.epoch != epoch:
+            _release_all(found.values())
+            raise other_thread_error("backward")
         by_parameter: dict[Parameter, AnyBuffer] = {}
-        leaves = self._leaves
         for parameter in self.parameters.values():
             if parameter._requires_grad:
                 leaf = leaves.get(parameter)
@@ -534,12 +551,13 @@ class Session(Operations[TensorRef]):
         """Releases what belongs to the step."""
         for observer in self.device._observers:
             observer.before_reset(self)
-        self.epoch += 1
-        self._leaves.clear()
-        self._outdated.clear()
-        self._nats.clear()
-        self._gradients.release()
-        self.tape.clear()
+        tape, gradients = self.tape, self._gradients
+        nodes, parameters, leaves = tape.nodes, gradients._by_parameter, gradients._by_leaf
+        # assignments alone, as no signal handler and no other thread runs between two of them
+        self.epoch, self._leaves, self._outdated, self._nats = self.epoch + 1, {}, {}, []
+        tape.nodes, tape._undone, gradients._by_parameter, gradients._by_leaf = [], None, {}, {}
+        release_nodes(nodes)
+        _release_all((*parameters.values(), *leaves.values()))
 
     def collect(self) -> None:
         """Returns cached memory to the driver or the operating system."""
@@ -580,6 +598,11 @@ class Session(Operations[TensorRef]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.parameters)} parameters, {self.tape.size} nodes"
         return f"Session({self.device.name!r}, {state})"
+
+
+def _release_all(gradients: Iterable[AnyBuffer]) -> None:
+    for g in gradients:
+        g.buffer.release()
 
 
 def _sizes(op: str, shape: Any) -> Shape:

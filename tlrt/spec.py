@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -251,11 +252,12 @@ class _Function:
             inputs[a.name] = self._shaped(a, arrays[a.name], values, inputs)
         with np.errstate(all="ignore"):
             made = call_reference(self.reference, inputs, values)
+        changes = getattr(named.get("device"), "changes", ())
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if e.only is not None:
             results = [results[e.only]]
         if any(o.listed for o in e.outputs):
-            return self._return_lists(results, values["lengths"], device, out)
+            return self._return_lists(results, values["lengths"], device, out, changes)
         return self._return_outputs(results, device, want, out)
 
     def _read(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
@@ -268,7 +270,7 @@ class _Function:
                 raise TypeError(f"{self.__name__}: missing argument {a.name!r}")
             v = bound.get(a.name)
             if a.kind == "device":
-                device = v if v is not None else device
+                device = getattr(v, "device", v) if v is not None else device  # of one that stands for it
             elif a.kind in ("buffer", "list"):
                 arrays[a.of] = v = list(v) if a.kind == "list" and v is not None else v
                 for buffer in v if isinstance(v, list) else () if v is None else (v,):
@@ -350,22 +352,29 @@ class _Function:
                 made[i] = np.array(result, np.float64) if array.host else self._place_result(result, place, device)
         return tuple(made) if several else made[0]
 
-    def _return_lists(self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any) -> Any:
-        """The results cut into the lists' elements."""
+    def _return_lists(
+        self, results: list[Any], lengths: list[int], device: SpecDevice | None, out: Any, changes: Sequence[Any]
+    ) -> Any:
+        """The results cut into the lists' elements. Those that go to buffers given for them are written, and the changes made,
+        in one call of C: no signal handler runs between."""
         several = len(self.entry.outputs) > 1
         places = list(out) if several and out is not None else [out] * len(results)
         ends = np.cumsum(lengths)[:-1]
         made = []
+        writes: list[Any] = []
         for result, each in zip(results, places, strict=True):
             parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
             slots = [None] * len(parts) if each is None else list(each)
             if len(slots) != len(parts):
                 raise errors.refusal(errors.ArgumentError, self.__name__, "out", f"{len(slots)} entries", len(parts))
-            made.append([self._place_result(r, place, device) for r, place in zip(parts, slots, strict=True)])
+            made.append([self._place_result(r, place, device, writes) for r, place in zip(parts, slots, strict=True)])
+        list(chain(starmap(operator.setitem, writes), starmap(setattr, changes)))
         return tuple(made) if several else made[0]
 
-    def _place_result(self, result: Any, place: SpecBuffer | None, device: SpecDevice | None) -> SpecBuffer:
-        """A result in the buffer given for it, or in a new one."""
+    def _place_result(
+        self, result: Any, place: SpecBuffer | None, device: SpecDevice | None, writes: list[Any] | None = None
+    ) -> SpecBuffer:
+        """A result in the buffer given for it, at once or by one more of the writes, or in a new one."""
         flat = np.asarray(result, np.float64).reshape(-1)
         if place is None:
             if device is None:
@@ -373,7 +382,10 @@ class _Function:
             return SpecBuffer(flat.copy(), device)
         if place.length != flat.size:
             raise errors.refusal(errors.ShapeError, self.__name__, "out", f"{place.length} elements", flat.size)
-        place.array[...] = flat
+        if writes is None:
+            place.array[...] = flat
+        else:
+            writes.append((place.array, ..., flat))
         return place
 
 

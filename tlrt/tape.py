@@ -66,6 +66,8 @@ class Node(Uncopied):
         self, name: str, value: AnyBuffer, requires_grad: bool = True, parents: Sequence[int] = (),
         backward: Backward | None = None, cleanup: Sequence[Any] = (),
     ) -> None:  # fmt: skip
+        if not isinstance(name, str):
+            raise refusal(ArgumentTypeError, "Node", "name", convert.type_name(name), "a name")
         self.name = name
         self.shape = value.shape
         self.buffer = value.buffer
@@ -112,14 +114,19 @@ def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bo
 
 
 class Tape(Uncopied, Operations[int]):
-    """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node.
+    """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node. Until the tape is
+    cleared an id is handed out once: where an operation was undone, the nodes after it have higher ones, and those between are
+    released. Two threads at a tape at once are refused, where they do not compute what either would alone.
 
     Wrong ids raise IndexOutOfRangeError, wrong shapes ShapeError, and name the operation; nothing is recorded then."""
 
     def __init__(self, device: Any) -> None:
         self.device = device_of(device, "Tape")
         self.kernels = kernels_of(self.device)
+        #: grows only: what drops nodes makes a new list, by which threads that were at the old one know
         self.nodes: list[Node] = []
+        #: after nodes were undone, until the next one: the list of before, whose ids are not handed out again
+        self._undone: list[Node] | None = None
         #: whether operations record what backward needs; off, results never require gradients
         self.recording = True
         self._plans: dict[Any, Plan] = {}
@@ -148,12 +155,25 @@ class Tape(Uncopied, Operations[int]):
         return self._append(node)
 
     def _append(self, node: Node) -> int:
-        """Appends a node; raises ArgumentError where another thread appended one meanwhile."""
-        id = len(self.nodes)
-        self.nodes.append(node)
-        if self.nodes[id] is not node:
-            raise _other_thread_error(node.name)
+        """Appends a node; raises ArgumentError where another thread appended or dropped one meanwhile."""
+        nodes = self.nodes
+        if self._undone is not None:
+            nodes = self._fill_gap()
+        id = len(nodes)
+        nodes.append(node)
+        if nodes[id] is not node or self.nodes is not nodes:
+            raise other_thread_error(node.name)
         return id
+
+    def _fill_gap(self) -> list[Node]:
+        """The nodes, with one in the place of each that was undone: its buffer is released, and no gradient reaches it."""
+        nodes, undone = self.nodes, self._undone
+        if undone is not None:
+            gone = undone[len(nodes) :]
+            nodes.extend([Node(n.name, AnyBuffer.of(n.shape, n.buffer), False) for n in gone])
+            if self._undone is undone:
+                self._undone = None
+        return nodes
 
     def _require_live(self, op: str) -> None:
         if self._released:
@@ -233,7 +253,7 @@ class Tape(Uncopied, Operations[int]):
         value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
-            return [(x, AnyBuffer(parent.shape, backward(parent.buffer, g.buffer)))]
+            return [(x, _as_gradient(name, parent.shape, backward(parent.buffer, g.buffer)))]
 
         return self.add_node(Node(name, value, self._needs((x,)), (x,), pull))
 
@@ -247,12 +267,14 @@ class Tape(Uncopied, Operations[int]):
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
-            return [(a, AnyBuffer(first.shape, ga)), (b, AnyBuffer(second.shape, gb))]
+            return [(a, _as_gradient(name, first.shape, ga)), (b, _as_gradient(name, second.shape, gb))]
 
         return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
 
     def _own_result(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
         """What a forward function returned, as a value of its own."""
+        if not hasattr(buffer, "release"):
+            raise refusal(ArgumentTypeError, name, "forward", convert.type_name(buffer), "a buffer")
         owned = not any(buffer is p.buffer for p in parents)
         try:
             self._require_here(name, "forward", buffer)
@@ -282,6 +304,8 @@ class Tape(Uncopied, Operations[int]):
         hosts: Mapping[str, Any] | None = None,
     ) -> int:  # fmt: skip
         nodes = self.nodes
+        if self._undone is not None:
+            nodes = self._fill_gap()
         size = len(nodes)
         buffers: list[Any] = []
         key: list[Any] = [name, extra]
@@ -309,6 +333,8 @@ class Tape(Uncopied, Operations[int]):
                 needs = any(p is not None and nodes[p].requires_grad for p in [parents[i] for i in plan.gives])
             buffer = plan.run(buffers, hosts)
         except Exception as error:
+            if self.nodes is not nodes:
+                raise other_thread_error(name) from error
             raise self._note_operands(error, name, parents, extra) from None
         node = Node.__new__(Node)
         node.buffer = buffer
@@ -321,8 +347,8 @@ class Tape(Uncopied, Operations[int]):
         node._hosts = hosts
         node._rule = None
         nodes.append(node)
-        if nodes[size] is not node:
-            raise _other_thread_error(name)
+        if nodes[size] is not node or self.nodes is not nodes:
+            raise other_thread_error(name)
         return size
 
     @staticmethod
@@ -369,8 +395,11 @@ class Tape(Uncopied, Operations[int]):
         return len(self.nodes)
 
     def _undo(self, mark: int) -> None:
-        dropped, self.nodes[mark:] = self.nodes[mark:], []
-        _release_nodes(dropped)
+        while len(nodes := self._fill_gap()) > mark:
+            if self.nodes is nodes and self._undone is None:  # no other thread runs between this and the next line
+                self.nodes, self._undone = nodes[:mark], nodes
+                release_nodes(nodes[mark:])
+                break
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
@@ -549,6 +578,9 @@ class Tape(Uncopied, Operations[int]):
         storage of their own."""
         nodes = self.nodes
         sharing = {i for i, g in enumerate(grads) if g is not None}
+        if len(grads) > len(nodes):
+            _release_gradients(grads)
+            raise other_thread_error("backward")
         try:
             for i in range(len(grads) - 1, -1, -1):
                 g = grads[i]
@@ -565,14 +597,18 @@ class Tape(Uncopied, Operations[int]):
                 if g is not None and g.buffer.references > 1:
                     grads[i] = g.copy()
                     g.buffer.release()
-        except BaseException:
+            if self.nodes is not nodes:
+                raise other_thread_error("backward")
+        except BaseException as error:
             _release_gradients(grads)
+            if isinstance(error, LookupError) and self.nodes is not nodes:
+                raise other_thread_error("backward") from error
             raise
         return grads
 
     def _fill_missing(self, grads: list[AnyBuffer | None]) -> list[AnyBuffer]:
         try:
-            for i, node in enumerate(self.nodes):
+            for i, node in enumerate(self.nodes[: len(grads)]):  # a VJP may have added some
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(node.shape, self.device)
         except BaseException:
@@ -583,6 +619,8 @@ class Tape(Uncopied, Operations[int]):
     def _seed(self, output: int, seed: AnyBuffer | npt.ArrayLike | None) -> AnyBuffer:
         node = self.node(output, "backward")
         where = f"node {output} ({node.name})"
+        if node.buffer.released:  # undone; no gradient would reach what it was computed from
+            raise refusal(ReleasedError, "backward", where, "one that was undone", "one on the tape")
         if seed is None:
             if prod(node.shape) != 1:
                 text = f"missing, expected one of shape {node.shape}, as the output {where} is no scalar"
@@ -600,8 +638,8 @@ class Tape(Uncopied, Operations[int]):
 
     def clear(self) -> None:
         """Releases every buffer on the tape and forgets the nodes; the tape can be used again."""
-        nodes, self.nodes = self.nodes, []
-        _release_nodes(nodes)
+        nodes, self.nodes, self._undone = self.nodes, [], None
+        release_nodes(nodes)
 
     def release(self) -> None:
         """Releases every buffer on the tape for good. May be repeated."""
@@ -624,11 +662,18 @@ class Tape(Uncopied, Operations[int]):
         )
 
 
-def _other_thread_error(op: str) -> ArgumentError:
+def _as_gradient(name: str, shape: Shape, buffer: Any) -> AnyBuffer:
+    """What a backward function returned for a parent of that shape."""
+    if not hasattr(buffer, "release"):
+        raise refusal(ArgumentTypeError, name, "backward", convert.type_name(buffer), "a buffer")
+    return AnyBuffer(shape, buffer)
+
+
+def other_thread_error(op: str) -> ArgumentError:
     return refusal(ArgumentError, op, "tape", "an operation of another thread meanwhile", "one thread at a time")
 
 
-def _release_nodes(nodes: Iterable[Node]) -> None:
+def release_nodes(nodes: Iterable[Node]) -> None:
     for node in nodes:
         node.buffer.release()
         for scratch in node.cleanup:

@@ -177,6 +177,8 @@ class Arithmetic:
         raise refusal(ArgumentTypeError, kind, "", "one to pickle or copy deeply", "an array: numpy() gives one")
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # its getter raised an AttributeError, which Python hides
+            return object.__getattribute__(self, name)
         known = [n for n in dir(type(self)) if not n.startswith("_")]
         close = [n for n in known if len(name) > 2 and name in n.split("_")]
         close = close or difflib.get_close_matches(name, known, 3)

@@ -106,8 +106,6 @@ class Op:
     no_vjp: str | None = None
     #: the forward's exported C name ends in "_fwd"
     fwd: bool = False
-    #: the place among the rows in the order they were registered
-    order: int = 0
 
     @property
     def stem(self) -> str:
@@ -188,7 +186,9 @@ class Op:
         return Signature(inputs, sig.params, gives, sig.dims)
 
 
-_OPS: dict[str, Op] = {}
+#: the global of a module under which :func:`op` keeps the module's rows, in the order they were registered. A module whose
+#: import was interrupted goes with its rows, so the next import starts from none.
+_ROWS = "_registered_rows"
 
 
 def op(
@@ -205,7 +205,8 @@ def op(
 
     def register(function: Callable[..., Any]) -> Op:
         name = function.__name__.rstrip("_")
-        if name in _OPS:
+        rows: dict[str, Op] = function.__globals__.setdefault(_ROWS, {})
+        if name in rows:
             raise ValueError(f"operation {name} is registered twice")
         row = Op(
             name=name, family=function.__module__.rpartition(".")[2], text=text, signature=Signature.parse(text, order),
@@ -215,9 +216,8 @@ def op(
                 draw=draw, paths=tuple(paths), nonnegative=tuple(nonnegative), data=None if data is None else tuple(data)
             ),
             doc=_documentation(function), source=source, no_vjp=no_vjp, fwd=fwd,
-            order=len(_OPS),
         )  # fmt: skip
-        _OPS[name] = row
+        rows[name] = row
         return row
 
     return register
@@ -235,9 +235,11 @@ def families() -> tuple[str, ...]:
 
 def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
     """All rows in listing order, or those named: operation names, family names and ``*`` patterns, comma-separated."""
-    for family in families():
-        importlib.import_module(f"tlspec.ops.{family}")
-    rows = sorted(_OPS.values(), key=lambda r: (FAMILIES.index(r.family), r.order))
+    modules = [importlib.import_module(f"tlspec.ops.{family}") for family in families()]
+    rows = [row for module in modules for row in vars(module).get(_ROWS, {}).values()]
+    if len({r.name for r in rows}) < len(rows):
+        known = [r.name for r in rows]
+        raise ValueError(f"operation {next(n for n in known if known.count(n) > 1)} is registered twice")
     if names is None:
         return tuple(rows)
     wanted = names.split(",") if isinstance(names, str) else list(names)

@@ -293,8 +293,8 @@ DEFECTS = [
          "        self._require_mirror()\n        self._version += 1\n", "a stale host value is read after an update"),
     ]),
     *defects("tlrt/session.py", tests=TAPE, rows=[
-        ("        key = mix((self.seed + self.counter) % 2**64)\n        self.counter += 1\n",
-         "        key = mix((self.seed + self.counter) % 2**64)\n", "every draw is the same: the counter stands"),
+        ("counter, self.counter = self.counter, self.counter + 1", "counter = self.counter",
+         "every draw is the same: the counter stands"),
         ("            self.counter = before\n            raise\n", "            raise\n",
          "a refused draw advances the counter"),
         ("            if x.session is self and x.epoch == self.epoch:", "            if x.session is self:",
@@ -306,7 +306,7 @@ DEFECTS = [
     ]),
     *defects("tlrt/optim.py", tests=TAPE, rows=[
         ("step=self.steps + 1, lr=self.lr", "step=self.steps + 2, lr=self.lr", "bias correction off by one"),
-        ("        for p in chosen:\n            p.updated()\n", "", "an update leaves host values as if current"),
+        ("            for p in chosen:\n                p.updated()\n", "", "an update leaves host values as if current"),
         (', (self, "steps", int(settings["steps"]))', "", "a loaded optimiser starts at step 0"),
     ]),
     *defects("tlrt/checkpoint.py", tests=TAPE, rows=[
@@ -326,6 +326,7 @@ DEFECTS = [
     *defects("tlrt/optim.py", tests=CAPTURE, rows=[
         ("                call.computed[place] = partial(optimizer._setting, name)\n", "                pass\n",
          "a captured step keeps the learning rate it was captured with"),
-        ("                optimizer.steps += not status\n", "", "a captured step does not count"),
+        ("        call.function = lambda *given: _call_and_set((", "        _ = lambda *given: _call_and_set((",
+         "a captured step does not count"),
     ]),
 ]

@@ -18,7 +18,10 @@ GENERATED = {"tlrt/kernels.py", "native/include/torchlean_cuda_ops.h"}
 LIMIT = 1000
 #: a file of more lines than this is named here, with the reason why it is one concept
 QUESTION = 600
-LONG = {"tlrt/tape.py": "the tape is one class: recording and walking back share its state"}
+LONG = {
+    "tlrt/tape.py": "the tape is one class: recording and walking back share its state",
+    "tlrt/session.py": "the session is one class: a reset changes all its state at once",
+}
 
 
 @pytest.mark.parametrize("family", registry.families())

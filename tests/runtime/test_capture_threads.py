@@ -11,6 +11,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests import run_in_thread
+from tests.interrupts import interruptions
 from tests.runtime.steps import minimise_square
 from tlrt import Session, optim
 from tlrt._binding import handles
@@ -163,3 +164,18 @@ print("end", flush=True)
 """
     done = python(code)
     assert done.returncode == 0 and done.stdout.startswith("end") and done.stderr == ""
+
+
+def test_an_interrupt_anywhere_in_a_capture(dev: tlrt.Device) -> None:
+    """The next operation, read and capture are as without it."""
+    with Session(dev) as s:
+
+        def capture() -> None:
+            s.capture(lambda x: s.tanh(s.const(x)), X).close()
+
+        capture()
+        for place in interruptions(capture):
+            assert s.relu(s.const([-1.0])).numpy().tolist() == [0.0] and s.device._observers == (), place
+            if place % 20 == 0 or record._recorders:
+                capture()
+        assert place > 200 and s.device._calls is handles._calls

@@ -1,11 +1,15 @@
 """Optimisers: what they hand to their kernels (the number of a step from 1, every hyperparameter) and what they refuse."""
 
+import functools
+
 import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
-from tests import DEVICES
+from tests import DEVICES, run_in_thread
+from tests.interrupts import interruptions
 from tlrt import Session, kernels, optim
+from tlrt._binding.observer import Observer
 
 CHOSEN = {"lr": 0.03, "beta1": 0.7, "beta2": 0.95, "eps": 1e-5, "weight_decay": 0.1}
 
@@ -55,3 +59,62 @@ def test_momentum_cannot_be_switched_on_later(s):
     s.backward(s.scale(w, 1.0))  # a refused step changed nothing
     sgd.step()
     assert w.value.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(optim.SGD, lr=0.25), functools.partial(optim.SGD, lr=0.25, momentum=0.5),
+        functools.partial(optim.Adam, lr=0.25),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("device", "captured", "observed"),
+    [("spec", False, False), ("cpu", False, False), ("cpu", False, True), ("cpu", True, False)],
+)
+def test_an_update_and_its_count_are_one_act(device, captured, observed, make):
+    """After an interrupt at any point, parameters and states are those of as many steps as were counted."""
+
+    def program(session):
+        optimizer = make([session.param([3.0, -5.0], "a"), session.param([[7.0]], "b")])
+
+        def backward():
+            session.backward(session.reduce_sum(session.square(optimizer.parameters[0])))
+
+        def values():
+            states = optimizer.state()[1].values()
+            return [a.astype(np.float64).tobytes() for a in (*(p.numpy() for p in optimizer.parameters), *states)]
+
+        if captured:
+            return optimizer, session.capture(lambda: (backward(), optimizer.step())[0]), values
+        backward()
+        return optimizer, optimizer.step, values
+
+    with Session(device) as s, Session(device) as t:
+        (optimizer, step, values), (other, other_step, other_values) = program(s), program(t)
+        if observed:
+            s.device.observe(Observer())
+        counts = []
+        for place in interruptions(step):
+            while other.steps < optimizer.steps:
+                other_step()
+            assert values() == other_values(), place
+            counts.append(optimizer.steps)
+        assert set(np.diff(counts)) == {0, 1}
+        optimizer.close(), other.close()
+
+
+def test_two_threads_at_one_step(s):
+    w = s.param([1.0], "w")
+
+    class Waiting(optim.SGD):
+        def _update(self, packed, gradients):
+            if not self.steps:
+                self.steps = 1
+                assert_raises_regex(ValueError, "one thread at a time", run_in_thread, self.step)
+            super()._update(packed, gradients)
+
+    sgd = Waiting([w], lr=0.5)
+    s.backward(s.scale(w, 1.0))
+    sgd.step()
+    assert sgd.steps == 1 and w.value.tolist() == [0.5]

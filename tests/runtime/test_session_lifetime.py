@@ -11,6 +11,8 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from tests import frequent_switches
 from tlrt import Session, errors, optim
+from tlrt._operations.base import atomic
+from tlrt.errors import ReleasedError
 from tlrt.tensor import NatRef
 
 
@@ -116,3 +118,70 @@ def test_an_append_by_another_thread_is_noticed(s):
     s.tape.nodes = Raced(s.tape.nodes)
     assert_raises_regex(ValueError, "relu: tape: got an operation of another thread", s.relu, x)
     assert_raises_regex(ValueError, "const: tape: got an operation of another thread", s.const, [1.0])
+
+
+def test_a_reference_to_what_was_undone_stays_one(s):
+    """It never becomes another tensor, and what a refused operation records takes no room until the next one."""
+    x, kept = s.input([-1.0, 2.0], requires_grad=True), []
+
+    class Program:
+        def __array__(self, dtype=None, copy=None):
+            kept.append(s.relu(x))
+            kept.append(s.input([3.0], requires_grad=True))
+            raise ZeroDivisionError
+
+    for i in range(1, 4):
+        size = s.tape.size
+        with pytest.raises(ZeroDivisionError):
+            atomic(lambda self: self.add(self.const([1.0]), self.const(Program())))(s)
+        assert s.tape.size == size
+        for ref in kept:
+            assert_raises((IndexError, ReleasedError), s.tanh, ref)
+        y = s.reduce_sum(s.scale(x, 2.0))
+        assert y.id not in {ref.id for ref in kept} and len(kept) == 2 * i
+        for ref in kept:
+            assert_raises(ReleasedError, ref.numpy)
+            assert_raises(ReleasedError, s.tanh, ref)
+    s.backward(y)
+    assert x.grad.numpy().tolist() == [2.0, 2.0] and y.numpy() == 2.0
+    for g in s.tape.backward(y.id):
+        g.release()
+    s.reset()
+    assert s.input([1.0]).id == 0
+
+
+@pytest.mark.parametrize("what", ["reset", "undo"])
+def test_nodes_dropped_by_another_thread_are_noticed(s, what):
+    class Raced(list):
+        def append(self, item):
+            super().append(item)
+            s.reset() if what == "reset" else s._undo(1)
+
+    for operation in (s.relu, lambda x: s.const([1.0])):
+        x = s.input([1.0])
+        s.tape.nodes = Raced(s.tape.nodes)
+        assert_raises_regex(ValueError, "tape: got an operation of another thread", operation, x)
+        s.reset()
+    w = s.param([2.0], "w")
+    y = s.square(w)
+    step, s.tape._step = (
+        s.tape._step,
+        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo(1)),
+    )
+    assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
+    del s.tape._step
+
+
+def test_a_parameter_that_another_thread_puts_on_the_tape_too(s):
+    w, leaf = s.param([2.0], "w"), s._leaf
+
+    def raced(*arguments):
+        s._leaf = leaf
+        s.use(w)
+        return leaf(*arguments)
+
+    for value in (2.0, 3.0):
+        w.set([value])
+        s._leaf = raced
+        assert_raises_regex(ValueError, "use: tape: got an operation of another thread", s.use, w)
+        assert s.backward(s.square(w))[w].numpy().tolist() == [2 * value]

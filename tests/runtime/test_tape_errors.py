@@ -274,3 +274,22 @@ def test_buffers_of_other_devices(tape: Tape) -> None:
         assert_raises(errors.DeviceMismatchError, tape.backward_from, [x, None, None, None])
         x.release()
     assert_raises_regex(errors.ArgumentTypeError, "Tape: device: got int", Tape, 3)
+
+
+def test_hand_made_nodes_are_refused_by_name(tape):
+    x, ones = tape.leaf([1.0, 2.0], "x"), tape.device.full(2, 1.0)
+    assert_raises_regex(TypeError, "mine: forward: got None", tape.unary, "mine", x, (2,), (2,), lambda b: None, None)
+    assert_raises_regex(TypeError, "Node: name: got None", Node, None, AnyBuffer((2,), ones))
+    y = tape.unary("mine", x, (2,), (2,), lambda b: ones, lambda b, g: None)
+    assert_raises_regex(TypeError, "mine: backward: got None", tape.backward, y, [1.0, 1.0])
+    assert "mine" in tape.table()
+
+
+def test_a_vjp_may_add_nodes(tape):
+    """The gradients are those of the nodes there were."""
+    x = tape.leaf([1.0, 2.0], "x")
+    y = tape.unary("mine", x, (2,), (2,), lambda b: b.copy(), lambda b, g: tape.nodes[tape.relu(x)].buffer.copy())
+    found = tape.backward(y, [1.0, 1.0])
+    assert [g.numpy().tolist() for g in found[x:]] == [[1.0, 2.0], [1.0, 1.0]] and tape.size == len(found) + 1
+    for g in found:
+        g.release()

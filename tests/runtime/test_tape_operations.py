@@ -125,7 +125,7 @@ def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device
         start, before = tape.size, dev.memory().live_buffers
 
         def nothing_left() -> bool:
-            left = [n for n in tape.nodes[start:] if n.name != "mask"]  # the call's own leaf
+            left = [n for n in tape.nodes[start:] if n.name != "mask" and not n.buffer.released]  # the call's own leaf
             tape._undo(start)
             return not left and dev.memory().live_buffers == before
 

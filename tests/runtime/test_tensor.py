@@ -165,3 +165,9 @@ def test_nothing_is_a_legal_amount(s, shape):
         assert w.value.shape == shape and "shape=" in repr(s.use(w))
         s.reset()
     optimizer.close()
+
+
+def test_an_attribute_error_of_a_property_is_shown(s, monkeypatch):
+    w = s.param([1.0], "w")
+    monkeypatch.setattr(s, "_require_uncaptured", lambda op: None.missing)
+    assert_raises_regex(AttributeError, "'NoneType' object has no attribute 'missing'", lambda: w.value)

@@ -1,5 +1,8 @@
 """The signature grammar refuses what it cannot mean."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from numpy.testing import assert_raises_regex
 
@@ -80,3 +83,36 @@ def test_selection() -> None:
 
 def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
     assert (row.vjp_rule is None) == bool(row.no_vjp) and row.doc
+
+
+def test_an_interrupted_import_registers_nothing(python: Callable[..., Any]) -> None:
+    """Wherever an interrupt ends the import of a family, the next use of the registry finds each row, once."""
+    code = """
+import sys
+from tlspec import registry
+
+def interrupt(frame, event, argument):
+    if event == "line":
+        lines[0] -= 1
+        if not lines[0]:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+    return interrupt
+
+def trace(frame, event, argument):
+    return interrupt if frame.f_code.co_name == "<module>" and "ops/conv" in frame.f_code.co_filename else None
+
+cut = 0
+while True:
+    cut, lines = cut + 5, [cut + 5]
+    sys.settrace(trace)
+    try:
+        rows = registry.ops()
+        break
+    except KeyboardInterrupt:
+        continue
+sys.settrace(None)
+print(cut > 20, len(rows), len({r.name for r in rows}))
+"""
+    done = python(code)
+    assert done.stdout.split() == ["True", *[str(len(registry.ops()))] * 2], done.stderr

@@ -27,14 +27,14 @@ _HOST = {"u32": ("uint32_t[]", np.uint32), "f64": ("double[]", np.float64)}
 
 
 class Recorder(Observer):
-    """Records the calls on a session's device by the thread that made the recorder, while :meth:`active`."""
+    """Records the calls on a session's device by the thread that made the recorder, while it is :meth:`attached`."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
         self.device: Device = session.device
         self.items: list[Call | HostWork] = []
-        #: whether the function runs
-        self.is_active = False
+        #: held while the function runs. A lock is left in one step, so an interrupt leaves no recorder that goes on
+        self.scope = threading.Lock()
         self._context = address(self.device._handle)
         self._thread = threading.get_ident()
         self._by_handle: dict[int, Storage] = {}
@@ -47,15 +47,19 @@ class Recorder(Observer):
         #: host memory whose content changes between replays: address and bytes
         self._changing: list[tuple[int, int]] = []
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the function runs. What an interrupt left of a recorder that is over observes nothing, and goes at the
+        next operation or capture."""
+        return self.scope.locked()
+
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within, calls of this thread are recorded."""
+    def attached(self) -> Iterator[None]:
+        """Within, and while `scope` is held, calls of this thread are recorded."""
         try:
             _attach(self)
-            self.is_active = True
             yield
         finally:
-            self.is_active = False
             _detach(self)
 
     @contextmanager
@@ -70,7 +74,7 @@ class Recorder(Observer):
     @property
     def listens(self) -> bool:
         """Whether a call of this thread is to be recorded."""
-        return not self._paused and threading.get_ident() == self._thread
+        return not self._paused and self.is_active and threading.get_ident() == self._thread
 
     def refuse(self, what: str) -> None:
         """Raises CaptureError: this cannot be done again without Python."""
@@ -132,6 +136,9 @@ class Recorder(Observer):
 
     def before_call(self, device: Device, symbol: str, arguments: tuple[Any, ...]) -> list[list[bool]]:
         """Finds the output slots that are empty, which the call fills with new buffers."""
+        if not self.is_active:
+            _detach(self)
+            return []
         roles = _roles(symbol)
         if self.listens and any(role == "host output" for role, _ in roles):
             self.refuse(_entries()[symbol].name)
@@ -150,7 +157,7 @@ class Recorder(Observer):
     ) -> None:
         """Records a call that succeeded."""
         if not self.listens:
-            if not status and threading.get_ident() != self._thread:
+            if not status and self.is_active and threading.get_ident() != self._thread:
                 for slots, empty in zip(arguments, note, strict=True):
                     for i, is_empty in enumerate(empty):
                         if is_empty:
@@ -211,7 +218,7 @@ class Recorder(Observer):
         if buffer._device is not self.device:
             return
         if not self.listens:
-            if threading.get_ident() != self._thread and function != lib.torchlean_cuda_buffer_share:
+            if self.is_active and threading.get_ident() != self._thread and function != lib.torchlean_cuda_buffer_share:
                 self._add_foreign(buffer._handle)
             return
         if function == lib.torchlean_cuda_buffer_share:
@@ -257,7 +264,7 @@ class Recorder(Observer):
 
     def before_setting(self, session: Any, name: str) -> None:
         """Refuses a hyperparameter: a replay takes those there are, and would not set it."""
-        if session is self.session and not self._in_update:
+        if session is self.session and self.is_active and not self._in_update:
             self.refuse(name)
 
     def key_drawn(self, session: Any, key: int, draw: Callable[[], int]) -> None:
@@ -268,7 +275,7 @@ class Recorder(Observer):
     @contextmanager
     def during_update(self, update: Any) -> Iterator[None]:
         """Records an optimiser's update: as its one call with hyperparameters computed at each replay, else as Python code."""
-        if update.optimizer.session is not self.session:
+        if update.optimizer.session is not self.session or not self.is_active:
             yield
             return
         items, self.items, self._in_update = self.items, [], True
@@ -304,8 +311,8 @@ class Recorder(Observer):
         self.items, self._by_handle = [], {}
 
 
-_lock = threading.Lock()
-#: recorders that are active, by thread
+_lock = threading.RLock()
+#: recorders that are attached, by thread
 _recorders: dict[int, Recorder] = {}
 
 
@@ -331,6 +338,8 @@ def _entries() -> dict[str, entries.Entry]:
 
 def _attach(recorder: Recorder) -> None:
     with _lock:
+        for over in [r for r in _recorders.values() if not r.is_active]:
+            _detach(over)
         if recorder._thread in _recorders:
             raise refusal(CaptureError, "capture", "", "a call within a captured function", "one before or after it")
         if any(other.device is recorder.device for other in _recorders.values()):

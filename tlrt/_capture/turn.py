@@ -18,22 +18,17 @@ class Turn:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        #: the thread that has the lock
-        self._thread: int | None = None
+        #: held by the thread that has the lock. Both are left in one step, so that an interrupt leaves neither taken
+        self._owner: Any = threading.RLock()
 
     def run(self, op: str, name: str, work: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...]) -> Any:
         """The result of the work. Raises CaptureError if another thread is at a step, called `name` in the message."""
-        thread = threading.get_ident()
         if self._lock.locked():
-            if self._thread == thread:
+            if self._owner._is_owned():
                 return work(arguments)
             raise refusal(CaptureError, op, name, "a call of another thread meanwhile", "one thread at a time")
-        with self._lock:  # waits only for a thread that came here at the same moment
-            try:
-                self._thread = thread
-                return work(arguments)
-            finally:
-                self._thread = None
+        with self._lock, self._owner:  # waits only for a thread that came here at the same moment
+            return work(arguments)
 
 
 _turns: weakref.WeakSet[Turn] = weakref.WeakSet()
