@@ -71,6 +71,7 @@ def interrupt_before(k: int, function: Callable[[], Any]) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports instructions only if a frame asked before
     with no_collection(), suppress(KeyboardInterrupt):
         sys.settrace(trace)
         function()

@@ -48,6 +48,7 @@ def interrupt(work: Callable[[], Any], place: int) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports instructions only if a frame asked before
     sys.settrace(trace)
     try:
         work()

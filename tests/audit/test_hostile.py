@@ -97,7 +97,7 @@ PLANTED = [
     ),
     (
         "native/src/core/call.c",
-        "    if (!call->status)\n        check_aliases(call);",
+        "    if (!call->status) check_aliases(call);",
         "    if (call->outputs && call->out[0].data)\n        *call->out[0].data = 3;\n    check_aliases(call);",
         "the content has changed",
     ),
