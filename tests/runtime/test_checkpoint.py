@@ -283,6 +283,14 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(tmp_path):
     assert path.read_bytes() == new and k > 500
 
 
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    run, path = Run("cpu"), tmp_path / "a.safetensors"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    assert_raises_regex(OSError, "disk full", run.save, path)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == [path.name]
+
+
 def test_an_overwritten_file_keeps_its_mode_and_a_link_its_target(tmp_path):
     run, path, link = Run("cpu"), tmp_path / "a", tmp_path / "folder" / "link"
     run.save(path)
