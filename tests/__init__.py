@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +54,6 @@ def frequent_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def interrupt_before(k: int, function: Callable[[], Any]) -> bool:
-    """Calls the function and raises KeyboardInterrupt before the k-th bytecode that it runs in tlrt; whether it runs as many."""
-    left, folder = k, str(ROOT / "tlrt")
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(folder):
-            return None
-        frame.f_trace_opcodes = True
-        left -= event == "opcode"
-        if left < 0:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports instructions only if a frame asked before
-    with no_collection(), suppress(KeyboardInterrupt):
-        sys.settrace(trace)
-        function()
-    sys.settrace(before)
-    return left < 0
 
 
 def run_in_thread(work: Callable[[], Any]) -> Any:

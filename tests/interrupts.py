@@ -1,4 +1,4 @@
-"""Raises KeyboardInterrupt at each point of the package where CPython would run a signal handler."""
+"""Raises KeyboardInterrupt at each point of the package where CPython would run a signal handler, or at each instruction."""
 
 import contextlib
 import dis
@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import tlrt
+from tests import no_collection
 
 _FILES = (str(Path(tlrt.__file__).parent), contextlib.__file__)
 #: a signal handler runs after a call, at a jump back, and where a function begins or goes on
@@ -29,8 +30,9 @@ def _find_points(code: CodeType) -> set[int]:
     return found
 
 
-def interrupt(work: Callable[[], Any], place: int) -> bool:
-    """Runs work with an interrupt at the point of that number, counted from 0; False if it ended before."""
+def interrupt(work: Callable[[], Any], place: int, everywhere: bool = False) -> bool:
+    """Runs work with an interrupt at the point of that number, counted from 0; False if it ended before. `everywhere`, each
+    instruction is a point."""
     left = place + 1
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -40,8 +42,9 @@ def interrupt(work: Callable[[], Any], place: int) -> bool:
                 return None  # Python ignores what a finaliser raises
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":
-            points = _points.get(frame.f_code) or _points.setdefault(frame.f_code, _find_points(frame.f_code))
-            left -= frame.f_lasti in points
+            if not everywhere and frame.f_code not in _points:
+                _points[frame.f_code] = _find_points(frame.f_code)
+            left -= everywhere or frame.f_lasti in _points[frame.f_code]
             if left == 0:
                 sys.settrace(None)
                 raise KeyboardInterrupt
@@ -49,14 +52,15 @@ def interrupt(work: Callable[[], Any], place: int) -> bool:
 
     before = sys.gettrace()
     sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports instructions only if a frame asked before
-    sys.settrace(trace)
-    try:
-        work()
-        return left <= 0  # Python ignores what is raised while a generator is finalised, too
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
+    with no_collection():
+        sys.settrace(trace)
+        try:
+            work()
+            return left <= 0  # Python ignores what is raised while a generator is finalised, too
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
 
 
 def interruptions(work: Callable[[], Any]) -> Iterator[int]:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import filterfalse, starmap, tee
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
 from tlrt._binding.observer import Calls
-from tlrt._binding.together import Change, set_together
+from tlrt._binding.together import Change, call_and_set, set_together
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
@@ -45,19 +44,11 @@ def one_call(method: _Update) -> _Update:
     return method
 
 
-def _call_and_set(change: tuple[object, str, Any], function: Callable[..., int], *arguments: Any) -> int:
-    """Calls C, and sets an attribute where C returns 0, as one act: iterators of C do both, and between them there is no
-    bytecode at which a signal handler could raise or another thread go on."""
-    statuses, kept = tee(starmap(function, (arguments,)))
-    list(starmap(setattr, map({0: change}.__getitem__, filterfalse(None, statuses))))
-    return next(kept)
-
-
 class _CountingDevice:
     """Stands for the device of one call that is an optimiser's whole update, and counts the step as C makes it. The
     specification looks at `device` and `changes`."""
 
-    def __init__(self, device: Any, *changes: tuple[object, str, Any]) -> None:
+    def __init__(self, device: Any, *changes: Change) -> None:
         self.device, self.changes, self._handle = device, changes, getattr(device, "_handle", None)
 
     @property
@@ -66,9 +57,9 @@ class _CountingDevice:
 
     def __getattr__(self, symbol: str) -> Any:
         if not self.device._observers:
-            return partial(_call_and_set, self.changes[0], getattr(self.device._calls, symbol))
+            return partial(call_and_set, self.changes[0], getattr(self.device._calls, symbol))
         function = getattr(self.device._library.lib, f"torchlean_cuda_{symbol}")
-        counted = Calls({symbol: partial(_call_and_set, self.changes[0], function)})
+        counted = Calls({symbol: partial(call_and_set, self.changes[0], function)})
         return getattr(counted.observed(self.device), symbol)
 
 
@@ -116,7 +107,7 @@ class Update:
         found = [(slot, i, b._handle) for slot, buffers in optimizer._state.items() for i, b in enumerate(buffers)]
         states = [(slot, i, recorder.storage(handle)) for slot, i, handle in found]
         known, function = optimizer._state, call.function
-        call.function = lambda *given: _call_and_set((optimizer, "steps", optimizer.steps + 1), function, *given)
+        call.function = lambda *given: call_and_set((optimizer, "steps", optimizer.steps + 1), function, *given)
 
         def wrap(run: Callable[[], int | None]) -> Callable[[], int | None]:
             def step() -> int | None:

@@ -326,7 +326,7 @@ DEFECTS = [
     *defects("tlrt/optim.py", tests=CAPTURE, rows=[
         ("                call.computed[place] = partial(optimizer._setting, name)\n", "                pass\n",
          "a captured step keeps the learning rate it was captured with"),
-        ("        call.function = lambda *given: _call_and_set((", "        _ = lambda *given: _call_and_set((",
+        ("        call.function = lambda *given: call_and_set((", "        _ = lambda *given: call_and_set((",
          "a captured step does not count"),
     ]),
 ]

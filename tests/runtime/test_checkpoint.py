@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
-from tests import DEVICES, interrupt_before
+from tests import DEVICES
+from tests.interrupts import interrupt
 from tlrt import AnyBuffer, Session, checkpoint, errors, nn, optim
 from tlrt.checkpoint import CheckpointError
 
@@ -228,7 +229,7 @@ def test_an_interrupted_load_changes_all_or_nothing(tmp_path):
     for k in count(step=7):  # of about 2,500 points
         other.load(tmp_path / "other")
         before = state(other)
-        interrupted = interrupt_before(k, lambda: other.load(path))
+        interrupted = interrupt(lambda: other.load(path), k, everywhere=True)
         assert state(other) in (before, saved), k
         if not interrupted:
             break
@@ -274,7 +275,7 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(tmp_path):
     for k in count():
         path.write_bytes(b"old")
         descriptors = os.listdir("/proc/self/fd")
-        interrupted = interrupt_before(k, lambda: run.save(path, {"epoch": 2}))
+        interrupted = interrupt(lambda: run.save(path, {"epoch": 2}), k, everywhere=True)
         assert os.listdir("/proc/self/fd") == descriptors and os.listdir(tmp_path) == [path.name], k
         assert path.read_bytes() in (b"old", new), k
         if not interrupted:
@@ -336,7 +337,9 @@ def test_an_interrupted_assignment_happens_or_not(device):
                 w = s.param([1.0, 2.0])
                 _ = w.mirror
                 fresh = AnyBuffer.upload([3.0, 4.0], s.device)
-                interrupted = interrupt_before(k, partial(w.set, [3.0, 4.0]) if is_set else partial(w.assign, fresh))
+                interrupted = interrupt(
+                    partial(w.set, [3.0, 4.0]) if is_set else partial(w.assign, fresh), k, everywhere=True
+                )
                 assert w.value.tolist() == w.mirror.numpy().tolist() == ([1, 2] if w._version == 0 else [3, 4]), k
                 if not interrupted:
                     break

@@ -65,6 +65,10 @@ def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any
         raise refusal(ArgumentTypeError, op, name, f"{type_name(value)} that is no array ({error})", expected) from None
 
 
+#: what C calls the types that it converts (torchlean_cuda.h, TORCHLEAN_FLOAT32 and so on)
+_TYPES = {np.dtype(t): i for i, t in enumerate((np.float32, np.float64, np.int64, np.uint64))}
+
+
 def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array, or a copy of it where its elements lie at odd addresses, which C may not read."""
     return array if array.flags.aligned else array.copy()
@@ -82,9 +86,8 @@ def _converted(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.ND
         return host
     result = np.empty(host.size, dtype=dtype)
     library = load()
-    types = {np.dtype(t): i for i, t in enumerate((np.float32, np.float64, np.int64, np.uint64))}
     source, target = library.ffi.from_buffer(host), library.ffi.from_buffer(result)
-    library.lib.torchlean_cuda_convert(source, types[known], host.size, target, types[result.dtype])
+    library.lib.torchlean_cuda_convert(source, _TYPES[known], host.size, target, _TYPES[result.dtype])
     return result
 
 
