@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -43,29 +43,41 @@ TL_INLINE tl_vec tl_vec_load(const float *p)
 TL_INLINE void tl_vec_store(float *p, tl_vec v) { memcpy(p, &v, sizeof v); }
 TL_INLINE tl_vec tl_vec_zero(void) { return (tl_vec){0}; }
 
-#if defined(__FP_FAST_FMAF)
+#if defined(__FMA__) || !defined(__SSE2__)
 TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
 {
     return (tl_vec){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
 }
 #else
-/* Without the instruction. The product of two floats is exact in double; their sum with the addend is rounded to odd
- * there, after which rounding to float gives the correctly rounded result (Boldo and Melquiond, "Emulation of FMA and
- * correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57, 2008). For infinities and
- * NaN the error term is NaN, compares false both ways, and the sum passes as it is. */
-typedef double tl_doubles __attribute__((vector_size(32)));
-typedef int64_t tl_longs __attribute__((vector_size(32)));
+/* Without the instruction. The product of two floats is exact in double, and rounding its sum with the addend twice, to
+ * double and to float, is right unless the first result lies midway between two floats, or the second is below the normal
+ * range. There the sum is rounded to odd first (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved
+ * algorithms using rounding to odd", IEEE Trans. Computers 57, 2008). For infinities and NaN the error term is NaN,
+ * compares false both ways, and the sum passes as it is. */
+typedef int64_t tl_longs __attribute__((vector_size(16)));
+
+TL_INLINE __m128d tl_sum_to_odd(__m128d product, __m128d addend)
+{
+    const __m128d sum = product + addend, part = sum - product, none = {0};
+    const __m128d error = (product - (sum - part)) + (addend - part);
+    const tl_longs above = error > none, below = error < none, negative = sum < none;
+    return (__m128d)(((tl_longs)sum + ((above & negative) | (below & ~negative))) | ((above | below) & 1));
+}
 
 TL_INLINE tl_vec tl_vec_fma(float x, tl_vec y, tl_vec z)
 {
-    const tl_doubles product = __builtin_convertvector(y, tl_doubles) * (double)x;
-    const tl_doubles addend = __builtin_convertvector(z, tl_doubles), none = {0};
-    tl_doubles sum = product + addend;
-    const tl_doubles part = sum - product;
-    const tl_doubles error = (product - (sum - part)) + (addend - part);
-    const tl_longs above = error > none, below = error < none, negative = sum < none;
-    sum = (tl_doubles)(((tl_longs)sum + ((above & negative) | (below & ~negative))) | ((above | below) & 1));
-    return __builtin_convertvector(sum, tl_vec);
+    const __m128d factor = _mm_set1_pd(x);
+    const __m128d first = _mm_cvtps_pd(y) * factor, last = _mm_cvtps_pd(_mm_movehl_ps(y, y)) * factor;
+    const __m128d add_first = _mm_cvtps_pd(z), add_last = _mm_cvtps_pd(_mm_movehl_ps(z, z));
+    __m128d sum_first = first + add_first, sum_last = last + add_last;
+    const __m128 rounded = _mm_movelh_ps(_mm_cvtpd_ps(sum_first), _mm_cvtpd_ps(sum_last));
+    const __m128i cut = (__m128i)_mm_shuffle_ps((__m128)sum_first, (__m128)sum_last, _MM_SHUFFLE(2, 0, 2, 0));
+    const __m128i midway = _mm_cmpeq_epi32(_mm_and_si128(cut, _mm_set1_epi32(0x1fffffff)), _mm_set1_epi32(0x10000000));
+    const __m128i exponent = _mm_and_si128((__m128i)rounded, _mm_set1_epi32(0x7f800000));
+    const __m128i doubt = _mm_or_si128(midway, _mm_cmpeq_epi32(exponent, _mm_setzero_si128()));
+    if (__builtin_expect(_mm_movemask_epi8(doubt) == 0, 1)) return rounded;
+    sum_first = tl_sum_to_odd(first, add_first), sum_last = tl_sum_to_odd(last, add_last);
+    return _mm_movelh_ps(_mm_cvtpd_ps(sum_first), _mm_cvtpd_ps(sum_last));
 }
 #endif
 #endif

@@ -57,9 +57,7 @@
 typedef tl_vec vec_f32;
 #define load_f32 tl_vec_load
 #define store_f32 tl_vec_store
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
 #define fma_f32 tl_vec_fma
-#endif
 
 /* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
  * read as 0), and transpose: columns 0 .. TK-1 of LANES rows, row r at src + off[r], become TK vectors. */
@@ -202,30 +200,6 @@ INLINE vec_f64 load_n_f64(const double *p, int64_t n)
 INLINE void store_n_f32(float *p, vec_f32 v, int64_t n) { memcpy(p, &v, (size_t)n * 4); }
 INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return (vec_f64){fma(x, y[0], z[0]), fma(x, y[1], z[1])}; }
-
-#if !defined(__FP_FAST_FMAF)
-/* tl_vec_fma two lanes at a time, whose doubles fill one register: these loops have none to spare. */
-typedef float pair_f32 __attribute__((vector_size(8)));
-typedef int64_t pair_i64 __attribute__((vector_size(16)));
-
-INLINE pair_f32 fma_pair(float x, pair_f32 y, pair_f32 z)
-{
-    vec_f64 product = __builtin_convertvector(y, vec_f64) * (double)x, addend = __builtin_convertvector(z, vec_f64);
-    vec_f64 sum = product + addend, part = sum - product;
-    vec_f64 error = (product - (sum - part)) + (addend - part), zero = {0};
-    pair_i64 up = error > zero, down = error < zero, negative = sum < zero;
-    pair_i64 toward_zero = (up & negative) | (down & ~negative);
-    sum = (vec_f64)(((pair_i64)sum + toward_zero) | ((up | down) & 1)); /* cut towards 0, last bit set if inexact */
-    return __builtin_convertvector(sum, pair_f32);
-}
-
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z)
-{
-    pair_f32 low = fma_pair(x, (pair_f32){y[0], y[1]}, (pair_f32){z[0], z[1]});
-    pair_f32 high = fma_pair(x, (pair_f32){y[2], y[3]}, (pair_f32){z[2], z[3]});
-    return (vec_f32){low[0], low[1], high[0], high[1]};
-}
-#endif
 
 INLINE void transpose_f32(const float *src, const int64_t *off, vec_f32 *out)
 {
