@@ -54,7 +54,7 @@ def test_planted_defects_are_seen(tmp_path, file, old, new, words):
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
         path = os.pathsep.join(p for p in (str(tree.folder), os.environ.get("PYTHONPATH")) if p)
         done = subprocess.run(
-            [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "9", "--modes", "one", "--json", "out.json"],
+            [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "23", "--modes", "one", "--json", "out.json"],
             cwd=tree.folder, capture_output=True, text=True, env={**environment, "PYTHONPATH": path}, check=False,
         )  # fmt: skip
         document = json.loads((tree.folder / "out.json").read_text())

@@ -81,16 +81,8 @@ def read(text: str) -> Page:
     return page
 
 
-def committed() -> list[dict[str, Any]]:
-    return [read_document(f) for f in FILES]
-
-
-def sources(documents: list[dict[str, Any]]) -> list[evidence.Source]:
-    return [evidence.read(f.name, d) for f, d in zip(FILES, documents, strict=True)]
-
-
 def test_the_committed_evidence_is_a_page() -> None:
-    found = sources(committed())
+    found = [evidence.read(f.name, read_document(f)) for f in FILES]
     page = read(render_page(found))
     ev = Evidence(found)
     assert ("Nothing failed" in page.sections["summary"]) == (ev.findings == [])
@@ -113,13 +105,13 @@ def spoilt(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_failing_entry_stands_in_the_summary() -> None:
-    documents = committed()
-    before = Evidence(sources(documents)).findings
-    lines = read(render_page(sources(documents))).sections["points"].count("FAIL")
-    at = next(i for i, d in enumerate(documents) if d.get("verify"))
-    documents[at] = spoilt(documents[at])
-    page = read(render_page(sources(documents)))
-    failed = documents[at]["verify"]["results"][5]
+    file, document = next((f, d) for f in FILES if (d := read_document(f)).get("verify"))
+    run = evidence.read(file.name, document)
+    before = Evidence([run]).findings
+    lines = read(render_page([run])).sections["points"].count("FAIL")
+    wrong = spoilt(document)
+    page = read(render_page([evidence.read(file.name, wrong)]))
+    failed = wrong["verify"]["results"][5]
     summary = page.sections["summary"]
     assert plural(len(before) + 1, "failure") in summary and "Nothing failed" not in summary
     assert f"{failed['entry']} on {failed['device']}" in summary and "off by 3 < 4" in summary
