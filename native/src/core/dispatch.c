@@ -7,7 +7,7 @@
 
 #include "errors.h"
 
-const struct tl_cpu_kernels *tl_cpu = &tl_cpu_kernels_base;
+const struct tl_cpu_kernels *tl_cpu;
 
 typedef struct variant {
     const char *name;
@@ -15,9 +15,11 @@ typedef struct variant {
     int (*supported)(void);
 } variant;
 
+#ifdef TL_HAS_base
 static int always(void) { return 1; }
+#endif
 
-#if defined(__x86_64__)
+#if defined(TL_HAS_avx2) || defined(TL_HAS_avx512)
 static int has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
@@ -30,13 +32,17 @@ static int has_avx512(void)
 }
 #endif
 
-/* best first */
+/* Those that the library was built with (VARIANTS in native/Makefile), best first. */
 static const variant variants[] = {
-#if defined(__x86_64__)
+#ifdef TL_HAS_avx512
     {"avx512", &tl_cpu_kernels_avx512, has_avx512},
+#endif
+#ifdef TL_HAS_avx2
     {"avx2", &tl_cpu_kernels_avx2, has_avx2},
 #endif
+#ifdef TL_HAS_base
     {"base", &tl_cpu_kernels_base, always},
+#endif
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
@@ -64,11 +70,12 @@ static const char *asked_for(void)
 
 __attribute__((constructor)) static void choose(void)
 {
-#if defined(__x86_64__)
+#if defined(TL_HAS_avx2) || defined(TL_HAS_avx512)
     __builtin_cpu_init();
 #endif
     const variant *chosen = find(asked_for());
-    tl_cpu = (chosen ? chosen : find(NULL))->kernels;
+    if (!chosen) chosen = find(NULL);
+    tl_cpu = (chosen ? chosen : &variants[VARIANTS - 1])->kernels;
 }
 
 int32_t tl_variant_environment(void)
@@ -76,19 +83,12 @@ int32_t tl_variant_environment(void)
     return tl_variant_find("TORCHLEAN_CPU_VARIANT", asked_for()) ? TORCHLEAN_OK : TORCHLEAN_UNAVAILABLE;
 }
 
-const char *tl_variant_list(void)
-{
-#if defined(__x86_64__)
-    return "base,avx2,avx512";
-#else
-    return "base";
-#endif
-}
+const char *tl_variant_list(void) { return TL_CPU_VARIANTS; }
 
 const char *tl_variant_name(void)
 {
     const struct tl_cpu_kernels *kernels = __atomic_load_n(&tl_cpu, __ATOMIC_RELAXED);
     for (int32_t i = 0; i < VARIANTS; i++)
         if (variants[i].kernels == kernels) return variants[i].name;
-    return "base";
+    return variants[VARIANTS - 1].name;
 }
