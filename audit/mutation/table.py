@@ -276,7 +276,7 @@ DEFECTS = [
         ("                    old.buffer.release()\n                    new.release()\n",
          "                    old.buffer.release()\n", "a summed contribution is never released", "",
          "the list popped next held the last reference, and CPython releases a buffer with it"),
-        ("for i in range(len(grads) - 1, -1, -1):", "for i in range(len(grads) - 1, 0, -1):",
+        ("else first) - 1, -1, -1):", "else first) - 1, 0, -1):",
          "the first node is left out of backward", "",
          "the first node has no parents, so it has no VJP; a gradient nobody keeps goes with the list"),
         ("if g is not None and g.buffer.references > 1:", "if g is not None and g.buffer.references > 2:",

@@ -89,6 +89,8 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.backward(9), errors.IndexOutOfRangeError, "backward: id: got 9"),
     (lambda t: t.backward_sparse(2, [9]), errors.IndexOutOfRangeError, "backward: wanted: id: got 9"),
     (lambda t: t.backward_from([None]), errors.ArgumentError, "backward_from: gradients: got 1, expected 4"),
+    (lambda t: t.backward_from([None] * 4, 5), errors.IndexOutOfRangeError, "backward_from: first: got 5, expected 0 <= first"),
+    (lambda t: t.backward_from([None] * 4, 1.0), errors.ArgumentTypeError, "backward_from: first: got float"),
     (lambda t: t.backward_from([None, np.ones(3), None, None]), errors.ArgumentTypeError, "node 1 (y): cotangent: got ndarray"),
     (lambda t: t.add_grad([None], 0, t.upload(np.ones((2, 3)))), errors.ArgumentError, "add_grad: gradients: got 1"),
     (lambda t: t.add_grad([None] * 4, 1, t.upload([1.0])), errors.ShapeError, "add_grad: node 1 (y)"),
