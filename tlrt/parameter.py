@@ -105,6 +105,7 @@ class Parameter(Arithmetic):
             raise refusal(DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", expected)
         if value.buffer.released:
             raise refusal(ReleasedError, "assign", self.name, "a released buffer", "a live one")
+        value.require_length()
         old = self._mirror
         set_together(self._changed(None, value.buffer))
         if old is not None and old is not value.buffer:

@@ -199,6 +199,15 @@ class Session(Operations[TensorRef]):
         id = self._id(x, op)
         return nodes[id] if type(id) is int and 0 <= id < len(nodes) else self.tape.node(id, op)
 
+    def _read(self, x: TensorRef | Parameter, op: str) -> npt.NDArray[Any]:
+        """A copy on the host of the value behind a reference; raises ShapeError where the tape holds one of another shape."""
+        node = self._node(x, op)
+        if node.shape != x.shape:
+            raise refusal(
+                ShapeError, op, "tensor", f"shape {x.shape}", f"{node.shape}, as the tape holds ({node.name})"
+            )
+        return node.value.numpy()
+
     def _ref(self, epoch: int, id: int) -> TensorRef:
         """A reference to a node, with the epoch from before the node was made: another thread may reset the session."""
         nodes = self.tape.nodes
@@ -347,8 +356,8 @@ class Session(Operations[TensorRef]):
         return self._ref(self.epoch, self.tape.detach(self._id(x, "detach")))
 
     def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
-        """A copy of a tensor on the host; waits for the device."""
-        return x.numpy() if isinstance(x, CapturedTensor) else self._node(x, "get_value").value.numpy()
+        """A copy of a tensor on the host; waits for the device. Raises ShapeError where the reference has another shape."""
+        return x.numpy() if isinstance(x, CapturedTensor) else self._read(x, "get_value")
 
     # ---- random numbers
 

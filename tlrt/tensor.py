@@ -233,7 +233,7 @@ class TensorRef(Arithmetic):
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy on the host; waits for the device."""
-        return self.session._node(self, "numpy").value.numpy()
+        return self.session._read(self, "numpy")
 
     @property
     def grad(self) -> AnyBuffer | None:

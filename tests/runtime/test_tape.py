@@ -65,6 +65,29 @@ def test_buffers_have_shapes(dev: tlrt.Device) -> None:
     assert_raises(tlrt.errors.ReleasedError, a.numpy)
 
 
+@pytest.mark.parametrize("kind", ["spec", "cpu"])
+def test_a_shape_that_does_not_fit_its_buffer_is_refused(kind: str, dev: tlrt.Device) -> None:
+    """An AnyBuffer's shape can be set: copies, readbacks and a parameter's new value check that the buffer has that length."""
+    device = SpecDevice() if kind == "spec" else dev
+    value = AnyBuffer.upload(normal(2, 3), device)
+    with tlrt.Session(device) as s:
+        w, ref = s.param(normal(7)), s.const(normal(6))
+        for shape in ((7,), (2, 2), (-1,), ()):
+            value.shape = shape
+            w.shape = shape
+            for refused in (value.copy, value.numpy, value.require_length, lambda: w.assign(value)):
+                assert_raises_regex(
+                    tlrt.errors.ShapeError, "shape: |AnyBuffer: buffer: got 6 elements, expected", refused
+                )
+        w.shape = (7,)
+        forged = tlrt.TensorRef(s, ref.id, (2, 3), s.epoch)
+        for read in (forged.numpy, lambda: s.get_value(forged)):
+            assert_raises_regex(
+                tlrt.errors.ShapeError, r"tensor: got shape \(2, 3\), expected \(6,\), as the tape", read
+            )
+    value.release()
+
+
 @pytest.mark.parametrize(
     "array", [np.zeros(2, complex), np.zeros(2, np.float16), "text", None, [[1, 2], [3]], [None, None]]
 )
