@@ -2225,17 +2225,18 @@ def broadcast_to(
 
     out[j] = x[i] with i_(k−1) = j_a where axis_map[a] = k and input axis k − 1 is no broadcast, 0 where it has size 1
 
-    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
+    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1, in any order. An
+    input axis that no entry names has size 1.
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
 
-    Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
-    input axis has size 1 or the size of its output axis.
+    Errors: SHAPE unless the non-zero entries of axis_map are distinct input axes of size 1 or the size of the output axis, and
+    name every input axis larger than 1.
 
     Signature: x[*in_dims] -> out[*out_dims]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, ascending, none left out, sizes 1 or equal (axis_map).
+        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
     Source: numpy.broadcast_to
     """
@@ -2286,7 +2287,7 @@ def reduce_from_broadcast(
     Signature: x[*out_dims] -> out[*in_dims]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, ascending, none left out, sizes 1 or equal (axis_map).
+        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
     Source: the adjoint of numpy.broadcast_to
     """

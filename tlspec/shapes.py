@@ -28,13 +28,13 @@ def swap(dims: Sequence[int], depth: int) -> list[int]:
 
 def axis_map_ok(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> bool:
     """Whether `axis_map` broadcasts `in_dims` to `out_dims`: one entry per output axis, 0 for an inserted axis, k for input
-    axis k - 1, whose size is 1 or the output's; non-zero entries strictly increase and name every input axis once."""
-    if len(axis_map) != len(out_dims):
-        return False
+    axis k - 1, whose size is 1 or the output's; no axis is named twice, and those that are not named have size 1."""
     read = [k for k in axis_map if k]
-    if read != list(range(1, len(in_dims) + 1)):
+    if len(axis_map) != len(out_dims) or len(set(read)) != len(read) or any(k > len(in_dims) for k in read):
         return False
-    return all(k == 0 or in_dims[k - 1] in (1, out) for k, out in zip(axis_map, out_dims, strict=True))
+    return all(n == 1 for k, n in enumerate(in_dims, 1) if k not in read) and all(
+        k == 0 or in_dims[k - 1] in (1, out) for k, out in zip(axis_map, out_dims, strict=True)
+    )
 
 
 def all_below(values: Sequence[int], bound: int) -> bool:

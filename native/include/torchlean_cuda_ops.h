@@ -270,7 +270,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec
 
 /* An array repeated along new axes and along its axes of size 1.
  * x[*in_dims] -> out[*out_dims]
- * SHAPE unless per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal (axis_map). */
+ * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
 TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
                                                   const uint32_t *out_dims, uint32_t out_dims_rank,
                                                   const uint32_t *axis_map, uint32_t axis_map_rank,
@@ -278,7 +278,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uin
 
 /* The adjoint of broadcast_to: the sum of all output elements that read one input element.
  * x[*out_dims] -> out[*in_dims]
- * SHAPE unless per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal (axis_map). */
+ * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
 TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, const uint32_t *in_dims,
                                                            uint32_t in_dims_rank, const uint32_t *out_dims,
                                                            uint32_t out_dims_rank, const uint32_t *axis_map,
