@@ -62,11 +62,6 @@ def pool_out(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int
     return [pool_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=True)]
 
 
-def pool_padding_ok(kernel: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether 2*padding <= kernel on every axis, so that every window that fits meets a cell of the axis."""
-    return len(kernel) == len(padding) and all(2 * p <= k for k, p in zip(kernel, padding, strict=True))
-
-
 def pool_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether every axis has at least one window and a window has fewer than 2^32 cells, padded ones included."""
     if not 1 <= len(spatial) == len(kernel) == len(stride) == len(padding):
@@ -129,5 +124,5 @@ def conv_transpose_ok(
 FUNCTIONS = {
     function.__name__: function for function in (
         rank, drop, swap, axis_map_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
-        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_padding_ok, pool_ok)
+        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

@@ -87,7 +87,7 @@ DEFECTS = [
         ("return (best == best) & !(v <= best);", "return (best == best) & !(v < best);",
          "the last maximum of a window wins: wrong tie", "max_pool,max_pool2d"),
         ("return v != v ? TL_NAN : g;", "return v != v ? g : g;", "a NaN's gradient is not NaN", "max_pool,max_pool2d"),
-        ("    return padded > 0.0f ? all : sum;", "    return padded > 1e30f ? all : sum;",
+        ("padded > 0.0f ? all : sum;", "padded > 1e30f ? all : sum;",
          "padded cells are left out of the smooth maximum", "smooth_max_pool,smooth_max_pool2d"),
     ]),
     *defects("native/src/formula/scan_chunks.h", rows=[

@@ -84,14 +84,6 @@ static inline int tl_positive(const tl_dims *dims)
     return 1;
 }
 
-static inline int tl_pool_padding_ok(const tl_dims *kernel, const tl_dims *padding)
-{
-    if (kernel->rank != padding->rank) return 0;
-    for (int32_t i = 0; i < kernel->rank; i++)
-        if (2 * padding->d[i] > kernel->d[i]) return 0;
-    return 1;
-}
-
 static inline int tl_pool_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                              const tl_dims *padding)
 {
