@@ -305,6 +305,8 @@ def mse_loss_fast(tape: Tape, yhat: int, target: int) -> int:
 
 def _is_tape_operation(tape: Tape, double: bool, use_gpu: bool) -> bool:
     """Whether the tape's own operation is what was asked for."""
+    if getattr(tape.device, "scalar", None) is not None:  # the specification in another type of numbers
+        return True
     return not double and (tape.device.name == "spec" or tape.device.is_cuda or not _device(use_gpu).is_cuda)
 
 

@@ -47,7 +47,7 @@ def _met(spatial, kernel, stride, padding):
 
 def _gather(cells, shares, channels, spatial):
     """Adds every window's shares (same shape as `cells`) to the cells they belong to."""
-    out = np.zeros(channels * math.prod(spatial))
+    out = np.zeros(channels * math.prod(spatial), np.result_type(shares, float))
     inside = cells >= 0
     np.add.at(out, cells[inside], shares[inside])
     return out.reshape(channels, *spatial)
@@ -211,7 +211,7 @@ def avg_pool(x, kernel, stride, padding):
     Special values: IEEE 754; a sum is never -0, and +0 over padding alone. channels = 0 gives an empty result.
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or
     stride."""
-    return _windows(x, kernel, stride, padding, 0.0).sum(axis=-1) / math.prod(kernel)
+    return _windows(x, kernel, stride, padding, 0).sum(axis=-1) / math.prod(kernel)
 
 
 @avg_pool.vjp("g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride)))

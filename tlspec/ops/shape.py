@@ -55,7 +55,7 @@ def slice1d(x, start, len):
 @slice1d.vjp("g -> gx")
 def slice1d_vjp(g, n, start, len):
     """gx[start + i] = g[i], 0 elsewhere."""
-    gx = np.zeros(n)
+    gx = np.zeros(n, np.result_type(g, float))
     gx[start : start + len] = g
     return gx
 
@@ -201,7 +201,7 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
     axes = repeated_axes(in_dims, out_dims, axis_map)
-    total = np.sum(g, axis=axes, keepdims=True) + 0.0 if axes else np.asarray(g)
+    total = np.sum(g, axis=axes, keepdims=True) + 0 if axes else np.asarray(g)
     places = sorted(range(len(axis_map)), key=lambda j: axis_map[j])  # those of inserted axes come first
     return total.transpose(places).reshape(in_dims)
 
