@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding.together import set_together
-from tlrt.errors import ArgumentError, DeviceMismatchError, ShapeError, TorchleanError, refusal
+from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, TorchleanError, refusal
 
 if TYPE_CHECKING:
     from tlrt.optim import Optimizer
@@ -76,7 +76,7 @@ def save(
     except ImportError:
         text = "checkpoint: safetensors: not installed (pip install safetensors)"
         raise CheckpointError(text) from None
-    precision = "float64" if session.device.name == "spec" else "float32"
+    precision = _precision("save", session)
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, parameter in session.parameters.items():
         if name.startswith(_PREFIX):
@@ -146,9 +146,17 @@ def _optimizers(op: str, session: Session, given: Optimizer | Sequence[Optimizer
     return chosen
 
 
+def _precision(op: str, session: Session) -> str:
+    """Of the arrays in the session's checkpoints."""
+    dtype = getattr(session.device, "dtype", np.dtype(np.float32))
+    if dtype not in (np.float32, np.float64):
+        raise refusal(ArgumentTypeError, op, "session", f"one that computes in {dtype}", "float32 or float64")
+    return str(dtype)
+
+
 def _check(path: object, about: dict[str, Any], tensors: dict[str, _Tensor], session: Session, optimizers: int) -> None:
     """Raises CheckpointError unless the file is one of the session's program."""
-    wanted = "float64" if session.device.name == "spec" else "float32"
+    wanted = _precision("load", session)
     if about["precision"] != wanted:
         expected = f"{wanted} for {session.device}"
         raise refusal(CheckpointError, "load", path, f"precision {about['precision']}", expected)

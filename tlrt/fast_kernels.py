@@ -22,8 +22,8 @@ from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.tape import Node, Tape
 
 __all__ = ["Precision", "as_column", "as_row", "dot", "drop_column", "linear_backward", "linear_fast", "linear_forward",
-           "matmul_backward", "matmul_fast", "matmul_forward", "matrix_rows", "mse_loss_fast", "mse_spec_vec",
-           "mse_spec_vec_grad", "substitutes", "vector_array"]  # fmt: skip
+           "matmul_backward", "matmul_fast", "matmul_forward", "matmul_forward_gpu", "matrix_rows", "mse_loss_fast",
+           "mse_spec_vec", "mse_spec_vec_grad", "substitutes", "vector_array"]  # fmt: skip
 
 #: float32 through the device's product, or float64 through DGEMM
 Precision = Literal["fp32", "fp64"]
@@ -125,6 +125,13 @@ def matmul_forward(
     (m, n), p = x.shape, y.shape[1]
     with device.buffer(x) as left, device.buffer(y) as right, kernels.matmul(left, right, m, n, p) as out:
         return out.numpy((m, p))
+
+
+def matmul_forward_gpu(a: npt.ArrayLike, b: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The product on the GPU by default: in float64, ``matmul_forward(a, b, precision="fp64", use_gpu=True)``.
+
+    Errors: ShapeError where shapes do not fit."""
+    return matmul_forward(a, b, precision="fp64", use_gpu=True)
 
 
 def matmul_backward(
@@ -298,6 +305,8 @@ def mse_loss_fast(tape: Tape, yhat: int, target: int) -> int:
 
 def _is_tape_operation(tape: Tape, double: bool, use_gpu: bool) -> bool:
     """Whether the tape's own operation is what was asked for."""
+    if getattr(tape.device, "scalar", None) is not None:  # the specification in another type of numbers
+        return True
     return not double and (tape.device.name == "spec" or tape.device.is_cuda or not _device(use_gpu).is_cuda)
 
 

@@ -2225,17 +2225,18 @@ def broadcast_to(
 
     out[j] = x[i] with i_(k−1) = j_a where axis_map[a] = k and input axis k − 1 is no broadcast, 0 where it has size 1
 
-    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
+    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1, in any order. An
+    input axis that no entry names has size 1.
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
 
-    Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
-    input axis has size 1 or the size of its output axis.
+    Errors: SHAPE unless the non-zero entries of axis_map are distinct input axes of size 1 or the size of the output axis, and
+    name every input axis larger than 1.
 
     Signature: x[*in_dims] -> out[*out_dims]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, ascending, none left out, sizes 1 or equal (axis_map).
+        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
     Source: numpy.broadcast_to
     """
@@ -2286,7 +2287,7 @@ def reduce_from_broadcast(
     Signature: x[*out_dims] -> out[*in_dims]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless per output axis 0 or an input axis +
-        1, ascending, none left out, sizes 1 or equal (axis_map).
+        1, none twice, sizes 1 or equal, 1 where left out (axis_map).
 
     Source: the adjoint of numpy.broadcast_to
     """
@@ -4102,19 +4103,19 @@ def max_pool(
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
-    Special values: padding never wins; a NaN in a window makes its maximum NaN; +0 is above -0. channels = 0 gives an
-    empty result.
+    Special values: padding never wins, a window of padding alone gives -inf; a NaN in a window makes its maximum NaN; +0 is
+    above -0. channels = 0 gives an empty result.
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or
+    stride.
 
     Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial).
 
     Source: IEEE 754-2019, 9.6 (maximum)
     """
@@ -4163,7 +4164,7 @@ def max_pool_bwd(
 
     gx[cell] = Σ g over the windows in which the cell is the first maximum in row-major order, in window order.
 
-    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN.
+    +0 and -0 tie. In a window with NaN the first NaN takes a gradient of NaN. A window of padding alone gives none.
 
     Signature: x[channels, *spatial], g[channels, *pool_out(spatial, kernel, stride, padding)] -> gx[channels,
         *spatial]
@@ -4171,8 +4172,8 @@ def max_pool_bwd(
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial).
 
     Source: IEEE 754-2019, 9.6 (maximum)
     """
@@ -4228,17 +4229,16 @@ def max_pool2d(
 
     Special values: as max_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride.
 
     Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
         pool_size(in_w, kernel_w, stride_w, padding_w)]
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w).
 
     Source: IEEE 754-2019, 9.6 (maximum)
     """
@@ -4292,10 +4292,9 @@ def max_pool2d_bwd(
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w).
 
     Source: IEEE 754-2019, 9.6 (maximum)
     """
@@ -4341,18 +4340,18 @@ def avg_pool(
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
-    Special values: IEEE 754; a sum is never -0. channels = 0 gives an empty result.
+    Special values: IEEE 754; a sum is never -0, and +0 over padding alone. channels = 0 gives an empty result.
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
-    padding > kernel // 2.
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or
+    stride.
 
     Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial).
 
     Source: native/src/formula/count.h
     """
@@ -4405,8 +4404,8 @@ def avg_pool_bwd(
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial).
 
     Source: native/src/formula/count.h
     """
@@ -4462,17 +4461,16 @@ def avg_pool2d(
 
     Special values: as avg_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or padding > kernel // 2.
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride.
 
     Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
         pool_size(in_w, kernel_w, stride_w, padding_w)]
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w).
 
     Source: native/src/formula/count.h
     """
@@ -4525,10 +4523,9 @@ def avg_pool2d_bwd(
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w).
 
     Source: native/src/formula/count.h
     """
@@ -4577,20 +4574,19 @@ def smooth_max_pool(
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
-    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0).
-    channels = 0 gives an empty result.
+    Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0). A window of
+    padding alone gives 0. channels = 0 gives an empty result.
 
-    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride,
-    padding > kernel // 2, or β zero or not finite as a float32.
+    Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
+    β zero or not finite as a float32.
 
     Signature: x[channels, *spatial] -> out[channels, *pool_out(spatial, kernel, stride, padding)]
 
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
-        ArgumentError unless beta finite and not 0 as a float32 (beta).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial); ArgumentError unless beta finite and not 0 as a float32 (beta).
 
     Source: native/src/formula/explog.h
     """
@@ -4648,9 +4644,8 @@ def smooth_max_pool_bwd(
     Raises ShapeError where a length does not fit its shape; ShapeError unless one entry per spatial axis (kernel);
         ShapeError unless one entry per spatial axis (stride); ShapeError unless one entry per spatial axis
         (padding); ArgumentError unless every entry >= 1 (kernel); ArgumentError unless every entry >= 1 (stride);
-        ArgumentError unless padding <= kernel // 2 on every axis (padding); ShapeError unless an axis or more, 1 <=
-        spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window (spatial);
-        ArgumentError unless beta finite and not 0 as a float32 (beta).
+        ShapeError unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than
+        2^32 cells in a window (spatial); ArgumentError unless beta finite and not 0 as a float32 (beta).
 
     Source: native/src/formula/explog.h
     """
@@ -4708,18 +4703,17 @@ def smooth_max_pool2d(
 
     Special values: as smooth_max_pool.
 
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, padding > kernel // 2, or β zero or
-    not finite as a float32.
+    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or β zero or not finite as a
+    float32.
 
     Signature: x[channels, in_h, in_w] -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h),
         pool_size(in_w, kernel_w, stride_w, padding_w)]
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
 
     Source: native/src/formula/explog.h
     """
@@ -4774,10 +4768,9 @@ def smooth_max_pool2d_bwd(
 
     Raises ShapeError where a length does not fit its shape; ArgumentError unless kernel_h >= 1 (kernel_h);
         ArgumentError unless kernel_w >= 1 (kernel_w); ArgumentError unless stride_h >= 1 (stride_h); ArgumentError
-        unless stride_w >= 1 (stride_w); ArgumentError unless padding_h <= kernel_h // 2 (padding_h); ArgumentError
-        unless padding_w <= kernel_w // 2 (padding_w); ShapeError unless 1 <= in_h and kernel_h <= in_h +
-        2*padding_h (in_h); ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32
-        cells in a window (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
+        unless stride_w >= 1 (stride_w); ShapeError unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h);
+        ShapeError unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window
+        (in_w); ArgumentError unless beta finite and not 0 as a float32 (beta).
 
     Source: native/src/formula/explog.h
     """

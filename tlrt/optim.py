@@ -334,7 +334,7 @@ class Optimizer(Uncopied):
             if flag != isinstance(got, bool) or not (isinstance(got, (int, float)) and abs(got) <= sys.float_info.max):
                 raise refusal(ArgumentError, "load_state", h, f"{got!r:.99}", "a Boolean" if flag else "a number")
         self._check(settings)
-        wanted = np.dtype("float64" if self.session.device.name == "spec" else "float32")
+        wanted = getattr(self.session.device, "dtype", np.dtype(np.float32))
         for slot in self.slots:
             for p in self.parameters:
                 found = arrays.get(f"{slot}/{p.name}")

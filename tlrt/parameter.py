@@ -41,9 +41,13 @@ class Parameter(Arithmetic):
         self.shape: Shape = self._host.shape
 
     def _converted(self, value: npt.ArrayLike, op: str) -> npt.NDArray[Any]:
-        """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64."""
+        """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64, and one made for
+        another type of numbers that."""
         array = convert.host_array(op, self.name, value, "float32, float64, integers or bool")
-        if op == "set" and self.session.device.name == "spec" and array.dtype == np.float64:
+        device = self.session.device
+        if getattr(device, "scalar", None) is not None:
+            return device.convert(op, self.name, array).reshape(array.shape)
+        if op == "set" and device.name == "spec" and array.dtype == np.float64:
             return np.array(array, np.float64, order="C")
         return convert.float32(op, self.name, array).reshape(array.shape).copy()
 
@@ -105,6 +109,7 @@ class Parameter(Arithmetic):
             raise refusal(DeviceMismatchError, "assign", self.name, f"a buffer of {value.buffer.device}", expected)
         if value.buffer.released:
             raise refusal(ReleasedError, "assign", self.name, "a released buffer", "a live one")
+        value.require_length()
         old = self._mirror
         set_together(self._changed(None, value.buffer))
         if old is not None and old is not value.buffer:

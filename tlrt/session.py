@@ -199,6 +199,15 @@ class Session(Operations[TensorRef]):
         id = self._id(x, op)
         return nodes[id] if type(id) is int and 0 <= id < len(nodes) else self.tape.node(id, op)
 
+    def _read(self, x: TensorRef | Parameter, op: str) -> npt.NDArray[Any]:
+        """A copy on the host of the value behind a reference; raises ShapeError where the tape holds one of another shape."""
+        node = self._node(x, op)
+        if node.shape != x.shape:
+            raise refusal(
+                ShapeError, op, "tensor", f"shape {x.shape}", f"{node.shape}, as the tape holds ({node.name})"
+            )
+        return node.value.numpy()
+
     def _ref(self, epoch: int, id: int) -> TensorRef:
         """A reference to a node, with the epoch from before the node was made: another thread may reset the session."""
         nodes = self.tape.nodes
@@ -347,8 +356,8 @@ class Session(Operations[TensorRef]):
         return self._ref(self.epoch, self.tape.detach(self._id(x, "detach")))
 
     def get_value(self, x: TensorRef | Parameter | CapturedTensor) -> npt.NDArray[Any]:
-        """A copy of a tensor on the host; waits for the device."""
-        return x.numpy() if isinstance(x, CapturedTensor) else self._node(x, "get_value").value.numpy()
+        """A copy of a tensor on the host; waits for the device. Raises ShapeError where the reference has another shape."""
+        return x.numpy() if isinstance(x, CapturedTensor) else self._read(x, "get_value")
 
     # ---- random numbers
 
@@ -400,7 +409,7 @@ class Session(Operations[TensorRef]):
     # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
 
     def nat(self, value: int) -> NatRef:
-        """A natural number below 2^32 in the environment; usable wherever an index is taken."""
+        """A natural number in the environment; usable wherever an index is taken, which refuses one of 2^32 or more."""
         self._require_open("nat")
         self._nats.append(int(naturals("nat", [integer("nat", "value", value)])[0]))
         return NatRef(self, len(self._nats) - 1, self.epoch)
@@ -415,13 +424,13 @@ class Session(Operations[TensorRef]):
         self._nats[place] = int(naturals("set_nat", [integer("set_nat", "value", value)])[0])
 
     def nat_vec(self, values: npt.ArrayLike) -> NatVecRef:
-        """A vector of natural numbers below 2^32 in the environment; usable wherever indices are taken."""
+        """A vector of natural numbers in the environment; usable wherever indices are taken, which refuses 2^32 and more."""
         self._require_open("nat_vec")
         self._nats.append(naturals("nat_vec", values))
         return NatVecRef(self, len(self._nats) - 1, self.epoch)
 
-    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[np.uint32]:
-        """A copy of the vector behind a reference."""
+    def get_nat_vec(self, ref: NatVecRef) -> npt.NDArray[Any]:
+        """A copy of the vector behind a reference; uint32, or Python's integers where one is 2^32 or more."""
         return self._nats[self._nat_place(ref, "get_nat_vec", NatVecRef)].copy()
 
     def set_nat_vec(self, ref: NatVecRef, values: npt.ArrayLike) -> None:

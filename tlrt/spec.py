@@ -4,6 +4,13 @@
 ``SpecDevice`` makes these. So a program written for a device runs on the specification unchanged, and the two can be
 compared. Uploads are rounded to float32, as on every device, and widened; nothing is rounded after that. Scalars are rounded
 to float32 once, as the contract says.
+
+``SpecDevice(scalar)`` computes in another type of numbers instead, and rounds nothing on the way in: ``numpy.float64``,
+``numpy.longdouble``, any other NumPy type, or a class like ``fractions.Fraction``. An operation that the type lacks, or whose
+formula leaves it, raises ArgumentTypeError; the constants in a formula have float64's precision.
+
+    with tlrt.Session(SpecDevice(Fraction)) as s:
+        s.matmul(s.const([[Fraction(1, 3)]]), s.const([[3]])).numpy()  # exactly 1
 """
 
 from __future__ import annotations
@@ -28,16 +35,16 @@ from tlspec.cases import refused_by, shape_of
 
 __all__ = ["SpecBuffer", "SpecDevice", "kernels"]
 
-F64 = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
 
 
 class SpecBuffer:
-    """A flat float64 array with the methods of :class:`tlrt.Buffer`."""
+    """A flat array of the device's type, float64 unless it was made for another, with the methods of :class:`tlrt.Buffer`."""
 
     __slots__ = ("__weakref__", "_array", "_device", "_storage")
 
-    def __init__(self, array: F64, device: SpecDevice, storage: list[int] | None = None) -> None:
-        self._array: F64 | None = array
+    def __init__(self, array: Array, device: SpecDevice, storage: list[int] | None = None) -> None:
+        self._array: Array | None = array
         self._device = device
         #: live handles to the storage, shared between them
         self._storage = [0] if storage is None else storage
@@ -45,7 +52,7 @@ class SpecBuffer:
         device._count_allocation(array.nbytes if self._storage[0] == 1 else 0)
 
     @property
-    def array(self) -> F64:
+    def array(self) -> Array:
         """The content itself, flat. Raises ReleasedError."""
         if self._array is None:
             raise errors.refusal(errors.ReleasedError, "SpecBuffer", "buffer", "a released buffer", "a live one")
@@ -71,8 +78,8 @@ class SpecBuffer:
         _ = self.array
         return self._storage[0]
 
-    def numpy(self, shape: int | Sequence[int] | None = None) -> F64:
-        """A new float64 array with the content, in `shape` if given."""
+    def numpy(self, shape: int | Sequence[int] | None = None) -> Array:
+        """A new array with the content, in `shape` if given."""
         content = self.array.copy()
         if shape is None:
             return content
@@ -101,7 +108,7 @@ class SpecBuffer:
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
     def fill(self, value: float) -> SpecBuffer:
-        self.array[...] = _round_to_float32(value)
+        self.array[...] = self._device.number("fill", "value", value)
         return self
 
     def copy(self) -> SpecBuffer:
@@ -125,14 +132,20 @@ class SpecBuffer:
     def __repr__(self) -> str:
         if self._array is None:
             return "SpecBuffer(released)"
-        shown = ", ".join(f"{v:.7g}" for v in self._array[:6].tolist()) + (", ..." if self._array.size > 6 else "")
+        first = [f"{v:.7g}" if isinstance(v, float) else str(v) for v in self._array[:6].tolist()]
+        shown = ", ".join(first) + (", ..." if self._array.size > 6 else "")
         return f"SpecBuffer(length={self._array.size}, [{shown}])"
 
 
 class SpecDevice:
-    """The specification with the methods of :class:`tlrt.Device`. It computes at once and counts its memory."""
+    """The specification with the methods of :class:`tlrt.Device`. It computes at once and counts its memory.
 
-    def __init__(self) -> None:
+    `scalar` is the type of numbers that it computes in, see the module; left out, float64, of values rounded to float32."""
+
+    def __init__(self, scalar: Any = None) -> None:
+        self.scalar = scalar
+        #: of its buffers
+        self.dtype = np.dtype(np.float64 if scalar is None else scalar)
         self._live = self._peak = self._buffers = self._served = 0
         self._marks = [0.0] * 8
         self._observers: tuple[Observer, ...] = ()
@@ -160,24 +173,97 @@ class SpecDevice:
         self._live -= nbytes
 
     def describe(self) -> str:
-        return f"specification, float64, NumPy {np.__version__}"
+        return f"specification, {self.dtype if self.scalar is None else self._scalar_name}, NumPy {np.__version__}"
+
+    # ---- the type of numbers
+
+    @property
+    def _scalar_name(self) -> str:
+        return getattr(self.scalar, "__name__", str(self.scalar))
+
+    def convert(self, op: str, name: str, value: Any) -> Array:
+        """A flat copy as the device computes with it: rounded to float32 and widened, or of the type that it was made for.
+
+        Raises ArgumentTypeError for what has no such form."""
+        if self.scalar is None:
+            return convert.float32(op, name, value).astype(np.float64)
+        array = convert.host_array(op, name, value, self._scalar_name).reshape(-1)
+        if self.dtype == object:
+            return self._elements([self._element(op, name, v) for v in array.tolist()])
+        if array.dtype != object and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise errors.refusal(errors.ArgumentTypeError, op, name, f"dtype {array.dtype}", self._scalar_name)
+        try:
+            return array.astype(self.dtype)
+        except (TypeError, ValueError):
+            got = convert.type_name(value)
+            raise errors.refusal(errors.ArgumentTypeError, op, name, got, self._scalar_name) from None
+
+    @staticmethod
+    def _elements(values: list[Any]) -> Array:
+        made = np.empty(len(values), object)
+        made[:] = values
+        return made
+
+    def _element(self, op: str, name: str, value: Any) -> Any:
+        if self.scalar is object or (isinstance(self.scalar, type) and isinstance(value, self.scalar)):
+            return value
+        try:
+            return self.scalar(value)
+        except (TypeError, ValueError, OverflowError):
+            got = f"{type(value).__name__} {value!r:.99}"
+            raise errors.refusal(errors.ArgumentTypeError, op, name, got, self._scalar_name) from None
+
+    def number(self, op: str, name: str, value: Any) -> Any:
+        """A scalar argument as the device computes with it."""
+        if self.scalar is None:
+            return _round_to_float32(value)
+        made = self.convert(op, name, [value])[0]
+        return made.item() if isinstance(made, np.generic) else made
+
+    def adopt(self, op: str, result: Any) -> Array:
+        """What a formula gave, flat; raises ArgumentTypeError where it left the device's type."""
+        array = np.asarray(result).reshape(-1)
+        if self.scalar is None:
+            return array.astype(np.float64, copy=False)
+        wrong: Any = None
+        if self.dtype == array.dtype == object:  # a formula's own 0.0 and integers are exact
+            known = (int, self.scalar) if isinstance(self.scalar, type) else int
+            values = array.tolist()
+            wrong = next(
+                (v for v in values if not isinstance(v, known) and not (isinstance(v, float) and v == 0)), None
+            )
+            array = array if wrong is not None else self._elements([self._element(op, "", v) for v in values])
+        elif array.dtype.kind != self.dtype.kind or not np.can_cast(self.dtype, array.dtype, "safe"):
+            wrong = array
+        if wrong is not None:
+            got = f"a result of {getattr(wrong, 'dtype', type(wrong).__name__)}"
+            raise errors.refusal(errors.ArgumentTypeError, op, "scalar", got, f"{self._scalar_name} all the way")
+        return array.astype(self.dtype, copy=False)
+
+    # ---- buffers
 
     def buffer(self, array: npt.ArrayLike) -> SpecBuffer:
-        """The array, rounded to float32 and widened."""
-        return SpecBuffer(convert.float32("from_numpy", "array", array).astype(np.float64), self)
+        """The array as :meth:`convert` gives it."""
+        return SpecBuffer(self.convert("from_numpy", "array", array), self)
 
     def exact(self, array: npt.ArrayLike) -> SpecBuffer:
-        """The array in float64, for what the specification itself computed."""
+        """The array without rounding to float32, for what the specification itself computed."""
+        if self.scalar is not None:
+            return self.buffer(array)
         return SpecBuffer(np.array(array, np.float64).ravel(), self)
 
     def zeros(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.zeros(length("zeros", "n", n)), self)
+        return self._filled("zeros", n, 0)
 
     def empty(self, n: int) -> SpecBuffer:
-        return SpecBuffer(np.full(length("empty", "n", n), np.nan), self)
+        return self._filled("empty", n, np.nan if self.dtype.kind in "fc" else 0)
 
     def full(self, n: int, value: float) -> SpecBuffer:
-        return SpecBuffer(np.full(length("full", "n", n), _round_to_float32(value)), self)
+        return self._filled("full", n, value)
+
+    def _filled(self, op: str, n: int, value: Any) -> SpecBuffer:
+        size = length(op, "n", n)
+        return SpecBuffer(np.full(size, self.number(op, "value", value), self.dtype), self)
 
     def synchronize(self) -> None: ...
 
@@ -250,8 +336,7 @@ class _Function:
         inputs: dict[str, Any] = {}
         for a in e.signature.inputs:
             inputs[a.name] = self._shaped(a, arrays[a.name], values, inputs)
-        with np.errstate(all="ignore"):
-            made = call_reference(self.reference, inputs, values)
+        made = self._compute(inputs, values, device)
         changes = getattr(named.get("device"), "changes", ())
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if e.only is not None:
@@ -260,11 +345,22 @@ class _Function:
             return self._return_lists(results, values["lengths"], device, out, changes)
         return self._return_outputs(results, device, want, out)
 
+    def _compute(self, inputs: Mapping[str, Any], values: Mapping[str, Any], device: SpecDevice | None) -> Any:
+        with np.errstate(all="ignore"):
+            if device is None or device.scalar is None:
+                return call_reference(self.reference, inputs, values)
+            try:
+                return call_reference(self.reference, inputs, values)
+            except (TypeError, ValueError, AttributeError) as error:  # the type has no such function
+                got, expected = f"{device._scalar_name} ({error})", "a type that the formula takes"
+                raise errors.refusal(errors.ArgumentTypeError, self.__name__, "scalar", got, expected) from None
+
     def _read(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], SpecDevice | None]:
         """The call's arrays and values by their names in the row, and the device."""
         arrays: dict[str, Any] = {}
         values: dict[str, Any] = {}
         device: SpecDevice | None = None
+        scalars: list[entries.Argument] = []
         for a in self.arguments:
             if a.name not in bound and a.default is None:
                 raise TypeError(f"{self.__name__}: missing argument {a.name!r}")
@@ -280,7 +376,9 @@ class _Function:
             elif a.kind == "f64":
                 arrays[a.of] = np.asarray(v, np.float64)
             else:
-                values[a.of] = self._scalar(a, v)
+                scalars.append(a)
+        for a in scalars:
+            values[a.of] = self._scalar(a, bound.get(a.name), device)
         return arrays, values, device
 
     def _owner(self, name: str, buffer: Any, device: SpecDevice | None) -> SpecDevice:
@@ -292,7 +390,7 @@ class _Function:
             raise errors.refusal(errors.DeviceMismatchError, op, name, "a buffer of another device", "one")
         return buffer.device
 
-    def _scalar(self, a: entries.Argument, value: Any) -> Any:
+    def _scalar(self, a: entries.Argument, value: Any, device: SpecDevice | None) -> Any:
         op = self.__name__
         if value is None and a.default is not None:
             value = float(a.default) if a.kind == "float" else int(a.default)
@@ -300,7 +398,7 @@ class _Function:
             if a.kind == "float":
                 if isinstance(value, (str, bytes)):
                     raise TypeError
-                return _round_to_float32(value)
+                return _round_to_float32(value) if device is None else device.number(op, a.name, value)
             if a.kind == "dims":
                 return [length(op, a.name, n) for n in value]
             return length(op, a.name, value) if a.role != "wide" else operator.index(value)
@@ -363,7 +461,7 @@ class _Function:
         made = []
         writes: list[Any] = []
         for result, each in zip(results, places, strict=True):
-            parts = np.split(np.asarray(result, np.float64), ends) if lengths else []
+            parts = np.split(np.asarray(result), ends) if lengths else []
             slots = [None] * len(parts) if each is None else list(each)
             if len(slots) != len(parts):
                 raise errors.refusal(errors.ArgumentError, self.__name__, "out", f"{len(slots)} entries", len(parts))
@@ -375,10 +473,12 @@ class _Function:
         self, result: Any, place: SpecBuffer | None, device: SpecDevice | None, writes: list[Any] | None = None
     ) -> SpecBuffer:
         """A result in the buffer given for it, at once or by one more of the writes, or in a new one."""
-        flat = np.asarray(result, np.float64).reshape(-1)
+        device = device if place is None else place.device
+        if device is None:
+            raise errors.ArgumentError(f"{self.__name__}: device: missing, expected one", op=self.__name__)
+        drawn = device.scalar is not None and not any(a.kind in ("buffer", "list") for a in self.arguments)
+        flat = device.convert(self.__name__, "out", result) if drawn else device.adopt(self.__name__, result)
         if place is None:
-            if device is None:
-                raise errors.ArgumentError(f"{self.__name__}: device: missing, expected one", op=self.__name__)
             return SpecBuffer(flat.copy(), device)
         if place.length != flat.size:
             raise errors.refusal(errors.ShapeError, self.__name__, "out", f"{place.length} elements", flat.size)

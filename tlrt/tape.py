@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
+from tlrt._binding.arguments import integer
 from tlrt._binding.handles import Uncopied
 from tlrt._operations import Operations
 from tlrt._operations.plan import Plan, Shape, make_plan
@@ -38,7 +39,7 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "size_of"]
+__all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "release_gradients", "size_of"]
 
 #: plans kept before the cache is emptied; a training step has a few hundred
 _PLANS = 4096
@@ -418,11 +419,17 @@ class Tape(Uncopied, Operations[int]):
         grads[operator.index(output)] = start
         return self._fill_missing(self._backward(grads, None))
 
-    def backward_from(self, gradients: Sequence[AnyBuffer | None]) -> list[AnyBuffer]:
-        """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over."""
+    def backward_from(self, gradients: Sequence[AnyBuffer | None], first: int | None = None) -> list[AnyBuffer]:
+        """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over.
+
+        With `first` it runs over the first so many nodes, from node first - 1 to node 0: what was given for the later ones
+        comes back unchanged and flows no further. Raises IndexOutOfRangeError for more nodes than there are."""
         grads = list(gradients)
         try:
             self._require_live("backward_from")
+            stop = len(self.nodes) if first is None else integer("backward_from", "first", first)
+            if not 0 <= stop <= len(self.nodes):
+                raise refusal(IndexOutOfRangeError, "backward_from", "first", stop, f"0 <= first <= {len(self.nodes)}")
             if len(grads) != len(self.nodes):
                 expected = f"{len(self.nodes)}, one per node"
                 raise refusal(ArgumentError, "backward_from", "gradients", len(grads), expected)
@@ -435,9 +442,9 @@ class Tape(Uncopied, Operations[int]):
                         grads[i] = g.share()
                     seen.add(id(g.buffer))
         except BaseException:
-            _release_gradients(grads)
+            release_gradients(grads)
             raise
-        return self._fill_missing(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None, stop))
 
     def backward_sparse(
         self, output: int, wanted: Iterable[int] | None = None, seed: AnyBuffer | npt.ArrayLike | None = None
@@ -462,7 +469,7 @@ class Tape(Uncopied, Operations[int]):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
         except BaseException:
-            _release_gradients(grads)
+            release_gradients(grads)
             raise
         return {i: grads[i] for i in sorted(keep)}  # type: ignore[misc]
 
@@ -481,7 +488,7 @@ class Tape(Uncopied, Operations[int]):
                 if old.buffer is not g.buffer:
                     old.buffer.release()
         except BaseException:
-            _release_gradients([g])
+            release_gradients([g])
             raise
         g.buffer.release()
 
@@ -573,16 +580,18 @@ class Tape(Uncopied, Operations[int]):
             raise
         return made
 
-    def _backward(self, grads: list[AnyBuffer | None], keep: set[int] | None) -> list[AnyBuffer | None]:
-        """Runs the nodes in reverse; gradients not in `keep` (None: all) are released once consumed. Those that stay have
-        storage of their own."""
+    def _backward(
+        self, grads: list[AnyBuffer | None], keep: set[int] | None, first: int | None = None
+    ) -> list[AnyBuffer | None]:
+        """Runs the first nodes (None: all) in reverse; gradients not in `keep` (None: all) are released once consumed. Those
+        that stay have storage of their own."""
         nodes = self.nodes
         sharing = {i for i, g in enumerate(grads) if g is not None}
         if len(grads) > len(nodes):
-            _release_gradients(grads)
+            release_gradients(grads)
             raise other_thread_error("backward")
         try:
-            for i in range(len(grads) - 1, -1, -1):
+            for i in range((len(grads) if first is None else first) - 1, -1, -1):
                 g = grads[i]
                 if g is None:
                     continue
@@ -600,7 +609,7 @@ class Tape(Uncopied, Operations[int]):
             if self.nodes is not nodes:
                 raise other_thread_error("backward")
         except BaseException as error:
-            _release_gradients(grads)
+            release_gradients(grads)
             if isinstance(error, LookupError) and self.nodes is not nodes:
                 raise other_thread_error("backward") from error
             raise
@@ -612,7 +621,7 @@ class Tape(Uncopied, Operations[int]):
                 if grads[i] is None:
                     grads[i] = AnyBuffer.zeros(node.shape, self.device)
         except BaseException:
-            _release_gradients(grads)
+            release_gradients(grads)
             raise
         return grads  # type: ignore[return-value]
 
@@ -680,7 +689,9 @@ def release_nodes(nodes: Iterable[Node]) -> None:
             scratch.release()
 
 
-def _release_gradients(gradients: Iterable[AnyBuffer | None]) -> None:
+def release_gradients(gradients: Iterable[AnyBuffer | None]) -> None:
+    """Releases what :meth:`Tape.backward` and :meth:`Tape.backward_from` gave, or the values of what
+    :meth:`Tape.backward_sparse` gave. May be repeated; None is passed over."""
     for g in gradients:
         if isinstance(g, AnyBuffer):
             g.buffer.release()

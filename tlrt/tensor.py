@@ -233,7 +233,7 @@ class TensorRef(Arithmetic):
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy on the host; waits for the device."""
-        return self.session._node(self, "numpy").value.numpy()
+        return self.session._read(self, "numpy")
 
     @property
     def grad(self) -> AnyBuffer | None:
@@ -331,9 +331,10 @@ class NatVecRef(NatRef):
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """A copy as uint32 of one axis; raises IndexOutOfRangeError below 0 and from 2^32."""
+def naturals(op: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """A copy of one axis, as uint32 where all fit, else as Python's integers, which the operations that take indices refuse;
+    raises IndexOutOfRangeError below 0."""
     if isinstance(values, convert.Live):
         expected = "it where the operation takes indices"
         raise refusal(CaptureError, op, "values", "an argument of a captured function", expected)
-    return convert.uint32(op, "values", values).copy()
+    return convert.naturals(op, "values", values).copy()

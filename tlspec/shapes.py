@@ -28,13 +28,13 @@ def swap(dims: Sequence[int], depth: int) -> list[int]:
 
 def axis_map_ok(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> bool:
     """Whether `axis_map` broadcasts `in_dims` to `out_dims`: one entry per output axis, 0 for an inserted axis, k for input
-    axis k - 1, whose size is 1 or the output's; non-zero entries strictly increase and name every input axis once."""
-    if len(axis_map) != len(out_dims):
-        return False
+    axis k - 1, whose size is 1 or the output's; no axis is named twice, and those that are not named have size 1."""
     read = [k for k in axis_map if k]
-    if read != list(range(1, len(in_dims) + 1)):
+    if len(axis_map) != len(out_dims) or len(set(read)) != len(read) or any(k > len(in_dims) for k in read):
         return False
-    return all(k == 0 or in_dims[k - 1] in (1, out) for k, out in zip(axis_map, out_dims, strict=True))
+    return all(n == 1 for k, n in enumerate(in_dims, 1) if k not in read) and all(
+        k == 0 or in_dims[k - 1] in (1, out) for k, out in zip(axis_map, out_dims, strict=True)
+    )
 
 
 def all_below(values: Sequence[int], bound: int) -> bool:
@@ -60,11 +60,6 @@ def pool_out(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int
     if not len(spatial) == len(kernel) == len(stride) == len(padding):
         return list(spatial)
     return [pool_size(*axis) for axis in zip(spatial, kernel, stride, padding, strict=True)]
-
-
-def pool_padding_ok(kernel: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether 2*padding <= kernel on every axis, so that every window that fits meets a cell of the axis."""
-    return len(kernel) == len(padding) and all(2 * p <= k for k, p in zip(kernel, padding, strict=True))
 
 
 def pool_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
@@ -129,5 +124,5 @@ def conv_transpose_ok(
 FUNCTIONS = {
     function.__name__: function for function in (
         rank, drop, swap, axis_map_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
-        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_padding_ok, pool_ok)
+        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

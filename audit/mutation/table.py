@@ -87,7 +87,7 @@ DEFECTS = [
         ("return (best == best) & !(v <= best);", "return (best == best) & !(v < best);",
          "the last maximum of a window wins: wrong tie", "max_pool,max_pool2d"),
         ("return v != v ? TL_NAN : g;", "return v != v ? g : g;", "a NaN's gradient is not NaN", "max_pool,max_pool2d"),
-        ("    return padded > 0.0f ? all : sum;", "    return padded > 1e30f ? all : sum;",
+        ("padded > 0.0f ? all : sum;", "padded > 1e30f ? all : sum;",
          "padded cells are left out of the smooth maximum", "smooth_max_pool,smooth_max_pool2d"),
     ]),
     *defects("native/src/formula/scan_chunks.h", rows=[
@@ -232,8 +232,8 @@ DEFECTS = [
     *defects("native/src/core/shapes.h", rows=[
         ("    return n == 0 || greatest < bound;", "    return n == 0 || greatest <= bound;",
          "a label equal to cols is taken: < became <=", "cross_entropy"),
-        ("    return next == (int64_t)in->rank + 1;", "    return 1;", "an axis map may leave input axes out",
-         "broadcast_to,reduce_from_broadcast"),
+        ("        if (!read[i] && in->d[i] != 1) return 0;", "        if (!read[i] && in->d[i] == 1) return 0;",
+         "an axis map may leave out input axes larger than 1", "broadcast_to,reduce_from_broadcast"),
     ]),
     *defects("native/src/core/threads.c", tests=f"tests/runtime/test_process.py {CORE}", rows=[
         ("    tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */\n", "",
@@ -276,7 +276,7 @@ DEFECTS = [
         ("                    old.buffer.release()\n                    new.release()\n",
          "                    old.buffer.release()\n", "a summed contribution is never released", "",
          "the list popped next held the last reference, and CPython releases a buffer with it"),
-        ("for i in range(len(grads) - 1, -1, -1):", "for i in range(len(grads) - 1, 0, -1):",
+        ("else first) - 1, -1, -1):", "else first) - 1, 0, -1):",
          "the first node is left out of backward", "",
          "the first node has no parents, so it has no VJP; a gradient nobody keeps goes with the list"),
         ("if g is not None and g.buffer.references > 1:", "if g is not None and g.buffer.references > 2:",

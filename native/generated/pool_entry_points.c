@@ -26,8 +26,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool(torchlean_buffer *x, uint32_t chan
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     const float *x_ = tl_input(&call, "x", x, "channels*product(spatial)",
@@ -62,8 +60,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool_bwd(torchlean_buffer *x, torchlean
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     const float *x_ = tl_input(&call, "x", x, "channels*product(spatial)",
@@ -102,12 +98,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d(torchlean_buffer *x, uint32_t ch
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,
@@ -152,12 +142,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d_bwd(torchlean_buffer *x, torchle
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,
@@ -200,8 +184,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool(torchlean_buffer *x, uint32_t chan
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     const float *x_ = tl_input(&call, "x", x, "channels*product(spatial)",
@@ -236,8 +218,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool_bwd(torchlean_buffer *g, uint32_t 
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     const tl_dims g_dims_ = tl_pool_out(&spatial_, &kernel_, &stride_, &padding_);
@@ -274,12 +254,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d(torchlean_buffer *x, uint32_t ch
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,
@@ -324,12 +298,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d_bwd(torchlean_buffer *g, uint32_
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,
@@ -373,8 +341,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool(torchlean_buffer *x, uint32
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     tl_require(&call, ((-(3.41e+38) < beta_ && beta_ < 3.41e+38) && beta_ != 0.0), TORCHLEAN_ARGUMENT, "beta",
@@ -413,8 +379,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool_bwd(torchlean_buffer *x, to
                "expected one entry per spatial axis");
     tl_require(&call, tl_positive(&kernel_), TORCHLEAN_ARGUMENT, "kernel", "expected every entry >= 1");
     tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every entry >= 1");
-    tl_require(&call, tl_pool_padding_ok(&kernel_, &padding_), TORCHLEAN_ARGUMENT, "padding",
-               "expected padding <= kernel // 2 on every axis");
     tl_require(&call, tl_pool_ok(&spatial_, &kernel_, &stride_, &padding_), TORCHLEAN_SHAPE, "spatial",
                "expected an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a window");
     tl_require(&call, ((-(3.41e+38) < beta_ && beta_ < 3.41e+38) && beta_ != 0.0), TORCHLEAN_ARGUMENT, "beta",
@@ -456,12 +420,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d(torchlean_buffer *x, uint
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,
@@ -511,12 +469,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d_bwd(torchlean_buffer *x, 
                (unsigned long long)stride_h_);
     tl_require(&call, stride_w_ >= 1u, TORCHLEAN_ARGUMENT, "stride_w", "got stride_w = %llu; expected stride_w >= 1",
                (unsigned long long)stride_w_);
-    tl_require(&call, (2u * padding_h_) <= kernel_h_, TORCHLEAN_ARGUMENT, "padding_h",
-               "got padding_h = %llu, kernel_h = %llu; expected padding_h <= kernel_h // 2",
-               (unsigned long long)padding_h_, (unsigned long long)kernel_h_);
-    tl_require(&call, (2u * padding_w_) <= kernel_w_, TORCHLEAN_ARGUMENT, "padding_w",
-               "got padding_w = %llu, kernel_w = %llu; expected padding_w <= kernel_w // 2",
-               (unsigned long long)padding_w_, (unsigned long long)kernel_w_);
     tl_require(&call, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_) >= 1u, TORCHLEAN_SHAPE, "in_h",
                "got in_h = %llu, kernel_h = %llu, stride_h = %llu, padding_h = %llu; expected 1 <= in_h and kernel_h <= in_h + 2*padding_h",
                (unsigned long long)in_h_, (unsigned long long)kernel_h_, (unsigned long long)stride_h_,

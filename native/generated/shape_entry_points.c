@@ -96,7 +96,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uin
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims axis_map_ = tl_read_dims(&call, "axis_map", axis_map, axis_map_rank, 0);
     tl_require(&call, tl_axis_map_ok(&in_dims_, &out_dims_, &axis_map_), TORCHLEAN_SHAPE, "axis_map",
-               "expected per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal");
+               "expected per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out");
     const float *x_ = tl_input(&call, "x", x, "product(in_dims)", tl_dims_product(&in_dims_));
     tl_output(&call, "out", out, "product(out_dims)", tl_dims_product(&out_dims_));
     if (tl_begin(&call))
@@ -116,7 +116,7 @@ TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, 
     const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
     const tl_dims axis_map_ = tl_read_dims(&call, "axis_map", axis_map, axis_map_rank, 0);
     tl_require(&call, tl_axis_map_ok(&in_dims_, &out_dims_, &axis_map_), TORCHLEAN_SHAPE, "axis_map",
-               "expected per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal");
+               "expected per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out");
     const float *x_ = tl_input(&call, "x", x, "product(out_dims)", tl_dims_product(&out_dims_));
     tl_output(&call, "out", out, "product(in_dims)", tl_dims_product(&in_dims_));
     if (tl_begin(&call))

@@ -270,7 +270,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec
 
 /* An array repeated along new axes and along its axes of size 1.
  * x[*in_dims] -> out[*out_dims]
- * SHAPE unless per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal (axis_map). */
+ * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
 TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
                                                   const uint32_t *out_dims, uint32_t out_dims_rank,
                                                   const uint32_t *axis_map, uint32_t axis_map_rank,
@@ -278,7 +278,7 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uin
 
 /* The adjoint of broadcast_to: the sum of all output elements that read one input element.
  * x[*out_dims] -> out[*in_dims]
- * SHAPE unless per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal (axis_map). */
+ * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
 TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, const uint32_t *in_dims,
                                                            uint32_t in_dims_rank, const uint32_t *out_dims,
                                                            uint32_t out_dims_rank, const uint32_t *axis_map,
@@ -616,7 +616,6 @@ TL_API int32_t torchlean_cuda_buffer_conv_transpose2d_bwd(torchlean_buffer *x, t
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial). */
 TL_API int32_t torchlean_cuda_buffer_max_pool(torchlean_buffer *x, uint32_t channels, const uint32_t *spatial,
@@ -631,7 +630,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool(torchlean_buffer *x, uint32_t chan
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial). */
 TL_API int32_t torchlean_cuda_buffer_max_pool_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
@@ -647,8 +645,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool_bwd(torchlean_buffer *x, torchlean
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w). */
 TL_API int32_t torchlean_cuda_buffer_max_pool2d(torchlean_buffer *x, uint32_t channels, uint32_t in_h, uint32_t in_w,
@@ -663,8 +659,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d(torchlean_buffer *x, uint32_t ch
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w). */
 TL_API int32_t torchlean_cuda_buffer_max_pool2d_bwd(torchlean_buffer *x, torchlean_buffer *g, uint32_t channels,
@@ -679,7 +673,6 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d_bwd(torchlean_buffer *x, torchle
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial). */
 TL_API int32_t torchlean_cuda_buffer_avg_pool(torchlean_buffer *x, uint32_t channels, const uint32_t *spatial,
@@ -694,7 +687,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool(torchlean_buffer *x, uint32_t chan
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial). */
 TL_API int32_t torchlean_cuda_buffer_avg_pool_bwd(torchlean_buffer *g, uint32_t channels, const uint32_t *spatial,
@@ -710,8 +702,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool_bwd(torchlean_buffer *g, uint32_t 
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w). */
 TL_API int32_t torchlean_cuda_buffer_avg_pool2d(torchlean_buffer *x, uint32_t channels, uint32_t in_h, uint32_t in_w,
@@ -726,8 +716,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d(torchlean_buffer *x, uint32_t ch
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w). */
 TL_API int32_t torchlean_cuda_buffer_avg_pool2d_bwd(torchlean_buffer *g, uint32_t channels, uint32_t in_h,
@@ -742,7 +730,6 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d_bwd(torchlean_buffer *g, uint32_
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial).
  * ARGUMENT unless beta finite and not 0 as a float32 (beta). */
@@ -759,7 +746,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool(torchlean_buffer *x, uint32
  * SHAPE unless one entry per spatial axis (padding).
  * ARGUMENT unless every entry >= 1 (kernel).
  * ARGUMENT unless every entry >= 1 (stride).
- * ARGUMENT unless padding <= kernel // 2 on every axis (padding).
  * SHAPE unless an axis or more, 1 <= spatial and kernel <= spatial + 2*padding on each, and fewer than 2^32 cells in a
  *   window (spatial).
  * ARGUMENT unless beta finite and not 0 as a float32 (beta). */
@@ -777,8 +763,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool_bwd(torchlean_buffer *x, to
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w).
  * ARGUMENT unless beta finite and not 0 as a float32 (beta). */
@@ -794,8 +778,6 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d(torchlean_buffer *x, uint
  * ARGUMENT unless kernel_w >= 1 (kernel_w).
  * ARGUMENT unless stride_h >= 1 (stride_h).
  * ARGUMENT unless stride_w >= 1 (stride_w).
- * ARGUMENT unless padding_h <= kernel_h // 2 (padding_h).
- * ARGUMENT unless padding_w <= kernel_w // 2 (padding_w).
  * SHAPE unless 1 <= in_h and kernel_h <= in_h + 2*padding_h (in_h).
  * SHAPE unless 1 <= in_w and kernel_w <= in_w + 2*padding_w, and fewer than 2^32 cells in a window (in_w).
  * ARGUMENT unless beta finite and not 0 as a float32 (beta). */

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_call_is_its_seed_and_number(driver):
     assert [w.split("=")[0] for w in again.split(", ")] == plain
 
 
-#: defects that the driver must see: file, text, what becomes of it, words of the report
+#: defects that the driver must see: file, text, what becomes of it, a pattern of the report
 PLANTED = [
     ("native/src/core/call.c", "    return got == n;\n", "    return call->status = 0, 1;\n", "accepted, expected a refusal"),
     ("native/src/core/objects.c", "    tl_pool_drop(&ctx->pool, buffer->block);\n", "", "cap is reached"),
@@ -93,7 +94,7 @@ PLANTED = [
     ),
     (
         "native/src/core/handles.h", "return state == generation * 2 + 1 ? TL_LIVE : TL_WAS_RELEASED;",
-        "return state & 1 ? TL_LIVE : TL_WAS_RELEASED;", "accepted, expected a refusal",
+        "return state & 1 ? TL_LIVE : TL_WAS_RELEASED;", "accepted, expected a refusal|live buffers, expected",
     ),
     (
         "native/src/core/call.c",
@@ -111,7 +112,7 @@ def test_planted_defects_are_seen(driver, tmp_path, file, old, new, words):
         tree.make("cpu")
         document = hostile.calls(20_000, driver=driver, library=tree.library, workers=1, sanitize="")
     assert not hostile.ok(document)
-    assert words in document["failures"][0]["said"], document["failures"][0]["said"]
+    assert re.search(words, document["failures"][0]["said"]), document["failures"][0]["said"]
 
 
 def test_damaged_checkpoints_are_refused_and_change_nothing():

@@ -1,4 +1,4 @@
-"""Pooling windows at the edges of the tasks that the CPU path divides its work into."""
+"""Pooling windows at the edges of the tasks that the CPU path divides its work into, and in the padding."""
 
 import numpy as np
 import pytest
@@ -21,3 +21,31 @@ def test_a_window_across_two_tasks_gives_its_gradient_once(dev):
         for _ in range(6):
             gx = kernels.max_pool_bwd(x, given, 1, (rows, cols), (5, 5), (1, 1), (0, 0)).numpy()
             assert np.array_equal(gx.reshape(rows, cols), expected)
+
+
+@pytest.mark.parametrize("beta", [2.0, -2.0])
+@pytest.mark.parametrize("cells", [(3,), (1, 3), (2, 1, 3), (4, 40)], ids=str)
+def test_windows_of_padding_alone(dev, cells, beta):
+    """They give -inf or 0 and no gradient, along each axis; so does every window where all lie in the padding."""
+    x = dev.buffer(np.random.default_rng(0).standard_normal((2, *cells)))
+    for axis, n in enumerate(cells):
+        for k, s, p in ((1, 1, 1), (2, 1, 3), (2, n + 5, 5)):
+            lists = [
+                [v if i == axis else 1 - (name == "p") for i in range(len(cells))] for name, v in zip("ksp", (k, s, p))
+            ]
+            out = [(c + 2 * q - w) // t + 1 for c, w, t, q in zip(cells, *lists)]
+            first = np.arange(out[axis]) * s - p
+            alone = np.flatnonzero((first >= n) | (first + k <= 0))
+            assert alone.size
+            g = dev.full(2 * int(np.prod(out)), 1.0)
+            for name, fill, more in (
+                ("max_pool", -np.inf, ()),
+                ("avg_pool", 0.0, ()),
+                ("smooth_max_pool", 0.0, (beta,)),
+            ):
+                made = getattr(kernels, name)(x, 2, cells, *lists, *more).numpy((2, *out))
+                assert np.array_equal(made.take(alone, axis + 1), np.full_like(made.take(alone, axis + 1), fill))
+                assert not np.isinf(np.delete(made, alone, axis + 1)).any()
+                given = (g,) if name == "avg_pool" else (x, g)
+                gx = getattr(kernels, f"{name}_bwd")(*given, 2, cells, *lists, *more).numpy()
+                assert np.isfinite(gx).all() and np.any(gx) == (alone.size < out[axis])

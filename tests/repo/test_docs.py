@@ -42,6 +42,7 @@ BLOCKS = {
     "tlrt/differential.py": "import numpy as np, tlrt\n",
     "tlrt/fast_kernels.py": "import numpy as np, tlrt\nfrom tlrt.fast_kernels import linear_forward, matmul_fast\n"
     "w, x, b = np.eye(3), np.ones(3), np.ones(3)\ntape = tlrt.Tape('cpu')\na = tape.leaf(w)\n",
+    "tlrt/spec.py": "import tlrt\nfrom fractions import Fraction\nfrom tlrt.spec import SpecDevice\n",
     "tlrt/optim.py": "import numpy as np, tlrt\nfrom tlrt.optim import AdamW\nsession = tlrt.Session('cpu')\n"
     "w = session.param([1.0])\nloss = session.mul(w, w)\n",
 }

@@ -87,6 +87,9 @@ def test_precision_shows() -> None:
     a, b = np.array([[1.0, 1.0]]), np.array([[1.0], [2.0**-40]])
     assert fast.matmul_forward(a, b, precision="fp64")[0, 0] == 1 + 2.0**-40
     assert fast.matmul_forward(a, b, precision="fp32")[0, 0] == 1.0
+    default = fast.matmul_forward_gpu(a, b)
+    assert default.dtype == np.float64
+    assert np.array_equal(default, fast.matmul_forward(a, b, precision="fp64", use_gpu=True))
     assert fast.dot([1, 1], [1, 2.0**-40]) == 1 + 2.0**-40
     assert fast.dot([1, 1], [1, 2.0**-40], precision="fp32") == 1.0 and fast.dot([], []) == 0.0
 

@@ -152,7 +152,31 @@ def test_iterators_are_no_dimensions(dev):
         assert_raises_regex(TypeError, said, kernels.reduce_sum_axis, dev.zeros(6), (d for d in dims), 0)
 
 
-@pytest.mark.parametrize("axis_map", [[1], [1, 1], [2, 0], [0, 2], [1, 0, 0]])
+@pytest.mark.parametrize("axis_map", [[4, 0, 3, 2], [2, 3, 0, 4], [3, 4, 2, 0], [4, 3, 2, 5], [0, 4, 2, 3]])
+def test_axis_maps_in_any_order(dev, axis_map):
+    """Axis k - 1 of the input lies where the map says k; those of size 1 need no entry."""
+    in_dims, sizes = (1, 3, 5, 2, 1), {0: 4, 2: 3, 3: 5, 4: 2, 5: 7}
+    x = np.arange(30, dtype=np.float32)
+    out_dims = [sizes[k] for k in axis_map]
+    rest = [i for i in range(5) if i + 1 not in axis_map]
+    seen = x.reshape(in_dims).transpose([k - 1 for k in axis_map if k] + rest)
+    expected = np.broadcast_to(seen.reshape([in_dims[k - 1] if k else 1 for k in axis_map]), out_dims)
+    made = kernels.broadcast_to(dev.buffer(x), in_dims, out_dims, axis_map)
+    assert np.array_equal(made.numpy(out_dims), expected)
+    back = kernels.reduce_from_broadcast(made, in_dims, out_dims, axis_map)
+    assert np.array_equal(back.numpy(), x * (made.length // x.size))
+
+
+def test_axis_maps_of_tapes(dev):
+    with tlrt.Tape(dev) as tape:
+        x = tape.leaf(np.arange(6.0).reshape(2, 1, 3))
+        y = tape.broadcast_to(x, (3, 4, 2), (3, 0, 1))
+        assert np.array_equal(tape.value(y).numpy()[:, 3], tape.value(x).numpy()[:, 0].T)
+        g = np.arange(24.0).reshape(3, 4, 2)
+        assert np.array_equal(tape.backward(y, g)[x].numpy(), g.sum(axis=1).T[:, np.newaxis])
+
+
+@pytest.mark.parametrize("axis_map", [[1], [1, 1], [2, 0], [0, 2], [1, 0, 0], [0, 0], [0, 2**32 - 1]])
 def test_bad_axis_map(dev, axis_map):
     x, out = dev.zeros(3), dev.full(6, 5)
     assert_raises_regex(errors.TorchleanError, "axis_map", kernels.broadcast_to, x, [3], [2, 3], axis_map, out=out)

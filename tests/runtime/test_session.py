@@ -217,9 +217,16 @@ def test_naturals(s):
     s.set_nat_vec(v, [1, 1, 0])
     assert s.get_nat(i) == 0 and s.get_nat_vec(v).tolist() == [1, 1, 0]
     assert s.gather_scalar_nat(x, i).item() == 1.0 and s.gather_vec_nat(x, v).numpy().tolist() == [2.0, 2.0, 1.0]
-    for bad in (-1, 2**32):
-        assert_raises(IndexError, s.nat, bad)
-        assert_raises(IndexError, s.set_nat_vec, v, [bad, 0, 0])
+    assert_raises(IndexError, s.nat, -1)
+    for large in (2**32, 2**64, 10**40):
+        s.set_nat(i, large)
+        s.set_nat_vec(v, [0, large, 1])
+        assert s.get_nat(i) == s.get_nat(s.nat(large)) == large
+        assert s.get_nat_vec(v).tolist() == s.get_nat_vec(s.nat_vec([0, large, 1])).tolist() == [0, large, 1]
+        for use, index in ((s.gather_scalar_nat, i), (s.gather_vec_nat, v), (s.gather_scalar, i)):
+            assert_raises_regex(IndexError, f"got {large}", use, x, index)
+        assert_raises_regex(IndexError, "got -1 at position 2", s.set_nat_vec, v, [large, 0, -1])
+        assert s.get_nat_vec(v).tolist() == [0, large, 1], "what is refused changes nothing"
     assert_raises_regex(ValueError, "got 1 numbers, expected 3", s.set_nat_vec, v, [1])
     assert_raises_regex(TypeError, "expected NatRef", s.get_nat, v)
     with Session("cpu") as other, pytest.raises(ValueError, match="another session"):

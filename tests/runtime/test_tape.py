@@ -15,7 +15,7 @@ from tlrt import kernels
 from tlrt._operations.shaped import size_of
 from tlrt.spec import SpecDevice
 from tlrt.spec import kernels as spec
-from tlrt.tape import AnyBuffer, Node, Tape
+from tlrt.tape import AnyBuffer, Node, Tape, release_gradients
 from tlspec.cases import generator
 
 
@@ -63,6 +63,29 @@ def test_buffers_have_shapes(dev: tlrt.Device) -> None:
     a.release()
     assert np.array_equal(shared.numpy(), copied.numpy())
     assert_raises(tlrt.errors.ReleasedError, a.numpy)
+
+
+@pytest.mark.parametrize("kind", ["spec", "cpu"])
+def test_a_shape_that_does_not_fit_its_buffer_is_refused(kind: str, dev: tlrt.Device) -> None:
+    """An AnyBuffer's shape can be set: copies, readbacks and a parameter's new value check that the buffer has that length."""
+    device = SpecDevice() if kind == "spec" else dev
+    value = AnyBuffer.upload(normal(2, 3), device)
+    with tlrt.Session(device) as s:
+        w, ref = s.param(normal(7)), s.const(normal(6))
+        for shape in ((7,), (2, 2), (-1,), ()):
+            value.shape = shape
+            w.shape = shape
+            for refused in (value.copy, value.numpy, value.require_length, lambda: w.assign(value)):
+                assert_raises_regex(
+                    tlrt.errors.ShapeError, "shape: |AnyBuffer: buffer: got 6 elements, expected", refused
+                )
+        w.shape = (7,)
+        forged = tlrt.TensorRef(s, ref.id, (2, 3), s.epoch)
+        for read in (forged.numpy, lambda: s.get_value(forged)):
+            assert_raises_regex(
+                tlrt.errors.ShapeError, r"tensor: got shape \(2, 3\), expected \(6,\), as the tape", read
+            )
+    value.release()
 
 
 @pytest.mark.parametrize(
@@ -193,6 +216,25 @@ def test_backward_from_several_outputs(tape: Tape) -> None:
     assert np.array_equal(both, parts[0] + parts[1])
     twice = tape.upload([1, 1, 1])
     assert np.array_equal(tape.backward_from([None, twice, twice])[z].numpy(), [1, 1, 1])
+
+
+def test_backward_over_the_first_nodes(tape: Tape, dev: tlrt.Device) -> None:
+    """A step at each of the first nodes, from the last of them to node 0; what the later ones were given stays as it is."""
+    x = tape.leaf(normal(3))
+    y, z = tape.exp(x), tape.tanh(x)
+    for first, reaching in ((0, ()), (y, ()), (z, (y,)), (tape.size, (y, z))):
+        seeds = [None, tape.upload([1, 1, 1]), tape.upload([2, 2, 2])]
+        with unchanged_memory(dev):
+            grads = tape.backward_from([g and g.copy() for g in seeds], first)
+            expected = sum((tape.backward(i, seeds[i])[x].numpy() for i in reversed(reaching)), np.zeros(3, np.float32))
+            assert np.array_equal(grads[x].numpy(), expected)
+            assert [g.numpy()[0] for g in grads[1:]] == [1, 2]
+            for _ in range(2):
+                release_gradients([*grads, None])
+            assert all(g.buffer.released for g in grads)
+    wanted = tape.backward_sparse(y, [x, y], np.ones(3))
+    release_gradients(wanted.values())
+    assert wanted[x].buffer.released and wanted[y].buffer.released and not tape.value(y).buffer.released
 
 
 def test_steps_by_hand(tape: Tape) -> None:

@@ -23,7 +23,8 @@ STEP = 2.0**-14
 def outputs(case: Case, inputs: dict[str, Any]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         out = call_reference(case.op.reference, inputs, case.values)
-    return [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+    outs = [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+    return [np.where(np.isneginf(o), 0, o) for o in outs]  # the maximum of a window without cells is a constant
 
 
 def smooth(case: Case, signed: bool) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def test_vjp_is_the_derivative(row: Op, seed: int, signed: bool) -> None:
     tolerance = abs(far - near) + 2 * rounding / STEP
     assert abs(near - analytic) <= tolerance, f"{case.line}: analytic {analytic}, differences {near} ± {tolerance}"
     scale = sum(float(np.linalg.norm(g) * np.linalg.norm(v[n])) for g, n in zip(grads, names, strict=True))
-    if max(x.size for x in v.values()) > 3:
+    if max(x.size for x in v.values()) > 3 and scale:  # 0 where padding wins every window
         assert tolerance <= 1e-3 * scale, f"{case.line}: a step crosses a kink, or the differences say nothing"
 
 

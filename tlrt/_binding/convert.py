@@ -127,6 +127,17 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
     return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
 
 
+def naturals(op: str, name: str, value: Any) -> npt.NDArray[Any]:
+    """What :func:`uint32` gives, or where an integer needs more bits than that, an array of Python's integers. Raises
+    IndexOutOfRangeError below 0."""
+    try:
+        return uint32(op, name, value)
+    except IndexOutOfRangeError:
+        array = _integers(op, name, np.asarray(value, dtype=object))
+        uint32(op, name, np.minimum(array, 0))
+        return array
+
+
 def _integers(op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The elements of an object array as Python integers; refuses the first that is none."""
     out = np.empty(array.size, dtype=object)

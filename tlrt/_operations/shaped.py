@@ -29,12 +29,9 @@ class AnyBuffer:
     __slots__ = ("buffer", "shape")
 
     def __init__(self, shape: Sequence[int], buffer: Any) -> None:
-        shape = tuple(shape)
-        if buffer.length != size_of(shape):
-            expected = f"{size_of(shape)} for {shape}"
-            raise refusal(ShapeError, "AnyBuffer", "buffer", f"{buffer.length} elements", expected)
-        self.shape: Shape = shape
+        self.shape: Shape = tuple(shape)
         self.buffer = buffer
+        self.require_length()
 
     @classmethod
     def of(cls, shape: Shape, buffer: Any) -> AnyBuffer:
@@ -66,8 +63,16 @@ class AnyBuffer:
         """The device it lives on."""
         return self.buffer.device
 
+    def require_length(self) -> None:
+        """Raises ShapeError unless the buffer has as many elements as the shape says."""
+        if self.buffer.length != (size := size_of(self.shape)):
+            got, expected = f"{self.buffer.length} elements", f"{size} for {self.shape}"
+            raise refusal(ShapeError, "AnyBuffer", "buffer", got, expected)
+
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host, in shape; waits for the device."""
+        """A copy on the host, in shape; waits for the device. Raises ShapeError where the buffer has another length."""
+        if not self.buffer.released:
+            self.require_length()
         return self.buffer.numpy(self.shape)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -80,7 +85,9 @@ class AnyBuffer:
         return AnyBuffer.of(self.shape, self.buffer.share())
 
     def copy(self) -> AnyBuffer:
-        """The same content in storage of its own."""
+        """The same content in storage of its own. Raises ShapeError where the buffer has another length than the shape."""
+        if not self.buffer.released:
+            self.require_length()
         return AnyBuffer.of(self.shape, self.buffer.copy())
 
     def add(self, other: AnyBuffer) -> AnyBuffer:

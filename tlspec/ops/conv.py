@@ -35,7 +35,7 @@ def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
         at = a + s * np.arange(n)
         inside = (at >= 0) & (at < x.shape[axis])
         x = np.take(x, np.clip(at, 0, x.shape[axis] - 1), axis=axis)
-        x[(slice(None),) * axis + (~inside,)] = 0.0
+        x[(slice(None),) * axis + (~inside,)] = 0
     return x
 
 
@@ -48,7 +48,7 @@ def _mix(w, x):
 def _correlate(x, w, stride, padding):
     """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding]"""
     size = conv_out(x.shape[2:], w.shape[2:], stride, padding)
-    out = np.zeros((x.shape[0], w.shape[0], *size))
+    out = np.zeros((x.shape[0], w.shape[0], *size), np.result_type(x, w, float))
     for k in np.ndindex(*w.shape[2:]):
         start = [i - p for i, p in zip(k, padding, strict=True)]
         out += _mix(w[(slice(None), slice(None), *k)], _window(x, start, stride, size))
@@ -57,7 +57,7 @@ def _correlate(x, w, stride, padding):
 
 def _spread(x, w, size, stride, padding):
     """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] over the k that divide, for i < size"""
-    out = np.zeros((x.shape[0], w.shape[1], *size))
+    out = np.zeros((x.shape[0], w.shape[1], *size), np.result_type(x, w, float))
     for k in np.ndindex(*w.shape[2:]):
         first = [-((i - p) // s) for i, p, s in zip(k, padding, stride, strict=True)]
         start = [j * s + i - p for j, i, p, s in zip(first, k, padding, stride, strict=True)]
@@ -73,7 +73,7 @@ def _spread(x, w, size, stride, padding):
 def _weights(x, g, kernel, stride, padding):
     """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]"""
     size = g.shape[2:]
-    out = np.zeros((g.shape[1], x.shape[1], *kernel))
+    out = np.zeros((g.shape[1], x.shape[1], *kernel), np.result_type(x, g, float))
     gs = g.transpose(1, 0, *range(2, g.ndim)).reshape(g.shape[1], g.shape[0] * math.prod(size))
     for k in np.ndindex(*kernel):
         start = [i - p for i, p in zip(k, padding, strict=True)]

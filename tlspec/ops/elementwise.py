@@ -17,6 +17,8 @@ def fused(a: F64, p: F64) -> F64:
     """a + p rounded to odd in float64, so that rounding it to float32 gives the correctly rounded sum of a and p: what a
     fused multiply-add returns for an exact product p (Boldo and Melquiond, IEEE Trans. Comput. 57, 2008)."""
     s = np.asarray(a + p)
+    if s.dtype != np.float64:  # another type of numbers, which no float32 comes after
+        return s
     b = s - a
     error = (a - (s - b)) + (p - b)
     even = (s.view(np.int64) & 1) == 0
@@ -269,13 +271,13 @@ def relu(x):
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: NaN stays NaN; -0 gives +0."""
-    return np.where(np.isnan(x) | (x > 0), x, 0.0)
+    return np.where((x != x) | (x > 0), x, 0.0)  # what is no float has no isnan
 
 
 @relu.vjp("x, g -> gx")
 def relu_vjp(x, g):
     """gx = g where x > 0, else 0; NaN where x is NaN."""
-    return np.where(np.isnan(x), np.nan, np.where(x > 0, g, 0.0))
+    return np.where(x != x, np.nan, np.where(x > 0, g, 0.0))
 
 
 # ---- transcendental functions and activations ------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def slice1d(x, start, len):
 @slice1d.vjp("g -> gx")
 def slice1d_vjp(g, n, start, len):
     """gx[start + i] = g[i], 0 elsewhere."""
-    gx = np.zeros(n)
+    gx = np.zeros(n, np.result_type(g, float))
     gx[start : start + len] = g
     return gx
 
@@ -102,7 +102,12 @@ def broadcast_vec_to_cols_vjp(g):
 
 
 def insert_axes(x, in_dims: Sequence[int], axis_map: Sequence[int]):
-    """`x` with an axis of size 1 at every inserted output axis; works on NumPy arrays and PyTorch tensors."""
+    """`x` with its axes as the output reads them and one of size 1 at every inserted output axis; works on NumPy arrays and,
+    where the map ascends, on PyTorch tensors."""
+    read = [k - 1 for k in axis_map if k]
+    if read != sorted(read):
+        rest = [i for i in range(len(in_dims)) if i not in read]  # of size 1
+        x = x.reshape(in_dims).transpose(read + rest)
     return x.reshape([in_dims[k - 1] if k else 1 for k in axis_map])
 
 
@@ -161,11 +166,16 @@ def _draw_broadcast(d):
         if kind != "inserted":
             in_dims.append(1 if kind == "one" else size)
         axis_map.append(0 if kind == "inserted" else len(in_dims))
+    if form == "any" and in_dims and d.choice([False, True]):  # in any order, with axes that no entry names
+        sizes = in_dims + [1] * d.integer(0, min(2, 8 - len(in_dims)))
+        order = [int(i) for i in d.rng.permutation(len(sizes))]
+        in_dims = [sizes[i] for i in order]
+        axis_map = [order.index(k - 1) + 1 if k else 0 for k in axis_map]
     return {"in_dims": in_dims, "out_dims": out_dims, "axis_map": axis_map}
 
 
 _MAP_CHECK = check("axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", status="SHAPE",
-                   say="per output axis 0 or an input axis + 1, ascending, none left out, sizes 1 or equal")  # fmt: skip
+                   say="per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out")  # fmt: skip
 
 
 @op("x[*in_dims]; axis_map: dims -> out[*out_dims]",
@@ -176,11 +186,12 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 
     out[j] = x[i] with i_(k−1) = j_a where axis_map[a] = k and input axis k − 1 is no broadcast, 0 where it has size 1
 
-    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1.
+    axis_map has one entry per output axis: 0 for an inserted axis, k for one that reads input axis k − 1, in any order. An
+    input axis that no entry names has size 1.
 
     Shapes: x (in_dims), out (out_dims), at most 8 axes each. An axis of size 0 gives an empty buffer.
-    Errors: SHAPE unless the non-zero entries of axis_map are 1, 2, … up to the input's rank in this order and each
-    input axis has size 1 or the size of its output axis."""
+    Errors: SHAPE unless the non-zero entries of axis_map are distinct input axes of size 1 or the size of the output axis, and
+    name every input axis larger than 1."""
     return np.broadcast_to(insert_axes(np.asarray(x), in_dims, axis_map), out_dims)
 
 
@@ -190,7 +201,9 @@ def broadcast_to(x, in_dims, out_dims, axis_map):
 def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     """gx = the sum of g over inserted axes and over axes of size 1 that were repeated."""
     axes = repeated_axes(in_dims, out_dims, axis_map)
-    return (np.sum(g, axis=axes) + 0.0 if axes else np.asarray(g)).reshape(in_dims)
+    total = np.sum(g, axis=axes, keepdims=True) + 0 if axes else np.asarray(g)
+    places = sorted(range(len(axis_map)), key=lambda j: axis_map[j])  # those of inserted axes come first
+    return total.transpose(places).reshape(in_dims)
 
 
 @op("x[*out_dims]; axis_map: dims -> out[*in_dims]",

@@ -30,15 +30,16 @@ static inline tl_dims tl_swap(const tl_dims *dims, uint64_t depth)
 
 static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl_dims *map)
 {
-    int64_t next = 1;
+    int read[TL_MAX_RANK] = {0};
     if (map->rank != out->rank) return 0;
     for (int32_t j = 0; j < map->rank; j++) {
         if (map->d[j] == 0) continue;
-        if (map->d[j] != next || next > in->rank) return 0;
-        if (in->d[next - 1] != 1 && in->d[next - 1] != out->d[j]) return 0;
-        next++;
+        if (map->d[j] > in->rank || read[map->d[j] - 1]++) return 0;
+        if (in->d[map->d[j] - 1] != 1 && in->d[map->d[j] - 1] != out->d[j]) return 0;
     }
-    return next == (int64_t)in->rank + 1;
+    for (int32_t i = 0; i < in->rank; i++)
+        if (!read[i] && in->d[i] != 1) return 0;
+    return 1;
 }
 
 static inline int tl_given(const void *handle) { return handle != NULL; }
@@ -80,14 +81,6 @@ static inline int tl_positive(const tl_dims *dims)
 {
     for (int32_t i = 0; i < dims->rank; i++)
         if (dims->d[i] < 1) return 0;
-    return 1;
-}
-
-static inline int tl_pool_padding_ok(const tl_dims *kernel, const tl_dims *padding)
-{
-    if (kernel->rank != padding->rank) return 0;
-    for (int32_t i = 0; i < kernel->rank; i++)
-        if (2 * padding->d[i] > kernel->d[i]) return 0;
     return 1;
 }
 

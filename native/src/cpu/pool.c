@@ -6,7 +6,8 @@
  *
  * Gradients: a task owns a contiguous range of cells (rows of the first spatial axis of one channel, or whole
  * channels), visits the windows that meet it in row-major order, computes what it needs of a window anew, and adds only
- * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows. */
+ * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows.
+ * Windows of padding alone are never visited. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -68,7 +69,7 @@ static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, i
         const int64_t start = at[i] * v->s[i] - v->p[i];
         r.low[i] = tl_imax(start, 0);
         r.high[i] = tl_imin(start + v->k[i], v->n[i]);
-        r.rows *= r.high[i] - r.low[i];
+        r.rows *= tl_imax(r.high[i] - r.low[i], 0);
     }
     const int64_t room = v->n[l] + v->p[l] - v->k[l];
     r.in_from = tl_imin(tl_imax(tl_ceil_div(v->p[l], v->s[l]), from), to);
@@ -94,12 +95,12 @@ static inline int64_t offset(const pool_shape *v, const int64_t *c)
     return sum;
 }
 
-/* Padded cells of window o. */
-static inline int64_t padded(const pool_shape *v, const pool_row *r, int64_t o)
+/* Padded cells of window o, as tl_pool_total takes them. */
+static inline float padded(const pool_shape *v, const pool_row *r, int64_t o)
 {
     const int64_t start = o * v->s[v->lead] - v->p[v->lead];
     const int64_t cells = tl_imin(start + v->k[v->lead], v->n[v->lead]) - tl_imax(start, 0);
-    return v->kernel - r->rows * cells;
+    return tl_pool_padded(v->kernel, r->rows * cells);
 }
 
 /* ---- one row of cells passes over a block ------------------------------------------------------------------------ */
@@ -170,6 +171,8 @@ typedef struct pool_block {
             if (o >= r->to)                                                                                            \
                 break;                                                                                                 \
             const int64_t start = o * s - v->p[l], low = tl_imax(start, 0), high = tl_imin(start + k, v->n[l]);        \
+            if (low >= high)                                                                                           \
+                continue;                                                                                              \
             NAME##_inside(row + low, (uint32_t)(base + low), 1, high - low, 1, b->a + (o - r->from),                   \
                           b->p + (o - r->from), b->cell + (o - r->from), beta);                                        \
         }                                                                                                              \
@@ -183,10 +186,11 @@ TL_PASS(pass_winner, const int32_t take = tl_pool_takes(x, a); a = take ? x : a;
 
 typedef void (*pool_pass)(const float *, int64_t, const pool_shape *, const pool_row *, pool_block *, float);
 
-/* All rows of cells of the block, in order. */
+/* All rows of cells of the block, in order; there are none where its windows lie in the padding. */
 static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const pool_row *r, pool_block *b, float beta)
 {
     int64_t c[8];
+    if (r->rows == 0) return;
     memcpy(c, r->low, sizeof c);
     do {
         const int64_t base = offset(v, c);
@@ -207,7 +211,7 @@ static void weigh(const float *x, const pool_shape *v, const pool_row *r, pool_b
     const int64_t n = r->to - r->from;
     const float none = beta > 0.0f ? -TL_INF : TL_INF;
     for (int64_t i = 0; i < n; i++) {
-        pads[i] = (float)padded(v, r, r->from + i);
+        pads[i] = padded(v, r, r->from + i);
         b->a[i] = pads[i] > 0.0f ? 0.0f : none;
     }
     all_rows(beta > 0.0f ? pass_max : pass_min, x, v, r, b, beta);
@@ -240,7 +244,9 @@ typedef struct pool_call {
     const float *x, *g;
     float *out;
     int64_t blocks, units, group; /* blocks of a row of outputs; units in all and per task */
-    int64_t span, spans; /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
+    int64_t span, spans;       /* rows of the first axis (cells of a single axis) a gradient's task owns; per channel */
+    int64_t first[9], past[9]; /* the windows that meet a cell, on every axis */
+    int32_t met;               /* whether there are such */
 } pool_call;
 
 static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -387,10 +393,11 @@ static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
         float *gx = f->out + channel * v->plane;
         memset(gx + own, 0, (size_t)(end - own) * sizeof(float));
-        int64_t first[9] = {0}, past[9], at[8];
-        memcpy(past, v->o, sizeof past);
+        int64_t first[9], past[9], at[8];
+        memcpy(first, f->first, sizeof first);
+        memcpy(past, f->past, sizeof past);
         meeting(v, cut, low, high, &first[cut], &past[cut]);
-        if (first[cut] < past[cut]) {
+        if (f->met && first[cut] < past[cut]) {
             memcpy(at, first, sizeof at);
             do {
                 int64_t row = 0;
@@ -411,6 +418,11 @@ static int32_t gradient(pool_call f)
 {
     const pool_shape *v = &f.v;
     const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0;
+    f.met = 1;
+    for (int32_t i = 0; i <= v->lead; i++) {
+        meeting(v, i, 0, v->n[i], &f.first[i], &f.past[i]);
+        f.met = f.met && f.first[i] < f.past[i];
+    }
     /* Windows across the end of a span are computed by both its neighbours: eight kernels long, they are few. */
     f.span = tl_imax(tl_ceil_div(TASK, v->step[cut]), 8 * tl_imin(v->k[cut], v->n[cut]));
     f.spans = tl_ceil_div(v->n[cut], f.span);

@@ -178,24 +178,42 @@ int32_t tl_cpu_broadcast_vec_to_cols(TL_UNUSED tl_context *ctx, const float *vec
     return run_broadcast(vec, (tl_broadcast_axes){2, {rows, cols}, {0, 1}}, out);
 }
 
-int32_t tl_cpu_broadcast_to(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+/* *x with its axes in order: as it is, or copied to one of two blocks of scratch, which take turns. */
+static int32_t order_axes(tl_context *ctx, tl_axis_order order, const float **x, void **scratch)
+{
+    const size_t bytes = (size_t)tl_sizes_product(order.size, order.count) * sizeof(float);
+    tl_dims move = {4, {0}};
+    int32_t status = TORCHLEAN_OK;
+    for (int32_t i = 0; !status && tl_next_move(&order, move.d); i ^= 1) {
+        if (!scratch[i]) status = tl_pool_alloc(ctx, bytes, &scratch[i]);
+        if (!status) status = tl_cpu_swap_adjacent_at_depth(ctx, *x, &move, 1, scratch[i]);
+        *x = scratch[i];
+    }
+    return status;
+}
+
+int32_t tl_cpu_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                             const tl_dims *axis_map, float *out)
 {
-    return run_broadcast(x, tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
+    void *scratch[2] = {NULL};
+    int32_t status =
+        order_axes(ctx, tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank), &x, scratch);
+    if (!status) status = run_broadcast(x, tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
+    tl_pool_free(ctx, scratch[0]);
+    tl_pool_free(ctx, scratch[1]);
+    return status;
 }
 
 /* ---- its adjoint ------------------------------------------------------------------------------------------------- */
 
-/* Pass after pass from x through scratch to out; a pass is far smaller than the one before it. */
-int32_t tl_cpu_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
-                                     const tl_dims *axis_map, float *out)
+/* Pass after pass from x through scratch to the n elements of out; a pass is far smaller than the one before it. */
+static int32_t sum_repeated(tl_context *ctx, const float *x, tl_broadcast_axes axes, int64_t n, float *out)
 {
-    tl_broadcast_axes axes = tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank);
     tl_sum_pass pass;
     int64_t left = 0;
     for (int32_t j = 0; j < axes.count; j++) {
         if (axes.size[j] == 0) { /* sums over nothing: out has elements, x has none */
-            fill(out, 0.0f, tl_sizes_product(in_dims->d, in_dims->rank));
+            fill(out, 0.0f, n);
             return TORCHLEAN_OK;
         }
         left += axes.repeated[j];
@@ -216,6 +234,25 @@ int32_t tl_cpu_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_d
         x = to;
     }
     for (int32_t i = 0; i < TL_BROADCAST_RANK; i++)
+        tl_pool_free(ctx, scratch[i]);
+    return status;
+}
+
+/* The sums lie as the output reads the input; where the input's axes lie otherwise they go through scratch. */
+int32_t tl_cpu_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+                                     const tl_dims *axis_map, float *out)
+{
+    const tl_broadcast_axes axes = tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank);
+    const tl_axis_order order = tl_order_of_input(in_dims->d, axis_map->d, out_dims->rank);
+    const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
+    if (tl_is_ordered(&order)) return sum_repeated(ctx, x, axes, n, out);
+    void *scratch[3] = {NULL};
+    int32_t status = tl_pool_alloc(ctx, (size_t)n * sizeof(float), &scratch[2]);
+    if (!status) status = sum_repeated(ctx, x, axes, n, scratch[2]);
+    x = scratch[2];
+    if (!status) status = order_axes(ctx, order, &x, scratch);
+    if (!status) status = run_broadcast(x, (tl_broadcast_axes){1, {n}, {0}}, out);
+    for (int32_t i = 0; i < 3; i++)
         tl_pool_free(ctx, scratch[i]);
     return status;
 }

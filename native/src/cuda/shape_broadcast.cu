@@ -142,39 +142,27 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
     return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);
 }
 
-} // namespace
-
-extern "C" int32_t tl_cuda_broadcast_vec_to_rows(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                 float *out)
+/* *x with its axes in order: as it is, or copied to one of two blocks of scratch, which take turns. */
+int32_t order_axes(tl_context *ctx, tl_axis_order order, const float **x, tl_scratch<float> (&scratch)[2])
 {
-    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_rows", vec, tl_broadcast_axes{2, {rows, cols}, {1, 0}}, out);
+    const int64_t n = tl_sizes_product(order.size, order.count);
+    tl_dims move = {4, {}};
+    for (int i = 0; tl_next_move(&order, move.d); i ^= 1) {
+        if (!scratch[i]) TL_TRY(scratch[i].allocate(n));
+        TL_TRY(tl_cuda_swap_adjacent_at_depth(ctx, *x, &move, 1, scratch[i]));
+        *x = scratch[i];
+    }
+    return TORCHLEAN_OK;
 }
 
-extern "C" int32_t tl_cuda_broadcast_vec_to_cols(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                 float *out)
+/* Pass after pass from x through scratch to the n elements of out; a pass is far smaller than the one before it. */
+int32_t sum_repeated(tl_context *ctx, const float *x, tl_broadcast_axes axes, int64_t n, float *out)
 {
-    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_cols", vec, tl_broadcast_axes{2, {rows, cols}, {0, 1}}, out);
-}
-
-extern "C" int32_t tl_cuda_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims,
-                                        const tl_dims *out_dims, const tl_dims *axis_map, float *out)
-{
-    return run_broadcast(ctx, "tl_cuda_broadcast_to", x,
-                         tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
-}
-
-/* Pass after pass from x through scratch to out; a pass is far smaller than the one before it. */
-extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_dims *in_dims,
-                                                 const tl_dims *out_dims, const tl_dims *axis_map, float *out)
-{
-    tl_broadcast_axes axes = tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank);
     tl_sum_pass pass;
     int left = 0;
     for (int j = 0; j < axes.count; j++) {
-        if (axes.size[j] == 0) { /* sums over nothing: out has elements, x has none */
-            const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
+        if (axes.size[j] == 0) /* sums over nothing: out has elements, x has none */
             return tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, n);
-        }
         left += axes.repeated[j];
     }
     if (left == 0) return run_broadcast(ctx, "tl_cuda_reduce_from_broadcast", x, axes, out);
@@ -195,4 +183,43 @@ extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x
     for (void *p : scratch)
         tl_pool_free(ctx, p);
     return status;
+}
+
+} // namespace
+
+extern "C" int32_t tl_cuda_broadcast_vec_to_rows(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                                 float *out)
+{
+    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_rows", vec, tl_broadcast_axes{2, {rows, cols}, {1, 0}}, out);
+}
+
+extern "C" int32_t tl_cuda_broadcast_vec_to_cols(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
+                                                 float *out)
+{
+    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_cols", vec, tl_broadcast_axes{2, {rows, cols}, {0, 1}}, out);
+}
+
+extern "C" int32_t tl_cuda_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims,
+                                        const tl_dims *out_dims, const tl_dims *axis_map, float *out)
+{
+    tl_scratch<float> scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
+    TL_TRY(order_axes(ctx, tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank), &x, scratch));
+    return run_broadcast(ctx, "tl_cuda_broadcast_to", x,
+                         tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
+}
+
+/* The sums lie as the output reads the input; where the input's axes lie otherwise they go through scratch. */
+extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_dims *in_dims,
+                                                 const tl_dims *out_dims, const tl_dims *axis_map, float *out)
+{
+    const auto axes = tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank);
+    const auto order = tl_order_of_input(in_dims->d, axis_map->d, out_dims->rank);
+    const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
+    if (tl_is_ordered(&order)) return sum_repeated(ctx, x, axes, n, out);
+    tl_scratch<float> sums(ctx), scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
+    TL_TRY(sums.allocate(n));
+    TL_TRY(sum_repeated(ctx, x, axes, n, sums));
+    const float *ordered = sums;
+    TL_TRY(order_axes(ctx, order, &ordered, scratch));
+    return tl_cuda_copy(tl_context_cuda(ctx), out, ordered, (size_t)n * sizeof(float));
 }

@@ -14,11 +14,14 @@ TL_HD float tl_pool_prize(float v, float g) { return v != v ? TL_NAN : g; }
 /* e^(beta (v - p)), p the extreme of v's window; 1 for v = p, infinite or not. */
 TL_HD float tl_pool_weight(float v, float p, float beta) { return tl_exp(v == p ? 0.0f : beta * (v - p)); }
 
-/* The window's sum of weights: `sum` over its cells, and `padded` cells of value 0. */
+/* The padded cells of a window of `size` that has `cells` others: infinity for a window of padding alone. */
+TL_HD float tl_pool_padded(int64_t size, int64_t cells) { return cells > 0 ? (float)(size - cells) : TL_INF; }
+
+/* The window's sum of weights: `sum` over its cells, and `padded` cells of value 0; 1 for padding alone, which so gives 0. */
 TL_HD float tl_pool_total(float sum, float padded, float p, float beta)
 {
     float all = fmaf(padded, tl_pool_weight(0.0f, p, beta), sum);
-    return padded > 0.0f ? all : sum;
+    return padded == TL_INF ? 1.0f : padded > 0.0f ? all : sum;
 }
 
 TL_HD float tl_pool_smooth(float total, float p, float beta) { return p + tl_log(total) / beta; }

@@ -59,7 +59,7 @@ static inline tl_pool_shape tl_pool_view(int64_t channels, const tl_dims *spatia
 /* ---- one window, read from wherever its cells lie --------------------------------------------------------------- */
 
 /* The cells of window `at` (coordinates) in row-major order: visit(value, cell), where cell is the offset in the plane.
- * R is the rank where it is 2 or 3, else 0. */
+ * Returns their number, 0 for a window of padding alone. R is the rank where it is 2 or 3, else 0. */
 template <int R, class Visit>
 static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, const uint32_t *at, const float *x,
                                                         Visit visit)
@@ -72,9 +72,10 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
             low[i] = max(start, (int64_t)0);
             high[i] = min(start + v.k[i], v.n[i]);
             c[i] = low[i];
-            cells *= high[i] - low[i];
+            cells *= max(high[i] - low[i], (int64_t)0);
             base += i < last ? low[i] * v.step[i] : 0;
         }
+    if (cells == 0) return 0;
     for (;;) {
         for (int64_t j = low[last]; j < high[last]; j++)
             visit(x[base + j], (uint32_t)(base + j));
@@ -92,7 +93,7 @@ static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, 
     }
 }
 
-/* The winner's value and cell of a window that holds at least one cell. */
+/* The winner's value and cell of a window; cell 0, which no such window meets, for padding alone. */
 template <int R>
 static __device__ __forceinline__ float tl_pool_winner(const tl_pool_shape &v, const uint32_t *at, const float *x,
                                                        uint32_t *winner)
@@ -117,7 +118,7 @@ static __device__ __forceinline__ float tl_pool_weigh(const Shape &v, Cells visi
     const bool up = v.beta > 0.0f;
     float p = up ? -TL_INF : TL_INF, sum = 0.0f;
     const auto cells = visit_cells([&](float value, uint32_t) { p = up ? tl_max(p, value) : tl_min(p, value); });
-    const float padded = (float)(v.kernel - cells);
+    const float padded = tl_pool_padded(v.kernel, cells);
     if (padded > 0.0f) p = up ? tl_max(p, 0.0f) : tl_min(p, 0.0f);
     visit_cells([&](float value, uint32_t) { sum += tl_pool_weight(value, p, v.beta); });
     *extreme = p;

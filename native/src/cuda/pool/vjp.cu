@@ -290,11 +290,11 @@ int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_p
 }
 
 /* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double
- * the work; their notes then fit 48 KiB. */
+ * the work; their notes then fit 48 KiB. Every window of theirs meets a cell. */
 bool tiles_pay(const tl_pool_shape &v)
 {
-    if (v.rank != 2 || v.n[0] < TILE_H / 2 || v.n[1] < TILE_W / 2 || v.plane >= 1 << 30 || v.k[0] > 64 || v.k[1] > 64 ||
-        v.s[0] > 64 || v.s[1] > 64)
+    if (v.rank != 2 || v.p[0] >= v.k[0] || v.p[1] >= v.k[1] || v.n[0] < TILE_H / 2 || v.n[1] < TILE_W / 2 ||
+        v.plane >= 1 << 30 || v.k[0] > 64 || v.k[1] > 64 || v.s[0] > 64 || v.s[1] > 64)
         return false;
     const int64_t windows = windows_over(TILE_H, v.k[0], v.s[0]) * windows_over(TILE_W, v.k[1], v.s[1]);
     return windows * v.s[0] * v.s[1] <= 2 * TILE_H * TILE_W && windows * (int64_t)sizeof(float2) <= 48 << 10;
