@@ -138,7 +138,7 @@ static void write_json(FILE *out, const fuzz_run *runs, int threads, double took
                 (unsigned long long)sums[0], (unsigned long long)sums[1], (unsigned long long)sums[2]);
     }
     fprintf(out, "},\n \"statuses\": {");
-    for (int i = 0; i < 15; i++)
+    for (int i = 0; i <= TORCHLEAN_INTERRUPTED / 10; i++)
         fprintf(out, "%s\"%s\": %llu", i ? ", " : "", torchlean_cuda_status_name(i * 10),
                 (unsigned long long)statuses[i]);
     fprintf(out, "},\n \"calls\": %llu, \"accepted\": %llu}\n", (unsigned long long)calls,

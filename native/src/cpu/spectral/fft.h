@@ -104,7 +104,7 @@ static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone
     if (!alone)
         tl_parallel(tasks, fn, arg);
     else
-        for (int64_t t = 0; t < tasks; t++)
+        for (int64_t t = 0; t < tasks && !tl_interrupted(); t++)
             fn(arg, t, 0);
 }
 

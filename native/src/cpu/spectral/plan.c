@@ -4,10 +4,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "core/threads.h"
 #include "cpu/spectral/fft.h"
 #include "formula/dft_tile.h"
 
-enum { CACHED_PLANS = 32 };
+enum { CACHED_PLANS = 32, LOOKING_SIZE = 1 << 14 };
 static const size_t CACHED_BYTES = (size_t)64 << 20;
 
 static void *take(tl_fft *f, size_t bytes)
@@ -114,10 +115,11 @@ static void plain_fft(const double *in, int64_t stride, double *out, int64_t n, 
         out[1] = in[1];
         return;
     }
+    if (n >= LOOKING_SIZE && tl_interrupted()) return;
     const int64_t r = n % 2 == 0 ? 2 : n % 3 == 0 ? 3 : 5, m = n / r;
     for (int64_t j = 0; j < r; j++)
         plain_fft(in + 2 * j * stride, stride * r, out + 2 * j * m, m, w);
-    for (int64_t k = 0; k < m; k++) {
+    for (int64_t k = 0; k < m && !(k % LOOKING_SIZE == LOOKING_SIZE - 1 && tl_interrupted()); k++) {
         double a[10], b[10] = {0};
         for (int64_t j = 0; j < r; j++) {
             double c, s;
@@ -148,7 +150,7 @@ static int make_chirp(tl_fft *f, int64_t m)
     tl_fft scratch = {0};
     double *b = calloc((size_t)m * 2, sizeof(double)), *spectrum = malloc((size_t)m * 2 * sizeof(double));
     int ok = f->chirp && f->kernel && b && spectrum && make_roots(&scratch, &scratch.roots, (uint64_t)m);
-    for (uint64_t t = 0; ok && t < n; t++) {
+    for (uint64_t t = 0; ok && t < n && !(t % LOOKING_SIZE == 0 && tl_interrupted()); t++) {
         double c, s;
         tl_root((uint64_t)((unsigned __int128)t * t % (2 * n)), 2 * n, &c, &s);
         f->chirp[2 * t] = (float)c;
@@ -267,7 +269,7 @@ static tl_fft *make(int64_t n, int kind, int part)
     if (ok && !part) ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
     if (f->first) f->bytes += f->first->bytes;
     if (f->second) f->bytes += f->second->bytes;
-    if (ok) return f;
+    if (ok && !tl_interrupted()) return f;
     destroy(f);
     return NULL;
 }
