@@ -108,3 +108,30 @@ def test_every_operation_is_made_again():
             assert runtime.device.memory().live_bytes == live, row.name
             for a, b in zip(expected, got, strict=True):
                 assert a is None or a.tobytes() == b.tobytes(), row.name
+
+
+def test_an_interrupted_plan_is_not_kept(python):
+    """Bluestein's transform of a length whose plan is kept: the chirp and its kernel are made at the first call."""
+    code = """
+import hashlib, os, signal, threading, time
+import numpy as np
+import tlrt
+from tlrt import kernels
+
+d, n = tlrt.Device.new("cpu"), 2**19 - 1
+x = d.buffer(np.random.default_rng(1).standard_normal(n))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for delay in {delays}:
+    thread = threading.Thread(target=lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGINT)))
+    try:
+        thread.start()
+        kernels.rfft1d_packed(x, 1, n)
+        thread.join()
+    except KeyboardInterrupt:
+        pass
+    thread.join()
+print(hashlib.sha256(kernels.rfft1d_packed(x, 1, n).numpy()).hexdigest())
+"""
+    plain = python(code.format(delays=[]))
+    assert plain.returncode == 0, plain.stderr
+    assert python(code.format(delays=[0.0005 * i for i in range(1, 60)])).stdout == plain.stdout
