@@ -189,6 +189,7 @@ int main(int count, char **words)
     pthread_t workers[64];
     for (int t = 0; t < threads; t++) {
         runs[t].seed = seed + (uint64_t)t;
+        runs[t].alone = threads == 1;
         open_run(&runs[t], device, common);
     }
     if (threads == 1) {

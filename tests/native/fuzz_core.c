@@ -359,10 +359,10 @@ static int32_t ask_context(fuzz_run *f, int which)
     return check(f, which, status, want == REFUSE || nowhere);
 }
 
-/* No call drawn here is long enough to be ended by it, and no signal comes. */
+/* Between calls, so it ends none; those of other threads it might. */
 static int32_t interrupt(fuzz_run *f, int which)
 {
-    torchlean_cuda_interrupt();
+    if (f->alone) torchlean_cuda_interrupt();
     return check(f, which, TORCHLEAN_OK, 0);
 }
 
