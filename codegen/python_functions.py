@@ -21,7 +21,11 @@ on lists take sequences of buffers, and everything else by keyword; they work on
 
 Every function raises ArgumentTypeError for a wrong Python type, SizeOverflowError for dimensions whose product needs
 2^32 or more, DeviceMismatchError for buffers of different devices, AliasError where `out` is an input (elementwise
-operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then."""
+operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then.
+
+Ctrl-C (SIGINT) ends a long call on the CPU at once. If its handler raises, nothing is made and `out` holds anything; if the
+handler returns, the call is made again. Calls with an input in `out`, optimisers' steps among them, run to their end, and so
+do those of other threads than the main one."""
 #: the functions that are no operation's
 SHARE_AND_PACK = '''\
 def share(x: Buffer) -> Buffer:
@@ -206,7 +210,7 @@ def function(e: Entry) -> str:
     role_argument = f", {roles!r}".replace("'", '"') if roles else ""
     refuse = f"raise _refusal({e.name}, error, locals(){role_argument}) from None"
     rename = _renamed_arguments(e)
-    fail = f'raise _failure(status, "{e.name}"{f", {rename!r}" if rename else ""})'.replace("'", '"')
+    fail = f"return _again(status, {e.name}, locals(){f', {rename!r}' if rename else ''})".replace("'", '"')
     if any(o.host for o in e.outputs):
         lines = _host_body(e, prepare, call)
     elif e.outputs[0].listed:
@@ -278,10 +282,9 @@ def python_module() -> str:
     bodies = [function(e) for e in entries]
     text = "\n\n".join(bodies)
     helpers = {
-        "tlrt._binding.call": ("NULL", "WRONG", "count", "exhaust", "free", "from_buffer", "index", "list_results",
+        "tlrt._binding.call": ("NULL", "WRONG", "again", "count", "exhaust", "free", "from_buffer", "index", "list_results",
                        "list_slots", "lists", "make", "new_slot", "own", "owner", "pack", "refusal", "release", "results",
                        "slots", "uint32_list"),
-        "tlrt._binding.library": ("failure",),
         "tlrt._binding.convert": ("float64", "float64_out", "uint32"),
     }  # fmt: skip
     imports = []

@@ -65,6 +65,7 @@ from tlrt.errors import (
     CaptureError,
     DeviceMismatchError,
     IndexOutOfRangeError,
+    InterruptedCallError,
     ReleasedError,
     refusal,
 )
@@ -409,8 +410,9 @@ class Captured(Uncopied):
             p._version += 1
         replay = self._replay
         for call in replay.calls:
-            if status := call():
-                raise replay.failure(status, call)
+            while status := call():
+                if status != InterruptedCallError.status:
+                    raise replay.failure(status, call)
         return self.outputs
 
     def _take(self, arguments: tuple[Any, ...]) -> None:

@@ -8,8 +8,8 @@ operation, the argument, what it got and what was expected: ``bmm: B: got 12 ele
 from typing import TypeVar
 
 __all__ = ["AliasError", "ArgumentError", "ArgumentTypeError", "CaptureError", "CublasError", "CudaError", "CufftError",
-           "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "LibraryNotFoundError", "OutOfMemoryError",
-           "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError",
+           "DeviceMismatchError", "IndexOutOfRangeError", "InternalError", "InterruptedCallError", "LibraryNotFoundError",
+           "OutOfMemoryError", "ReleasedError", "ShapeError", "SizeOverflowError", "StaleLibraryError", "TorchleanError",
            "UnavailableError", "by_status", "refusal"]  # fmt: skip
 
 
@@ -81,6 +81,11 @@ class InternalError(TorchleanError, RuntimeError):
     """A broken invariant of the library: please report it."""
 
 
+class InterruptedCallError(TorchleanError, RuntimeError):
+    """A signal, or ``torchlean_cuda_interrupt`` of the C library, ended a call on the CPU. Functions of this package make the
+    call again, after the handlers of signals have run, and do not raise this."""
+
+
 class ArgumentTypeError(TorchleanError, TypeError):
     """An argument has the wrong Python type, or an array a dtype without a declared float32 form."""
 
@@ -109,7 +114,7 @@ class StaleLibraryError(_LibraryError):
 by_status: dict[int, type[TorchleanError]] = {
     10: ArgumentError, 20: ShapeError, 30: SizeOverflowError, 40: DeviceMismatchError, 50: UnavailableError, 60:
     IndexOutOfRangeError, 70: ArgumentError, 80: AliasError, 90: ReleasedError, 100: OutOfMemoryError, 110:
-    CudaError, 120: CublasError, 130: CufftError, 140: InternalError,
+    CudaError, 120: CublasError, 130: CufftError, 140: InternalError, 150: InterruptedCallError,
 }  # fmt: skip
 for _status, _kind in by_status.items():
     _kind.status = _status

@@ -9,6 +9,10 @@ on lists take sequences of buffers, and everything else by keyword; they work on
 Every function raises ArgumentTypeError for a wrong Python type, SizeOverflowError for dimensions whose product needs
 2^32 or more, DeviceMismatchError for buffers of different devices, AliasError where `out` is an input (elementwise
 operations allow it), ReleasedError for a released buffer, OutOfMemoryError, and leaves `out` untouched then.
+
+Ctrl-C (SIGINT) ends a long call on the CPU at once. If its handler raises, nothing is made and `out` holds anything; if the
+handler returns, the call is made again. Calls with an input in `out`, optimisers' steps among them, run to their end, and so
+do those of other threads than the main one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import numpy.typing as npt
 from tlrt._binding.call import (
     NULL as _NULL,
     WRONG as _WRONG,
+    again as _again,
     count as _count,
     exhaust as _exhaust,
     free as _free,
@@ -39,9 +44,6 @@ from tlrt._binding.call import (
     results as _results,
     slots as _slots,
     uint32_list as _uint32_list,
-)
-from tlrt._binding.library import (
-    failure as _failure,
 )
 from tlrt._binding.convert import (
     float64 as _float64,
@@ -248,7 +250,7 @@ def add(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(add, error, locals()) from None
     if status:
-        raise _failure(status, "add")
+        return _again(status, add, locals())
     _give(slot)
     return out
 
@@ -288,7 +290,7 @@ def sub(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(sub, error, locals()) from None
     if status:
-        raise _failure(status, "sub")
+        return _again(status, sub, locals())
     _give(slot)
     return out
 
@@ -328,7 +330,7 @@ def mul(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(mul, error, locals()) from None
     if status:
-        raise _failure(status, "mul")
+        return _again(status, mul, locals())
     _give(slot)
     return out
 
@@ -360,7 +362,7 @@ def mul_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(mul_bwd, error, locals()) from None
-    raise _failure(status, "mul_bwd")
+    return _again(status, mul_bwd, locals())
 
 
 def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -398,7 +400,7 @@ def div(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(div, error, locals()) from None
     if status:
-        raise _failure(status, "div")
+        return _again(status, div, locals())
     _give(slot)
     return out
 
@@ -430,7 +432,7 @@ def div_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(div_bwd, error, locals()) from None
-    raise _failure(status, "div_bwd")
+    return _again(status, div_bwd, locals())
 
 
 def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
@@ -468,7 +470,7 @@ def scale(x: Buffer, c: float, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(scale, error, locals()) from None
     if status:
-        raise _failure(status, "scale")
+        return _again(status, scale, locals())
     _give(slot)
     return out
 
@@ -508,7 +510,7 @@ def axpy(a: Buffer, b: Buffer, c: float, *, out: Buffer | None = None) -> Buffer
             raise
         raise _refusal(axpy, error, locals()) from None
     if status:
-        raise _failure(status, "axpy")
+        return _again(status, axpy, locals())
     _give(slot)
     return out
 
@@ -548,7 +550,7 @@ def inv(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(inv, error, locals()) from None
     if status:
-        raise _failure(status, "inv")
+        return _again(status, inv, locals())
     _give(slot)
     return out
 
@@ -584,7 +586,7 @@ def inv_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(inv_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "inv_bwd")
+        return _again(status, inv_bwd, locals())
     _give(slot)
     return out
 
@@ -624,7 +626,7 @@ def sqrt(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(sqrt, error, locals()) from None
     if status:
-        raise _failure(status, "sqrt")
+        return _again(status, sqrt, locals())
     _give(slot)
     return out
 
@@ -660,7 +662,7 @@ def sqrt_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(sqrt_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "sqrt_bwd")
+        return _again(status, sqrt_bwd, locals())
     _give(slot)
     return out
 
@@ -700,7 +702,7 @@ def abs(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(abs, error, locals()) from None
     if status:
-        raise _failure(status, "abs")
+        return _again(status, abs, locals())
     _give(slot)
     return out
 
@@ -736,7 +738,7 @@ def abs_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(abs_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "abs_bwd")
+        return _again(status, abs_bwd, locals())
     _give(slot)
     return out
 
@@ -776,7 +778,7 @@ def max(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(max, error, locals()) from None
     if status:
-        raise _failure(status, "max")
+        return _again(status, max, locals())
     _give(slot)
     return out
 
@@ -808,7 +810,7 @@ def max_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(max_bwd, error, locals()) from None
-    raise _failure(status, "max_bwd")
+    return _again(status, max_bwd, locals())
 
 
 def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
@@ -846,7 +848,7 @@ def min(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(min, error, locals()) from None
     if status:
-        raise _failure(status, "min")
+        return _again(status, min, locals())
     _give(slot)
     return out
 
@@ -878,7 +880,7 @@ def min_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(min_bwd, error, locals()) from None
-    raise _failure(status, "min_bwd")
+    return _again(status, min_bwd, locals())
 
 
 def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buffer:
@@ -917,7 +919,7 @@ def clamp(x: Buffer, lo: float, hi: float, *, out: Buffer | None = None) -> Buff
             raise
         raise _refusal(clamp, error, locals()) from None
     if status:
-        raise _failure(status, "clamp")
+        return _again(status, clamp, locals())
     _give(slot)
     return out
 
@@ -952,7 +954,7 @@ def clamp_bwd(x: Buffer, g: Buffer, lo: float, hi: float, *, out: Buffer | None 
             raise
         raise _refusal(clamp_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "clamp_bwd")
+        return _again(status, clamp_bwd, locals())
     _give(slot)
     return out
 
@@ -990,7 +992,7 @@ def relu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(relu, error, locals()) from None
     if status:
-        raise _failure(status, "relu")
+        return _again(status, relu, locals())
     _give(slot)
     return out
 
@@ -1024,7 +1026,7 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(relu_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "relu_bwd")
+        return _again(status, relu_bwd, locals())
     _give(slot)
     return out
 
@@ -1062,7 +1064,7 @@ def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(exp, error, locals()) from None
     if status:
-        raise _failure(status, "exp")
+        return _again(status, exp, locals())
     _give(slot)
     return out
 
@@ -1096,7 +1098,7 @@ def exp_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(exp_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "exp_bwd", {"out": "y"})
+        return _again(status, exp_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -1134,7 +1136,7 @@ def log(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(log, error, locals()) from None
     if status:
-        raise _failure(status, "log")
+        return _again(status, log, locals())
     _give(slot)
     return out
 
@@ -1168,7 +1170,7 @@ def log_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(log_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "log_bwd")
+        return _again(status, log_bwd, locals())
     _give(slot)
     return out
 
@@ -1208,7 +1210,7 @@ def safe_log(x: Buffer, eps: float = 1e-6, *, out: Buffer | None = None) -> Buff
             raise
         raise _refusal(safe_log, error, locals()) from None
     if status:
-        raise _failure(status, "safe_log")
+        return _again(status, safe_log, locals())
     _give(slot)
     return out
 
@@ -1242,7 +1244,7 @@ def safe_log_bwd(x: Buffer, g: Buffer, eps: float = 1e-6, *, out: Buffer | None 
             raise
         raise _refusal(safe_log_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "safe_log_bwd")
+        return _again(status, safe_log_bwd, locals())
     _give(slot)
     return out
 
@@ -1280,7 +1282,7 @@ def sigmoid(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(sigmoid, error, locals()) from None
     if status:
-        raise _failure(status, "sigmoid")
+        return _again(status, sigmoid, locals())
     _give(slot)
     return out
 
@@ -1314,7 +1316,7 @@ def sigmoid_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(sigmoid_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "sigmoid_bwd", {"out": "y"})
+        return _again(status, sigmoid_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -1352,7 +1354,7 @@ def tanh(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(tanh, error, locals()) from None
     if status:
-        raise _failure(status, "tanh")
+        return _again(status, tanh, locals())
     _give(slot)
     return out
 
@@ -1386,7 +1388,7 @@ def tanh_bwd(y: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(tanh_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "tanh_bwd", {"out": "y"})
+        return _again(status, tanh_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -1424,7 +1426,7 @@ def softplus(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(softplus, error, locals()) from None
     if status:
-        raise _failure(status, "softplus")
+        return _again(status, softplus, locals())
     _give(slot)
     return out
 
@@ -1458,7 +1460,7 @@ def softplus_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(softplus_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "softplus_bwd")
+        return _again(status, softplus_bwd, locals())
     _give(slot)
     return out
 
@@ -1498,7 +1500,7 @@ def silu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(silu, error, locals()) from None
     if status:
-        raise _failure(status, "silu")
+        return _again(status, silu, locals())
     _give(slot)
     return out
 
@@ -1534,7 +1536,7 @@ def silu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(silu_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "silu_bwd")
+        return _again(status, silu_bwd, locals())
     _give(slot)
     return out
 
@@ -1574,7 +1576,7 @@ def gelu(x: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(gelu, error, locals()) from None
     if status:
-        raise _failure(status, "gelu")
+        return _again(status, gelu, locals())
     _give(slot)
     return out
 
@@ -1610,7 +1612,7 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(gelu_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "gelu_bwd")
+        return _again(status, gelu_bwd, locals())
     _give(slot)
     return out
 
@@ -1650,7 +1652,7 @@ def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
             raise
         raise _refusal(reduce_sum, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_sum")
+        return _again(status, reduce_sum, locals())
     _give(slot)
     return out
 
@@ -1690,7 +1692,7 @@ def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
             raise
         raise _refusal(reduce_sum_axis0, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_sum_axis0")
+        return _again(status, reduce_sum_axis0, locals())
     _give(slot)
     return out
 
@@ -1730,7 +1732,7 @@ def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
             raise
         raise _refusal(reduce_sum_axis1, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_sum_axis1")
+        return _again(status, reduce_sum_axis1, locals())
     _give(slot)
     return out
 
@@ -1774,7 +1776,7 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
             raise
         raise _refusal(reduce_sum_axis, error, locals(), {"axis": "parameter"}) from None
     if status:
-        raise _failure(status, "reduce_sum_axis")
+        return _again(status, reduce_sum_axis, locals())
     _give(slot)
     return out
 
@@ -1818,7 +1820,7 @@ def reduce_mean(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None
             raise
         raise _refusal(reduce_mean, error, locals(), {"axis": "parameter"}) from None
     if status:
-        raise _failure(status, "reduce_mean")
+        return _again(status, reduce_mean, locals())
     _give(slot)
     return out
 
@@ -1855,7 +1857,7 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
             raise
         raise _refusal(reduce_mean_bwd, error, locals(), {"axis": "parameter"}) from None
     if status:
-        raise _failure(status, "reduce_mean_bwd")
+        return _again(status, reduce_mean_bwd, locals())
     _give(slot)
     return out
 
@@ -1898,7 +1900,7 @@ def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
             raise
         raise _refusal(reduce_max_axis0, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_max_axis0")
+        return _again(status, reduce_max_axis0, locals())
     _give(slot)
     return out
 
@@ -1937,7 +1939,7 @@ def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
             raise
         raise _refusal(reduce_max_axis0_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_max_axis0_bwd", {"out": "y"})
+        return _again(status, reduce_max_axis0_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -1980,7 +1982,7 @@ def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = No
             raise
         raise _refusal(reduce_max_axis1, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_max_axis1")
+        return _again(status, reduce_max_axis1, locals())
     _give(slot)
     return out
 
@@ -2019,7 +2021,7 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
             raise
         raise _refusal(reduce_max_axis1_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_max_axis1_bwd", {"out": "y"})
+        return _again(status, reduce_max_axis1_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -2059,7 +2061,7 @@ def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None)
             raise
         raise _refusal(concat1d, error, locals()) from None
     if status:
-        raise _failure(status, "concat1d")
+        return _again(status, concat1d, locals())
     _give(slot)
     return out
 
@@ -2100,7 +2102,7 @@ def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = Non
             raise
         raise _refusal(slice1d, error, locals(), {"start": "index", "len": "index"}) from None
     if status:
-        raise _failure(status, "slice1d")
+        return _again(status, slice1d, locals())
     _give(slot)
     return out
 
@@ -2137,7 +2139,7 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
             raise
         raise _refusal(slice1d_bwd, error, locals(), {"start": "index", "len": "index"}) from None
     if status:
-        raise _failure(status, "slice1d_bwd")
+        return _again(status, slice1d_bwd, locals())
     _give(slot)
     return out
 
@@ -2175,7 +2177,7 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
             raise
         raise _refusal(broadcast_vec_to_rows, error, locals()) from None
     if status:
-        raise _failure(status, "broadcast_vec_to_rows")
+        return _again(status, broadcast_vec_to_rows, locals())
     _give(slot)
     return out
 
@@ -2213,7 +2215,7 @@ def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
             raise
         raise _refusal(broadcast_vec_to_cols, error, locals()) from None
     if status:
-        raise _failure(status, "broadcast_vec_to_cols")
+        return _again(status, broadcast_vec_to_cols, locals())
     _give(slot)
     return out
 
@@ -2264,7 +2266,7 @@ def broadcast_to(
             raise
         raise _refusal(broadcast_to, error, locals()) from None
     if status:
-        raise _failure(status, "broadcast_to")
+        return _again(status, broadcast_to, locals())
     _give(slot)
     return out
 
@@ -2315,7 +2317,7 @@ def reduce_from_broadcast(
             raise
         raise _refusal(reduce_from_broadcast, error, locals()) from None
     if status:
-        raise _failure(status, "reduce_from_broadcast")
+        return _again(status, reduce_from_broadcast, locals())
     _give(slot)
     return out
 
@@ -2353,7 +2355,7 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
             raise
         raise _refusal(transpose2d, error, locals()) from None
     if status:
-        raise _failure(status, "transpose2d")
+        return _again(status, transpose2d, locals())
     _give(slot)
     return out
 
@@ -2395,7 +2397,7 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
             raise
         raise _refusal(swap_adjacent_at_depth, error, locals(), {"depth": "parameter"}) from None
     if status:
-        raise _failure(status, "swap_adjacent_at_depth")
+        return _again(status, swap_adjacent_at_depth, locals())
     _give(slot)
     return out
 
@@ -2433,7 +2435,7 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
             raise
         raise _refusal(transpose3d_bca, error, locals()) from None
     if status:
-        raise _failure(status, "transpose3d_bca")
+        return _again(status, transpose3d_bca, locals())
     _give(slot)
     return out
 
@@ -2471,7 +2473,7 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
             raise
         raise _refusal(transpose3d_cab, error, locals()) from None
     if status:
-        raise _failure(status, "transpose3d_cab")
+        return _again(status, transpose3d_cab, locals())
     _give(slot)
     return out
 
@@ -2509,7 +2511,7 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
             raise
         raise _refusal(transpose3d_acb, error, locals()) from None
     if status:
-        raise _failure(status, "transpose3d_acb")
+        return _again(status, transpose3d_acb, locals())
     _give(slot)
     return out
 
@@ -2553,7 +2555,7 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
             raise
         raise _refusal(gather_vec, error, locals()) from None
     if status:
-        raise _failure(status, "gather_vec")
+        return _again(status, gather_vec, locals())
     _give(slot)
     return out
 
@@ -2591,7 +2593,7 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
             raise
         raise _refusal(gather_vec_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "gather_vec_bwd")
+        return _again(status, gather_vec_bwd, locals())
     _give(slot)
     return out
 
@@ -2636,7 +2638,7 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
             raise
         raise _refusal(gather_rows, error, locals()) from None
     if status:
-        raise _failure(status, "gather_rows")
+        return _again(status, gather_rows, locals())
     _give(slot)
     return out
 
@@ -2674,7 +2676,7 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
             raise
         raise _refusal(gather_rows_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "gather_rows_bwd")
+        return _again(status, gather_rows_bwd, locals())
     _give(slot)
     return out
 
@@ -2718,7 +2720,7 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
             raise
         raise _refusal(scatter_add, error, locals()) from None
     if status:
-        raise _failure(status, "scatter_add")
+        return _again(status, scatter_add, locals())
     _give(slot)
     return out
 
@@ -2766,7 +2768,7 @@ def scatter_add_rows(
             raise
         raise _refusal(scatter_add_rows, error, locals()) from None
     if status:
-        raise _failure(status, "scatter_add_rows")
+        return _again(status, scatter_add_rows, locals())
     _give(slot)
     return out
 
@@ -2808,7 +2810,7 @@ def scatter_add_row(mat: Buffer, row: Buffer, rows: int, cols: int, i: int, *, o
             raise
         raise _refusal(scatter_add_row, error, locals(), {"i": "index"}) from None
     if status:
-        raise _failure(status, "scatter_add_row")
+        return _again(status, scatter_add_row, locals())
     _give(slot)
     return out
 
@@ -2848,7 +2850,7 @@ def matmul(A: Buffer, B: Buffer, m: int, n: int, p: int, *, out: Buffer | None =
             raise
         raise _refusal(matmul, error, locals()) from None
     if status:
-        raise _failure(status, "matmul")
+        return _again(status, matmul, locals())
     _give(slot)
     return out
 
@@ -2888,7 +2890,7 @@ def matmul_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(matmul_bwd, error, locals()) from None
-    raise _failure(status, "matmul_bwd")
+    return _again(status, matmul_bwd, locals())
 
 
 def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer | None = None) -> Buffer:
@@ -2926,7 +2928,7 @@ def bmm(A: Buffer, B: Buffer, batch: int, m: int, n: int, p: int, *, out: Buffer
             raise
         raise _refusal(bmm, error, locals()) from None
     if status:
-        raise _failure(status, "bmm")
+        return _again(status, bmm, locals())
     _give(slot)
     return out
 
@@ -2967,7 +2969,7 @@ def bmm_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(bmm_bwd, error, locals()) from None
-    raise _failure(status, "bmm_bwd")
+    return _again(status, bmm_bwd, locals())
 
 
 def linear(
@@ -3007,7 +3009,7 @@ def linear(
             raise
         raise _refusal(linear, error, locals()) from None
     if status:
-        raise _failure(status, "linear")
+        return _again(status, linear, locals())
     _give(slot)
     return out
 
@@ -3048,7 +3050,7 @@ def linear_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(linear_bwd, error, locals()) from None
-    raise _failure(status, "linear_bwd")
+    return _again(status, linear_bwd, locals())
 
 
 def dgemm(
@@ -3085,7 +3087,7 @@ def dgemm(
     except _WRONG as error:
         raise _refusal(dgemm, error, locals()) from None
     if status:
-        raise _failure(status, "dgemm")
+        return _again(status, dgemm, locals())
     return out_
 
 
@@ -3126,7 +3128,7 @@ def softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Bu
             raise
         raise _refusal(softmax, error, locals()) from None
     if status:
-        raise _failure(status, "softmax")
+        return _again(status, softmax, locals())
     _give(slot)
     return out
 
@@ -3162,7 +3164,7 @@ def softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | Non
             raise
         raise _refusal(softmax_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "softmax_bwd", {"out": "y"})
+        return _again(status, softmax_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -3203,7 +3205,7 @@ def log_softmax(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
             raise
         raise _refusal(log_softmax, error, locals()) from None
     if status:
-        raise _failure(status, "log_softmax")
+        return _again(status, log_softmax, locals())
     _give(slot)
     return out
 
@@ -3239,7 +3241,7 @@ def log_softmax_bwd(y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer |
             raise
         raise _refusal(log_softmax_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "log_softmax_bwd", {"out": "y"})
+        return _again(status, log_softmax_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -3286,7 +3288,7 @@ def layer_norm(
             raise
         raise _refusal(layer_norm, error, locals()) from None
     if status:
-        raise _failure(status, "layer_norm")
+        return _again(status, layer_norm, locals())
     _give(slot)
     return out
 
@@ -3329,7 +3331,7 @@ def layer_norm_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(layer_norm_bwd, error, locals()) from None
-    raise _failure(status, "layer_norm_bwd")
+    return _again(status, layer_norm_bwd, locals())
 
 
 def batchnorm_channel_first(
@@ -3382,7 +3384,7 @@ def batchnorm_channel_first(
             raise
         raise _refusal(batchnorm_channel_first, error, locals()) from None
     if status:
-        raise _failure(status, "batchnorm_channel_first")
+        return _again(status, batchnorm_channel_first, locals())
     _give(slot)
     return out
 
@@ -3428,7 +3430,7 @@ def batchnorm_channel_first_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(batchnorm_channel_first_bwd, error, locals()) from None
-    raise _failure(status, "batchnorm_channel_first_bwd")
+    return _again(status, batchnorm_channel_first_bwd, locals())
 
 
 def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -3466,7 +3468,7 @@ def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None)
             raise
         raise _refusal(mse_loss, error, locals()) from None
     if status:
-        raise _failure(status, "mse_loss")
+        return _again(status, mse_loss, locals())
     _give(slot)
     return out
 
@@ -3504,7 +3506,7 @@ def mse_loss_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(mse_loss_bwd, error, locals()) from None
-    raise _failure(status, "mse_loss_bwd")
+    return _again(status, mse_loss_bwd, locals())
 
 
 def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buffer | None = None) -> Buffer:
@@ -3547,7 +3549,7 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
             raise
         raise _refusal(cross_entropy, error, locals()) from None
     if status:
-        raise _failure(status, "cross_entropy")
+        return _again(status, cross_entropy, locals())
     _give(slot)
     return out
 
@@ -3587,7 +3589,7 @@ def cross_entropy_bwd(
             raise
         raise _refusal(cross_entropy_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "cross_entropy_bwd")
+        return _again(status, cross_entropy_bwd, locals())
     _give(slot)
     return out
 
@@ -3656,7 +3658,7 @@ def conv(
             raise
         raise _refusal(conv, error, locals()) from None
     if status:
-        raise _failure(status, "conv")
+        return _again(status, conv, locals())
     _give(slot)
     return out
 
@@ -3715,7 +3717,7 @@ def conv_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_bwd, error, locals()) from None
-    raise _failure(status, "conv_bwd")
+    return _again(status, conv_bwd, locals())
 
 
 def conv_transpose(
@@ -3783,7 +3785,7 @@ def conv_transpose(
             raise
         raise _refusal(conv_transpose, error, locals()) from None
     if status:
-        raise _failure(status, "conv_transpose")
+        return _again(status, conv_transpose, locals())
     _give(slot)
     return out
 
@@ -3842,7 +3844,7 @@ def conv_transpose_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_transpose_bwd, error, locals()) from None
-    raise _failure(status, "conv_transpose_bwd")
+    return _again(status, conv_transpose_bwd, locals())
 
 
 def conv2d(
@@ -3906,7 +3908,7 @@ def conv2d(
             raise
         raise _refusal(conv2d, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "conv2d")
+        return _again(status, conv2d, locals())
     _give(slot)
     return out
 
@@ -3963,7 +3965,7 @@ def conv2d_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
-    raise _failure(status, "conv2d_bwd")
+    return _again(status, conv2d_bwd, locals())
 
 
 def conv_transpose2d(
@@ -4027,7 +4029,7 @@ def conv_transpose2d(
             raise
         raise _refusal(conv_transpose2d, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "conv_transpose2d")
+        return _again(status, conv_transpose2d, locals())
     _give(slot)
     return out
 
@@ -4084,7 +4086,7 @@ def conv_transpose2d_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(conv_transpose2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
-    raise _failure(status, "conv_transpose2d_bwd")
+    return _again(status, conv_transpose2d_bwd, locals())
 
 
 def max_pool(
@@ -4144,7 +4146,7 @@ def max_pool(
             raise
         raise _refusal(max_pool, error, locals()) from None
     if status:
-        raise _failure(status, "max_pool")
+        return _again(status, max_pool, locals())
     _give(slot)
     return out
 
@@ -4202,7 +4204,7 @@ def max_pool_bwd(
             raise
         raise _refusal(max_pool_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "max_pool_bwd")
+        return _again(status, max_pool_bwd, locals())
     _give(slot)
     return out
 
@@ -4263,7 +4265,7 @@ def max_pool2d(
             raise
         raise _refusal(max_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "max_pool2d")
+        return _again(status, max_pool2d, locals())
     _give(slot)
     return out
 
@@ -4319,7 +4321,7 @@ def max_pool2d_bwd(
             raise
         raise _refusal(max_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "max_pool2d_bwd")
+        return _again(status, max_pool2d_bwd, locals())
     _give(slot)
     return out
 
@@ -4380,7 +4382,7 @@ def avg_pool(
             raise
         raise _refusal(avg_pool, error, locals()) from None
     if status:
-        raise _failure(status, "avg_pool")
+        return _again(status, avg_pool, locals())
     _give(slot)
     return out
 
@@ -4434,7 +4436,7 @@ def avg_pool_bwd(
             raise
         raise _refusal(avg_pool_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "avg_pool_bwd")
+        return _again(status, avg_pool_bwd, locals())
     _give(slot)
     return out
 
@@ -4495,7 +4497,7 @@ def avg_pool2d(
             raise
         raise _refusal(avg_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "avg_pool2d")
+        return _again(status, avg_pool2d, locals())
     _give(slot)
     return out
 
@@ -4550,7 +4552,7 @@ def avg_pool2d_bwd(
             raise
         raise _refusal(avg_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "avg_pool2d_bwd")
+        return _again(status, avg_pool2d_bwd, locals())
     _give(slot)
     return out
 
@@ -4615,7 +4617,7 @@ def smooth_max_pool(
             raise
         raise _refusal(smooth_max_pool, error, locals()) from None
     if status:
-        raise _failure(status, "smooth_max_pool")
+        return _again(status, smooth_max_pool, locals())
     _give(slot)
     return out
 
@@ -4674,7 +4676,7 @@ def smooth_max_pool_bwd(
             raise
         raise _refusal(smooth_max_pool_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "smooth_max_pool_bwd")
+        return _again(status, smooth_max_pool_bwd, locals())
     _give(slot)
     return out
 
@@ -4738,7 +4740,7 @@ def smooth_max_pool2d(
             raise
         raise _refusal(smooth_max_pool2d, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "smooth_max_pool2d")
+        return _again(status, smooth_max_pool2d, locals())
     _give(slot)
     return out
 
@@ -4796,7 +4798,7 @@ def smooth_max_pool2d_bwd(
             raise
         raise _refusal(smooth_max_pool2d_bwd, error, locals(), {"kernel_h": "parameter", "kernel_w": "parameter", "stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     if status:
-        raise _failure(status, "smooth_max_pool2d_bwd")
+        return _again(status, smooth_max_pool2d_bwd, locals())
     _give(slot)
     return out
 
@@ -4857,7 +4859,7 @@ def flash_attention(
             raise
         raise _refusal(flash_attention, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
-        raise _failure(status, "flash_attention")
+        return _again(status, flash_attention, locals())
     _give(slot)
     return out
 
@@ -4909,7 +4911,7 @@ def flash_attention_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(flash_attention_bwd, error, locals(), {"mask_mode": "parameter"}) from None
-    raise _failure(status, "flash_attention_bwd", {"out": "y"})
+    return _again(status, flash_attention_bwd, locals(), {"out": "y"})
 
 
 def flash_attention_bwd_q(
@@ -4964,7 +4966,7 @@ def flash_attention_bwd_q(
             raise
         raise _refusal(flash_attention_bwd_q, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
-        raise _failure(status, "flash_attention_bwd_q", {"out": "y"})
+        return _again(status, flash_attention_bwd_q, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -5021,7 +5023,7 @@ def flash_attention_bwd_k(
             raise
         raise _refusal(flash_attention_bwd_k, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
-        raise _failure(status, "flash_attention_bwd_k", {"out": "y"})
+        return _again(status, flash_attention_bwd_k, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -5078,7 +5080,7 @@ def flash_attention_bwd_v(
             raise
         raise _refusal(flash_attention_bwd_v, error, locals(), {"mask_mode": "parameter"}) from None
     if status:
-        raise _failure(status, "flash_attention_bwd_v", {"out": "y"})
+        return _again(status, flash_attention_bwd_v, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -5133,7 +5135,7 @@ def rotary(
             raise
         raise _refusal(rotary, error, locals(), {"start": "parameter", "halves": "parameter"}) from None
     if status:
-        raise _failure(status, "rotary")
+        return _again(status, rotary, locals())
     _give(slot)
     return out
 
@@ -5180,7 +5182,7 @@ def rotary_bwd(
             raise
         raise _refusal(rotary_bwd, error, locals(), {"start": "parameter", "halves": "parameter"}) from None
     if status:
-        raise _failure(status, "rotary_bwd")
+        return _again(status, rotary_bwd, locals())
     _give(slot)
     return out
 
@@ -5224,7 +5226,7 @@ def sinusoidal(
             raise
         raise _refusal(sinusoidal, error, locals(), {"start": "parameter"}) from None
     if status:
-        raise _failure(status, "sinusoidal")
+        return _again(status, sinusoidal, locals())
     _give(slot)
     return out
 
@@ -5262,7 +5264,7 @@ def sinusoidal_bwd(
             raise
         raise _refusal(sinusoidal_bwd, error, locals(), {"start": "parameter"}) from None
     if status:
-        raise _failure(status, "sinusoidal_bwd")
+        return _again(status, sinusoidal_bwd, locals())
     _give(slot)
     return out
 
@@ -5306,7 +5308,7 @@ def selective_scan_diag(
             raise
         raise _refusal(selective_scan_diag, error, locals()) from None
     if status:
-        raise _failure(status, "selective_scan_diag")
+        return _again(status, selective_scan_diag, locals())
     _give(slot)
     return out
 
@@ -5352,7 +5354,7 @@ def selective_scan_diag_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(selective_scan_diag_bwd, error, locals()) from None
-    raise _failure(status, "selective_scan_diag_bwd", {"out": "y"})
+    return _again(status, selective_scan_diag_bwd, locals(), {"out": "y"})
 
 
 def selective_scan_diag_var(
@@ -5394,7 +5396,7 @@ def selective_scan_diag_var(
             raise
         raise _refusal(selective_scan_diag_var, error, locals()) from None
     if status:
-        raise _failure(status, "selective_scan_diag_var")
+        return _again(status, selective_scan_diag_var, locals())
     _give(slot)
     return out
 
@@ -5440,7 +5442,7 @@ def selective_scan_diag_var_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(selective_scan_diag_var_bwd, error, locals()) from None
-    raise _failure(status, "selective_scan_diag_var_bwd", {"out": "y"})
+    return _again(status, selective_scan_diag_var_bwd, locals(), {"out": "y"})
 
 
 def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -5481,7 +5483,7 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
             raise
         raise _refusal(rfft1d_packed, error, locals()) from None
     if status:
-        raise _failure(status, "rfft1d_packed")
+        return _again(status, rfft1d_packed, locals())
     _give(slot)
     return out
 
@@ -5518,7 +5520,7 @@ def rfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = Non
             raise
         raise _refusal(rfft1d_packed_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "rfft1d_packed_bwd")
+        return _again(status, rfft1d_packed_bwd, locals())
     _give(slot)
     return out
 
@@ -5561,7 +5563,7 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
             raise
         raise _refusal(irfft1d_packed, error, locals()) from None
     if status:
-        raise _failure(status, "irfft1d_packed")
+        return _again(status, irfft1d_packed, locals())
     _give(slot)
     return out
 
@@ -5597,7 +5599,7 @@ def irfft1d_packed_bwd(g: Buffer, batch: int, n: int, *, out: Buffer | None = No
             raise
         raise _refusal(irfft1d_packed_bwd, error, locals()) from None
     if status:
-        raise _failure(status, "irfft1d_packed_bwd")
+        return _again(status, irfft1d_packed_bwd, locals())
     _give(slot)
     return out
 
@@ -5644,7 +5646,7 @@ def spectral_conv1d_rfft(
             raise
         raise _refusal(spectral_conv1d_rfft, error, locals()) from None
     if status:
-        raise _failure(status, "spectral_conv1d_rfft")
+        return _again(status, spectral_conv1d_rfft, locals())
     _give(slot)
     return out
 
@@ -5691,7 +5693,7 @@ def spectral_conv1d_rfft_bwd(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(spectral_conv1d_rfft_bwd, error, locals()) from None
-    raise _failure(status, "spectral_conv1d_rfft_bwd")
+    return _again(status, spectral_conv1d_rfft_bwd, locals())
 
 
 def spectral_conv1d_rfft_bwd_x(
@@ -5732,7 +5734,7 @@ def spectral_conv1d_rfft_bwd_x(
             raise
         raise _refusal(spectral_conv1d_rfft_bwd_x, error, locals()) from None
     if status:
-        raise _failure(status, "spectral_conv1d_rfft_bwd_x")
+        return _again(status, spectral_conv1d_rfft_bwd_x, locals())
     _give(slot)
     return out
 
@@ -5775,7 +5777,7 @@ def spectral_conv1d_rfft_bwd_wre(
             raise
         raise _refusal(spectral_conv1d_rfft_bwd_wre, error, locals()) from None
     if status:
-        raise _failure(status, "spectral_conv1d_rfft_bwd_wre")
+        return _again(status, spectral_conv1d_rfft_bwd_wre, locals())
     _give(slot)
     return out
 
@@ -5818,7 +5820,7 @@ def spectral_conv1d_rfft_bwd_wim(
             raise
         raise _refusal(spectral_conv1d_rfft_bwd_wim, error, locals()) from None
     if status:
-        raise _failure(status, "spectral_conv1d_rfft_bwd_wim")
+        return _again(status, spectral_conv1d_rfft_bwd_wim, locals())
     _give(slot)
     return out
 
@@ -5858,7 +5860,7 @@ def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None)
             raise
         raise _refusal(rand_uniform, error, locals(), {"key": "wide"}) from None
     if status:
-        raise _failure(status, "rand_uniform")
+        return _again(status, rand_uniform, locals())
     _give(slot)
     return out
 
@@ -5900,7 +5902,7 @@ def bernoulli_mask(device: Device, n: int, key: int, keep: float, *, out: Buffer
             raise
         raise _refusal(bernoulli_mask, error, locals(), {"key": "wide"}) from None
     if status:
-        raise _failure(status, "bernoulli_mask")
+        return _again(status, bernoulli_mask, locals())
     _give(slot)
     return out
 
@@ -5946,7 +5948,7 @@ def rand_normal(
             raise
         raise _refusal(rand_normal, error, locals(), {"key": "wide"}) from None
     if status:
-        raise _failure(status, "rand_normal")
+        return _again(status, rand_normal, locals())
     _give(slot)
     return out
 
@@ -5995,7 +5997,7 @@ def sgd_step(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(sgd_step, error, locals()) from None
-    raise _failure(status, "sgd_step")
+    return _again(status, sgd_step, locals())
 
 
 def momentum_step(
@@ -6057,7 +6059,7 @@ def momentum_step(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(momentum_step, error, locals(), {"nesterov": "parameter"}) from None
-    raise _failure(status, "momentum_step")
+    return _again(status, momentum_step, locals())
 
 
 def adam_step(
@@ -6120,7 +6122,7 @@ def adam_step(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(adam_step, error, locals(), {"step": "wide"}) from None
-    raise _failure(status, "adam_step")
+    return _again(status, adam_step, locals())
 
 
 def adamw_step(
@@ -6183,7 +6185,7 @@ def adamw_step(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(adamw_step, error, locals(), {"step": "wide"}) from None
-    raise _failure(status, "adamw_step")
+    return _again(status, adamw_step, locals())
 
 
 def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buffer | None = None) -> Buffer:
@@ -6228,7 +6230,7 @@ def global_norm(gs: Sequence[Buffer], *, device: Device | None = None, out: Buff
             raise
         raise _refusal(global_norm, error, locals()) from None
     if status:
-        raise _failure(status, "global_norm")
+        return _again(status, global_norm, locals())
     _give(slot)
     return out
 
@@ -6276,4 +6278,4 @@ def clip_scale(
         if not isinstance(error, _WRONG):
             raise
         raise _refusal(clip_scale, error, locals()) from None
-    raise _failure(status, "clip_scale")
+    return _again(status, clip_scale, locals())

@@ -23,6 +23,9 @@
  *     call is refused with UNAVAILABLE by every function that would have to wait, on any context, and it must not fork. A
  *     thread that is cancelled (pthread_cancel) or left by longjmp within a call keeps what it has locked for ever: disable
  *     cancellation around calls.
+ *   - A long call on a CPU context ends early when it is interrupted (torchlean_cuda_interrupt, _watch_signal): with INTERRUPTED,
+ *     no new buffer, and anything at all in buffers and host arrays that it was given as outputs. One that has an input among
+ *     its outputs runs to its end, and so do short calls.
  */
 #ifndef TORCHLEAN_CUDA_H
 #define TORCHLEAN_CUDA_H
@@ -57,7 +60,8 @@ enum {
     TORCHLEAN_CUDA = 110,       /* the CUDA runtime or a kernel failed; the context is poisoned */
     TORCHLEAN_CUBLAS = 120,     /* cuBLAS failed */
     TORCHLEAN_CUFFT = 130,      /* cuFFT failed */
-    TORCHLEAN_INTERNAL = 140    /* a broken invariant: please report it */
+    TORCHLEAN_INTERNAL = 140,   /* a broken invariant: please report it */
+    TORCHLEAN_INTERRUPTED = 150 /* an interrupt ended the call: make it again for its results */
 };
 
 /* The device number of the CPU path; CUDA devices count from 0. */
@@ -102,6 +106,13 @@ TL_API int32_t torchlean_cuda_set_cpu_variant(const char *name);
 TL_API uint32_t torchlean_cuda_threads(void);
 /* Sets the number of threads; 0 restores the default: TORCHLEAN_CPU_THREADS, else the processors this process may use. */
 TL_API int32_t torchlean_cuda_set_threads(uint32_t threads);
+
+/* Interrupts the calls that run on CPU contexts, in all threads; calls made later run as ever. A signal handler may call it. */
+TL_API void torchlean_cuda_interrupt(void);
+/* From here on a signal interrupts the calling thread's calls, and theirs alone, beside what its handler does: while a long
+ * call runs, a handler of the library stands before the one that is set. Nothing is done about a signal without a handler. One
+ * thread of a process watches a signal, with the number 0 none. */
+TL_API int32_t torchlean_cuda_watch_signal(int32_t number);
 
 /* ---- devices and contexts ---------------------------------------------------------------------------------------- */
 

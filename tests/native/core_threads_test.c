@@ -322,6 +322,111 @@ static void test_signals(void)
     OK(torchlean_cuda_context_destroy(interrupted));
 }
 
+/* ---- interrupts -------------------------------------------------------------------------------------------------- */
+
+typedef struct interruption {
+    void (*interrupt)(void);
+    _Atomic int before, after; /* tasks that began before and after it */
+    _Atomic int done;
+} interruption;
+
+static void signal_self(void) { raise(SIGUSR1); }
+static void do_nothing(void) {}
+static _Atomic int handled;
+static void count_handled(int number) { handled += number == SIGUSR1; }
+
+/* The first task of the calling thread interrupts; what others have begun by then they end. */
+static void interrupt_once(void *arg, int64_t task, int32_t worker)
+{
+    interruption *i = arg;
+    (void)task;
+    if (i->done)
+        i->after++;
+    else
+        i->before++;
+    if (worker == 0 && !i->done) {
+        i->interrupt();
+        i->done = 1;
+    }
+    while (worker && !i->done)
+        sched_yield();
+}
+
+/* A call on n elements, in place or not, whose work is two loops: the status, and whether both ran whole. */
+static int32_t call_interrupted(torchlean_buffer *a, uint32_t n, int in_place, void (*interrupt)(void), int *whole)
+{
+    interruption first = {.interrupt = interrupt}, second = {.interrupt = do_nothing};
+    torchlean_buffer *out = in_place ? a : NULL;
+    tl_call call;
+    tl_enter(&call, "fake", "a", a);
+    call.elementwise = 1;
+    tl_input(&call, "a", a, "n", n);
+    tl_output(&call, "out", &out, "n", n);
+    CHECK(tl_begin(&call));
+    tl_parallel(TASKS, interrupt_once, &first);
+    tl_parallel(TASKS, interrupt_once, &second);
+    const int32_t status = tl_end(&call);
+    *whole = first.before + first.after == TASKS && second.before + second.after == TASKS;
+    CHECK(*whole || (first.after < (int)torchlean_cuda_threads() && second.before + second.after == 0));
+    CHECK((out == NULL) == (status != TORCHLEAN_OK));
+    if (out && out != a) OK(torchlean_cuda_buffer_release(out));
+    return status;
+}
+
+static void *call_unwatched(void *a)
+{
+    int whole;
+    OK(call_interrupted(a, 1 << 17, 0, signal_self, &whole));
+    CHECK(whole);
+    return NULL;
+}
+
+static void test_interrupts(void)
+{
+    torchlean_context *context = NULL;
+    torchlean_buffer *a = NULL, *small = NULL;
+    torchlean_memory before, after;
+    struct sigaction now;
+    pthread_t thread;
+    int whole;
+    signal(SIGUSR1, count_handled);
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+    OK(torchlean_cuda_buffer_zeros(context, 1 << 17, &a));
+    OK(torchlean_cuda_buffer_zeros(context, 1 << 10, &small));
+    OK(torchlean_cuda_memory_stats(context, &before));
+    CHECK_STATUS(torchlean_cuda_watch_signal(12345), TORCHLEAN_ARGUMENT);
+    for (uint32_t threads = 1; threads <= 4; threads += 3) {
+        OK(torchlean_cuda_set_threads(threads));
+        handled = 0;
+        OK(torchlean_cuda_watch_signal(0));
+        OK(call_interrupted(a, 1 << 17, 0, signal_self, &whole)); /* not watched */
+        CHECK(whole && handled == 1);
+        OK(torchlean_cuda_watch_signal(SIGUSR1));
+        CHECK_STATUS(call_interrupted(a, 1 << 17, 0, torchlean_cuda_interrupt, &whole), TORCHLEAN_INTERRUPTED);
+        CHECK(!whole && strstr(torchlean_cuda_last_error(), "fake: got an interrupt") != NULL);
+        CHECK_STATUS(call_interrupted(a, 1 << 17, 0, signal_self, &whole), TORCHLEAN_INTERRUPTED);
+        CHECK(!whole && handled == 2);
+        OK(call_interrupted(a, 1 << 17, 1, signal_self, &whole)); /* its input is lost */
+        CHECK(whole && handled == 3);
+        OK(call_interrupted(small, 1 << 10, 0, torchlean_cuda_interrupt, &whole));
+        CHECK(whole);
+        torchlean_cuda_interrupt();
+        raise(SIGUSR1); /* between calls */
+        OK(call_interrupted(a, 1 << 17, 0, do_nothing, &whole));
+        CHECK(whole && handled == 4);
+        pthread_create(&thread, NULL, call_unwatched, a);
+        pthread_join(thread, NULL);
+        CHECK(handled == 5 && !sigaction(SIGUSR1, NULL, &now) && now.sa_handler == count_handled);
+    }
+    signal(SIGUSR1, SIG_IGN);
+    OK(call_interrupted(a, 1 << 17, 0, signal_self, &whole));
+    CHECK(whole);
+    OK(torchlean_cuda_watch_signal(0));
+    OK(torchlean_cuda_memory_stats(context, &after));
+    CHECK(before.live_bytes == after.live_bytes && before.live_buffers == after.live_buffers);
+    OK(torchlean_cuda_context_destroy(context));
+}
+
 void core_test_concurrency(void)
 {
     test_parallel();
@@ -331,4 +436,5 @@ void core_test_concurrency(void)
     test_fork();
     test_exhaustion();
     test_signals();
+    test_interrupts();
 }

@@ -138,7 +138,7 @@ static void write_json(FILE *out, const fuzz_run *runs, int threads, double took
                 (unsigned long long)sums[0], (unsigned long long)sums[1], (unsigned long long)sums[2]);
     }
     fprintf(out, "},\n \"statuses\": {");
-    for (int i = 0; i < 15; i++)
+    for (int i = 0; i <= TORCHLEAN_INTERRUPTED / 10; i++)
         fprintf(out, "%s\"%s\": %llu", i ? ", " : "", torchlean_cuda_status_name(i * 10),
                 (unsigned long long)statuses[i]);
     fprintf(out, "},\n \"calls\": %llu, \"accepted\": %llu}\n", (unsigned long long)calls,
@@ -189,6 +189,7 @@ int main(int count, char **words)
     pthread_t workers[64];
     for (int t = 0; t < threads; t++) {
         runs[t].seed = seed + (uint64_t)t;
+        runs[t].alone = threads == 1;
         open_run(&runs[t], device, common);
     }
     if (threads == 1) {

@@ -81,6 +81,7 @@ typedef struct fuzz_run {
     uint64_t seed, number, state; /* of the call at hand: everything about it follows from seed and number */
     torchlean_context *context, *foreign;
     int32_t device;
+    int alone;      /* no other thread makes calls */
     int shared;     /* the context is other threads' too, so its counters are not this run's */
     fuzz_row *rows; /* by length */
     uint32_t *kept; /* the lengths that have buffers */

@@ -16,7 +16,7 @@
     X(buffer_release, release) X(buffer_length, ask) X(buffer_context, ask) X(buffer_references, ask) \
     X(capture_begin, on_own_context) X(capture_end, on_own_context) X(graph_launch, on_no_graph) \
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
-    X(take_error, take_text) X(convert, convert)
+    X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal)
 #define ENUMERATOR(name, function) CORE_##name,
 #define SYMBOL(name, function) "torchlean_cuda_" #name,
 
@@ -357,6 +357,19 @@ static int32_t ask_context(fuzz_run *f, int which)
         fuzz_fail(f, fuzz_core_symbols[which], "status %d, but the answer is %d or %llu", status, device,
                   (unsigned long long)m.allocations);
     return check(f, which, status, want == REFUSE || nowhere);
+}
+
+/* Between calls, so it ends none; those of other threads it might. */
+static int32_t interrupt(fuzz_run *f, int which)
+{
+    if (f->alone) torchlean_cuda_interrupt();
+    return check(f, which, TORCHLEAN_OK, 0);
+}
+
+static int32_t watch_signal(fuzz_run *f, int which)
+{
+    const int32_t number = (int32_t)fuzz_below(f, 4) * 50 - 50; /* 50 is a signal, -50 and 100 are none */
+    return check(f, which, torchlean_cuda_watch_signal(number), number < 0 || number > 64);
 }
 
 static int32_t read_descriptions(fuzz_run *f, int which)

@@ -13,15 +13,22 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tlrt import errors
 from tlrt._binding import convert
 from tlrt._binding.handles import Buffer, Device, new, own
-from tlrt._binding.library import load
-from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, SizeOverflowError, TorchleanError
+from tlrt._binding.library import failure, load
+from tlrt.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InterruptedCallError,
+    ShapeError,
+    SizeOverflowError,
+    TorchleanError,
+)
 
 _library = load()
 NULL = _library.ffi.NULL
@@ -48,6 +55,19 @@ free: list[Any] = []
 def new_slot() -> Any:
     """A ``torchlean_buffer **`` for one output."""
     return _new(_SLOT)
+
+
+_T = TypeVar("_T")
+
+
+def again(
+    status: int, function: Callable[..., _T], values: Mapping[str, Any], rename: dict[str, str] | None = None
+) -> _T:
+    """Calls a function again whose call of C something interrupted, after the handlers of Python's signals, which run before
+    this does; raises the error of any other status."""
+    if status != InterruptedCallError.status:
+        raise failure(status, function.__name__, rename)
+    return function(**{name: values[name] for name in function.__annotations__ if name != "return"})
 
 
 def slots(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._binding.library import load
+from tlrt._binding.library import complete_call, load
 from tlrt.errors import (
     AliasError,
     ArgumentTypeError,
@@ -87,7 +87,8 @@ def _converted(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.ND
     result = np.empty(host.size, dtype=dtype)
     library = load()
     source, target = library.ffi.from_buffer(host), library.ffi.from_buffer(result)
-    library.lib.torchlean_cuda_convert(source, _TYPES[known], host.size, target, _TYPES[result.dtype])
+    arguments = (source, _TYPES[known], host.size, target, _TYPES[result.dtype])
+    complete_call(library.lib.torchlean_cuda_convert, *arguments)
     return result
 
 

@@ -7,6 +7,7 @@ public places.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import threading
 import weakref
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import length, number
 from tlrt._binding.convert import type_name
-from tlrt._binding.library import Library, failure, hold_over_forks, load, remedy
+from tlrt._binding.library import Library, complete_call, failure, hold_over_forks, load, remedy
 from tlrt._binding.observer import Calls, Observer
 from tlrt.errors import (
     ArgumentError,
@@ -141,7 +142,7 @@ class Buffer:
         releasing one twice does nothing."""
         slot = new(_slot)
         try:
-            if not (status := function(*arguments, slot)):
+            if not (status := complete_call(function, *arguments, slot)):
                 made = cls(own(slot[0], _release), device)
                 for observer in device._observers:
                     observer.buffer_made(function, arguments, made)
@@ -172,7 +173,7 @@ class Buffer:
                 got = convert.type_name(shape)
                 raise refusal(ArgumentTypeError, "numpy", "shape", got, "integers") from None
         data = library.ffi.from_buffer("float[]", host, require_writable=True)
-        if status := library.lib.torchlean_cuda_buffer_download(self._handle, data, n):
+        if status := complete_call(library.lib.torchlean_cuda_buffer_download, self._handle, data, n):
             raise failure(status, "numpy")
         return result
 
@@ -184,7 +185,7 @@ class Buffer:
 
     def fill(self, value: float) -> Buffer:
         """Sets every element to `value`, rounded once to float32, and returns the buffer itself."""
-        if status := load().lib.torchlean_cuda_buffer_fill(self._handle, number("fill", "value", value)):
+        if status := complete_call(load().lib.torchlean_cuda_buffer_fill, self._handle, number("fill", "value", value)):
             raise failure(status, "fill")
         for observer in self._device._observers:
             observer.buffer_filled(self, value)
@@ -263,7 +264,7 @@ class Buffer:
             observer.before_host_access(self._device, "numpy")
         part = new(_slot)
         try:
-            if status := load().lib.torchlean_cuda_buffer_slice1d(self._handle, n, 0, count, part):
+            if status := complete_call(load().lib.torchlean_cuda_buffer_slice1d, self._handle, n, 0, count, part):
                 raise failure(status, "repr")
             values = Buffer(own(part[0], _release), self._device).numpy().tolist()
             return values
@@ -340,6 +341,8 @@ class Device:
             raise
         if status:
             raise _explain_unavailable(failure(status, "device"), self._ordinal)
+        if self._ordinal == _CPU and threading.current_thread() is threading.main_thread():
+            library.lib.torchlean_cuda_watch_signal(signal.SIGINT)  # whose handlers Python runs in this thread alone
         with _lock:
             _open_devices.add(self)
             self._set_observers(tuple(_observers_of_all))

@@ -15,13 +15,21 @@ import importlib.util
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cffi
 
-from tlrt.errors import InternalError, LibraryNotFoundError, StaleLibraryError, TorchleanError, by_status
+from tlrt.errors import (
+    InternalError,
+    InterruptedCallError,
+    LibraryNotFoundError,
+    StaleLibraryError,
+    TorchleanError,
+    by_status,
+)
 from tlspec.declarations import abi_hash, declarations
 
 NAME = "libtorchlean_cuda.so"
@@ -172,6 +180,14 @@ def load() -> Library:
             if _loaded is None:
                 _loaded = _find()
     return _loaded
+
+
+def complete_call(function: Callable[..., Any], *arguments: Any) -> int:
+    """C's status, of the call made again while something interrupts it: the handlers of Python's signals run in between, and
+    what one raises comes out of here."""
+    while (status := function(*arguments)) == InterruptedCallError.status:
+        pass
+    return int(status)
 
 
 _FUNCTION = re.compile(r"^torchlean_cuda_\w+(?=: )")

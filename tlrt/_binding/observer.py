@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tlrt.errors import InterruptedCallError
+
 
 class Observer:
     """Does nothing at any event; a subclass overrides the events it needs. One that raises refuses what was to happen."""
@@ -74,7 +76,8 @@ def _reported(device: Any, symbol: str, function: Callable[..., int]) -> Callabl
     def call(*arguments: Any) -> int:
         observers: tuple[Observer, ...] = device._observers
         notes = [observer.before_call(device, symbol, arguments) for observer in observers]
-        status = int(function(*arguments))
+        while (status := int(function(*arguments))) == InterruptedCallError.status:
+            pass  # the handlers of signals run here
         for observer, note in zip(observers, notes, strict=True):
             observer.after_call(device, symbol, arguments, status, note)
         return status

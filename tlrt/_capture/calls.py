@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tlrt._binding.handles import Buffer, Device, new
-from tlrt._binding.library import load
+from tlrt._binding.library import complete_call, load
 from tlrt.errors import AliasError
 
 _library = load()
@@ -63,7 +63,7 @@ class Storage:
     @staticmethod
     def copy(target: Buffer, source: Buffer) -> int | None:
         """The status of a copy onto a buffer's storage; None if the source has the same, and nothing is to be done."""
-        status = int(lib.torchlean_cuda_buffer_copy(source._handle, new(_SLOT, target._handle)))
+        status = complete_call(lib.torchlean_cuda_buffer_copy, source._handle, new(_SLOT, target._handle))
         return None if status == AliasError.status else status
 
 
@@ -72,7 +72,7 @@ def uploader(target: Buffer) -> Callable[[Any], int]:
     context, slot, n = target._device._handle, new(_SLOT, target._handle), target.length
 
     def upload(host: Any) -> int:
-        return int(lib.torchlean_cuda_buffer_upload(context, ffi.from_buffer(_FLOATS, host), n, slot))
+        return complete_call(lib.torchlean_cuda_buffer_upload, context, ffi.from_buffer(_FLOATS, host), n, slot)
 
     return upload
 
@@ -124,12 +124,12 @@ class Call:
         if not computed:
             return functools.partial(function, *made)
 
-        def call() -> int:
+        def run() -> int:
             for place, compute in computed:
                 made[place] = compute()
-            return int(function(*made))
+            return complete_call(function, *made)
 
-        return call if self.wrap is None else self.wrap(call)
+        return run if self.wrap is None else self.wrap(run)
 
 
 @dataclass(eq=False, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tlrt._binding.handles import Buffer, Device, ignore_all, new, observe_all, own
-from tlrt._binding.library import failure
+from tlrt._binding.library import complete_call, failure
 from tlrt._binding.observer import Observer
 from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
 from tlrt._capture.replay import Replay, build_replay
@@ -295,7 +295,7 @@ class Recorder(Observer):
         call.arguments = [call.use(self.storage(source._handle), False), call.use(target, True)]
         call.outputs.add(1)
         self.items.append(call)
-        if status := call.runnable()():
+        if status := complete_call(call.runnable()):
             raise failure(status, "capture")
 
     def finish(self) -> Replay:

@@ -111,7 +111,7 @@ TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *h
     tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
     const float *from = tl_input(&call, "buffer", buffer, "n", n);
-    if (!call.status && call.ctx->cuda)
+    if (tl_begin_host(&call) && call.ctx->cuda)
         call.status = n ? tl_cuda_download(call.ctx->cuda, host, from, (size_t)n * sizeof(float))
                         : tl_cuda_synchronize(call.ctx->cuda);
     else if (!call.status && n)

@@ -9,9 +9,12 @@
 #include "backend.h"
 #include "errors.h"
 #include "float_mode.h"
+#include "interrupt.h"
 
 /* Of the calling thread's open call, for messages; a thread has one call open at a time. */
 static _Thread_local uint64_t serial_at_enter;
+
+enum { LOOKING_SIZE = 1 << 16 };
 
 /* A plain argument's name, or that of an element of a list: "ps[3]". Written for messages only. */
 typedef struct argument_name {
@@ -39,7 +42,9 @@ static void open_call(tl_call *call, const char *op)
     call->in = call->few_in;
     call->out = call->few_out;
     call->list.memory = NULL;
-    call->elementwise = call->began = 0;
+    call->elementwise = call->began = call->in_place = call->looks = 0;
+    call->sizes = 0;
+    call->interrupts = tl_interrupts();
     call->saved_mode = tl_enter_standard_mode();
     if (!tl_inside) serial_at_enter = tl_error_serial();
 }
@@ -107,6 +112,7 @@ static int fits(tl_call *call, const char *name, const char *expected, uint64_t 
     if (n > UINT32_MAX)
         call->status = tl_fail(TORCHLEAN_OVERFLOW, "%s: %s: got %s >= 2^32, expected fewer than 2^32 elements",
                                call->op, name, expected ? expected : "a length");
+    call->sizes |= n;
     return n <= UINT32_MAX;
 }
 
@@ -207,6 +213,7 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
         return;
     }
     call->list.memory = memory;
+    call->sizes |= (uint64_t)count * LOOKING_SIZE / 64;
     call->in = (tl_call_input *)memory;
     call->out = (tl_call_output *)(memory + ins);
     call->list.lengths = (int64_t *)(memory + ins + outs);
@@ -329,6 +336,7 @@ static void check_aliases(tl_call *call)
     for (int64_t k = 0; k < call->inputs && any && !call->status; k++) {
         const tl_call_input *in = &call->in[k];
         if (!in->storage->output) continue;
+        call->in_place = 1;
         const tl_call_output *out = &call->out[in->storage->output - 1];
         if (!call->elementwise || in->index != out->index)
             call->status = tl_fail(TORCHLEAN_ALIAS, "%s: %s: got storage of input %s, expected its own", call->op,
@@ -349,6 +357,22 @@ static int32_t hold_storage(tl_call *call)
     return status;
 }
 
+/* A call on smaller arrays is over within a tenth of a second, whatever it computes. */
+static inline void look_if_long(tl_call *call)
+{
+    if (call->sizes < LOOKING_SIZE || call->in_place || call->ctx->cuda) return;
+    call->looks = 1;
+    tl_start_looking(call->interrupts);
+}
+
+/* What an interrupted call computed may be anything, its status included. */
+static __attribute__((noinline)) void stop_looking(tl_call *call)
+{
+    const int interrupted = tl_interrupted();
+    tl_stop_looking();
+    if (interrupted) call->status = tl_fail(TORCHLEAN_INTERRUPTED, "%s: got an interrupt, expected none", call->op);
+}
+
 int tl_begin(tl_call *call)
 {
     int work = 0;
@@ -367,12 +391,14 @@ int tl_begin(tl_call *call)
         work |= call->out[i].wanted && call->out[i].n > 0;
     }
     if (call->ctx->pool.capture && (call->status = hold_storage(call))) return 0;
+    look_if_long(call);
     return work;
 }
 
 int tl_begin_host(tl_call *call)
 {
     tl_uncaptured(call);
+    if (!call->status) look_if_long(call);
     return !call->status;
 }
 
@@ -395,6 +421,7 @@ int32_t tl_end(tl_call *call)
         tl_leave_standard_mode(call->saved_mode);
         return call->status;
     }
+    if (call->looks) stop_looking(call);
     if (ctx->cuda && !ctx->pool.capture && !call->status) call->status = tl_cuda_after(ctx->cuda);
     if (ctx->pool.capture && call->began && call->status) ctx->pool.capture->broken = 1;
     if (call->status) tl_error_name(call->op, call->status, serial_at_enter);

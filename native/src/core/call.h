@@ -32,8 +32,12 @@ typedef struct tl_call {
     const char *op; /* the exported name */
     tl_context *ctx;
     int32_t status;
-    int8_t elementwise; /* an output may be an input, in lists that of the same index */
-    int8_t began;       /* tl_begin passed: a failure from here on is one of the work */
+    int8_t elementwise;  /* an output may be an input, in lists that of the same index */
+    int8_t began;        /* tl_begin passed: a failure from here on is one of the work */
+    int8_t in_place;     /* an output is an input: such a call cannot be made again, so nothing interrupts it */
+    int8_t looks;        /* for interrupts, from tl_begin to tl_end */
+    uint64_t sizes;      /* of its arrays, or-ed: more than half of the largest */
+    uint64_t interrupts; /* counted when it opened */
     int64_t inputs, outputs, input_room, output_room;
     tl_call_input *in;   /* few_in, or with lists in `memory` */
     tl_call_output *out; /* few_out, or with lists in `memory` */

@@ -1,6 +1,9 @@
 /* Host numbers as float32 or float64, rounded in the standard floating-point mode, whatever the caller's is. */
+#include <stddef.h>
+
 #include "errors.h"
 #include "float_mode.h"
+#include "interrupt.h"
 
 /* Not inlined: the mode is set around it. */
 #define CONVERSION(from_name, from_type, to_name, to_type)                                                    \
@@ -17,6 +20,8 @@ CONVERSIONS(f64, double)
 CONVERSIONS(i64, int64_t)
 CONVERSIONS(u64, uint64_t)
 
+enum { PIECE = 1 << 20 };
+
 /* In the order of the types. */
 static void (*const conversions[][2])(const void *, void *, uint64_t) = {
     {f32_to_f32, f32_to_f64}, {f64_to_f32, f64_to_f64}, {i64_to_f32, i64_to_f64}, {u64_to_f32, u64_to_f64}};
@@ -30,8 +35,21 @@ TL_API int32_t torchlean_cuda_convert(const void *from, int32_t from_type, uint6
     if (n && !(from && to))
         return tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected %llu values", __func__, from ? "to" : "from",
                        (unsigned long long)n);
+    const size_t from_size = from_type == TORCHLEAN_FLOAT32 ? 4 : 8, to_size = to_type == TORCHLEAN_FLOAT32 ? 4 : 8;
+    const int looks = n > PIECE && !tl_inside; /* a signal handler's call leaves alone what the one below looks at */
     const uint64_t mode = tl_enter_standard_mode();
-    conversions[from_type][to_type](from, to, n);
+    if (looks) {
+        tl_inside = 1;
+        tl_start_looking(tl_interrupts());
+    }
+    for (uint64_t at = 0; at < n && !(looks && tl_interrupted()); at += PIECE)
+        conversions[from_type][to_type]((const char *)from + at * from_size, (char *)to + at * to_size,
+                                        n - at < PIECE ? n - at : PIECE);
+    const int interrupted = looks && tl_interrupted();
+    if (looks) {
+        tl_stop_looking();
+        tl_inside = 0;
+    }
     tl_leave_standard_mode(mode);
-    return TORCHLEAN_OK;
+    return interrupted ? tl_fail(TORCHLEAN_INTERRUPTED, "%s: got an interrupt, expected none", __func__) : TORCHLEAN_OK;
 }

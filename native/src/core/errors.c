@@ -96,9 +96,9 @@ TL_API uint32_t torchlean_cuda_take_error(int32_t status, char *text, uint32_t c
 
 TL_API const char *torchlean_cuda_status_name(int32_t status)
 {
-    static const char *const names[] = {"OK",          "NULL",  "SHAPE",    "OVERFLOW", "DEVICE",
-                                        "UNAVAILABLE", "INDEX", "ARGUMENT", "ALIAS",    "RELEASED",
-                                        "NO_MEMORY",   "CUDA",  "CUBLAS",   "CUFFT",    "INTERNAL"};
-    _Static_assert(sizeof names / sizeof *names == TORCHLEAN_INTERNAL / 10 + 1, "statuses are tens");
-    return status >= 0 && status <= TORCHLEAN_INTERNAL && status % 10 == 0 ? names[status / 10] : "UNKNOWN";
+    static const char *const names[] = {"OK",     "NULL",     "SHAPE",    "OVERFLOW",   "DEVICE",    "UNAVAILABLE",
+                                        "INDEX",  "ARGUMENT", "ALIAS",    "RELEASED",   "NO_MEMORY", "CUDA",
+                                        "CUBLAS", "CUFFT",    "INTERNAL", "INTERRUPTED"};
+    _Static_assert(sizeof names / sizeof *names == TORCHLEAN_INTERRUPTED / 10 + 1, "statuses are tens");
+    return status >= 0 && status <= TORCHLEAN_INTERRUPTED && status % 10 == 0 ? names[status / 10] : "UNKNOWN";
 }

@@ -22,6 +22,7 @@
 
 #include "errors.h"
 #include "float_mode.h"
+#include "interrupt.h"
 
 enum { TL_SPIN_NANOSECONDS = 20000, TL_COPY_TASK = 1 << 18 };
 
@@ -36,6 +37,7 @@ static struct {
     _Alignas(64) int64_t tasks; /* the job: written while the gate is closed and empty */
     tl_task_fn fn;
     void *arg;
+    tl_look look; /* the caller's */
     _Atomic int32_t sleepers, caller_sleeps, stopping;
     pthread_mutex_t lock;
     pthread_cond_t work, done;
@@ -102,7 +104,7 @@ static void run_tasks(int32_t worker)
     tl_task_fn fn = pool.fn;
     void *arg = pool.arg;
     int64_t tasks = pool.tasks, task;
-    while ((task = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < tasks)
+    while ((task = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < tasks && !tl_interrupted())
         fn(arg, task, worker);
 }
 
@@ -111,6 +113,7 @@ static void *work(void *number)
     uint32_t seen = 0;
     tl_set_mode(TL_STANDARD_MODE); /* a thread inherits its maker's mode */
     while ((seen = enter_job(seen))) {
+        tl_set_look(pool.look);
         run_tasks((int32_t)(intptr_t)number);
         uint64_t gate = atomic_fetch_sub(&pool.gate, 1) - 1;
         if (!(gate & (GATE_OPEN | GATE_INSIDE)) && atomic_load(&pool.caller_sleeps)) {
@@ -175,13 +178,14 @@ void tl_parallel(int64_t tasks, tl_task_fn fn, void *arg)
 {
     int32_t workers = tl_workers() - 1;
     if (tasks <= 1 || workers == 0 || atomic_flag_test_and_set_explicit(&pool.busy, memory_order_acquire)) {
-        for (int64_t task = 0; task < tasks; task++)
+        for (int64_t task = 0; task < tasks && !tl_interrupted(); task++)
             fn(arg, task, 0);
         return;
     }
     if (pool.started < workers) start_workers(workers);
     pool.fn = fn;
     pool.arg = arg;
+    pool.look = tl_get_look();
     pool.tasks = tasks;
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
     uint32_t epoch = GATE_EPOCH(atomic_load_explicit(&pool.gate, memory_order_relaxed)) + 1;

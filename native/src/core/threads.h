@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "interrupt.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -16,7 +18,7 @@ enum { TL_MAX_THREADS = 1024 };
 #define TL_UNUSED __attribute__((unused))
 
 typedef void (*tl_task_fn)(void *arg, int64_t task, int32_t worker);
-/* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done. Which worker runs which task is not
+/* Runs fn(arg, task, worker) for task 0..tasks-1 and returns when all are done, or, once the call is interrupted, those begun. Which worker runs which task is not
  * fixed, so results may not depend on it: cut tasks by the data's shape, never by the number of workers. Called from
  * inside one of several tasks, or while another thread's tasks run, it runs all tasks on the caller (worker 0); inside a
  * single task it may still spread out. */

@@ -121,6 +121,28 @@ static void group_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     }
 }
 
+/* Adds the hits' values to `width` columns from `col` of their rows, in order. */
+static void add_hits(const scatter_job *job, const hit *h, const hit *end, int64_t col, int64_t width)
+{
+    const int64_t cols = job->cols;
+    if (cols == 1) {
+        for (; h < end; h++)
+            job->out[h->row] += h->value;
+        return;
+    }
+    for (; h < end; h++) {
+        float *restrict to = job->out + (int64_t)h->row * cols + col;
+        const float *restrict from = job->values + (int64_t)h->place * cols + col;
+        if (h + 1 < end) {
+            const float *next = job->values + (int64_t)h[1].place * cols + col;
+            for (int64_t j = 0; j < width; j += 16)
+                __builtin_prefetch(next + j);
+        }
+        for (int64_t j = 0; j < width; j++)
+            to[j] += from[j];
+    }
+}
+
 /* Task t owns the output of row block t / column_blocks and column block t % column_blocks. */
 static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
@@ -137,21 +159,9 @@ static void scatter_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
             memset(to, 0, (size_t)run * sizeof *to);
     }
     const hit *h = job->hits + job->start[block], *end = job->hits + job->start[block + 1];
-    if (cols == 1) {
-        for (; h < end; h++)
-            job->out[h->row] += h->value;
-        return;
-    }
-    for (; h < end; h++) {
-        float *restrict to = job->out + (int64_t)h->row * cols + col;
-        const float *restrict from = job->values + (int64_t)h->place * cols + col;
-        if (h + 1 < end) {
-            const float *next = job->values + (int64_t)h[1].place * cols + col;
-            for (int64_t j = 0; j < width; j += 16)
-                __builtin_prefetch(next + j);
-        }
-        for (int64_t j = 0; j < width; j++)
-            to[j] += from[j];
+    for (const hit *stop; h < end && !tl_interrupted(); h = stop) {
+        stop = h + tl_imin(end - h, CHUNK);
+        add_hits(job, h, stop, col, width);
     }
 }
 

@@ -195,7 +195,7 @@ static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const 
     do {
         const int64_t base = offset(v, c);
         pass(x + base, base, v, r, b, beta);
-    } while (next(c, r->low, r->high, v->lead));
+    } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % 64 == 0 && tl_interrupted()));
 }
 
 static void start_at(pool_block *b, const pool_row *r, float value)
@@ -406,7 +406,7 @@ static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
                 for (int64_t from = first[v->lead]; from < past[v->lead]; from += BLOCK)
                     spread(f, at, from, tl_imin(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx,
                            own, end, &b);
-            } while (next(at, first, past, v->lead));
+            } while (next(at, first, past, v->lead) && !tl_interrupted());
         }
         if (f->kind == POOL_MEAN)
             for (int64_t i = own; i < end; i++)

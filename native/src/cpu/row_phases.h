@@ -129,7 +129,7 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
     for (int64_t row = task * r.per_task; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
-            for (int64_t l = 0; l < r.leaves; l++) {
+            for (int64_t l = 0; l < r.leaves && !(l % 64 == 63 && tl_interrupted()); l++) {
                 r.phases[p].leaf(r.job,
                                  &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
                                             r.leaves == 1 ? work : NULL, sums + l, sums + r.leaves + l, stat});

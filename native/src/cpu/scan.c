@@ -216,7 +216,7 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
     _Alignas(64) float few[FEW];
     scan_state v = make_state(f, few, worker);
     start(f, v.h, j0, n);
-    for (int64_t chunk = 0; chunk < f->chunks; chunk++) {
+    for (int64_t chunk = 0; chunk < f->chunks && !tl_interrupted(); chunk++) {
         memcpy(v.carry, v.h, (size_t)n * sizeof(float));
         /* Constant coefficients have one product; a reverse scan's first chunk, which begins with a 0, has another. */
         const int fresh = f->every || chunk <= (f->g ? 1 : 0);
@@ -261,7 +261,7 @@ static void carry_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
     start(f, f->carries + j0, j0, n);
-    for (int64_t chunk = 0; chunk + 1 < f->chunks; chunk++) {
+    for (int64_t chunk = 0; chunk + 1 < f->chunks && !tl_interrupted(); chunk++) {
         const float *P = f->maps_P + chunk * f->D + j0, *s = f->maps_s + chunk * f->D + j0;
         const float *from = f->carries + chunk * f->D + j0;
         float *to = f->carries + (chunk + 1) * f->D + j0;

@@ -78,7 +78,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
     for (int64_t i = 0; i < count; i++)
         dot[i] = dot_product(a->g + at + i * d, a->out + at + i * d, d);
     start_rows(row, BLOCK);
-    for (int64_t tile = 0; tile < p->tiles; tile++) {
+    for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t j0 = tile * TILE, keys = tl_imin(TILE, n - j0);
         if (skips_tile(p, K->finite[b * p->tiles + tile], row, b, i0, count, j0, keys)) continue;
         for (int64_t q = 0; q * TL_PANEL < count; q++) {
@@ -165,7 +165,7 @@ static void key_task(void *arg, int64_t task, int32_t worker)
     if (a->gK) pack_panels(a->V + at, count, d, values);
     memset(gK, 0, (size_t)(2 * BLOCK * width) * sizeof *gK);
     memset(blocked, 0, BLOCK * TILE);
-    for (int64_t tile = 0; tile < p->tiles; tile++) {
+    for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t i0 = tile * TILE, queries = tl_imin(TILE, n - i0), of = b * n + i0;
         if (p->mode != NO_MASK) {
             if (Q->finite[b * p->tiles + tile] && G->finite[b * p->tiles + tile] &&

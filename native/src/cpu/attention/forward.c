@@ -27,7 +27,7 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     pack_panels(a->p.side[2].x + (b * n + i0) * d, count, d, panels);
     memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
     start_rows(row, BLOCK);
-    for (int64_t t = 0; t < p->tiles; t++) {
+    for (int64_t t = 0; t < p->tiles && !tl_interrupted(); t++) {
         const int64_t j0 = t * TILE, keys = tl_imin(TILE, n - j0);
         if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
             int weightless = 1;

@@ -95,7 +95,7 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     float *gathered = job->gathered + worker * KC * NR;
     _Alignas(64) float edge[MR * NR];
     conv_strip strip;
-    for (int64_t block = 0; block < job->blocks; block++) {
+    for (int64_t block = 0; block < job->blocks && !(block && tl_interrupted()); block++) {
         const int64_t k0 = block * KC, kc = tl_imin(job->inner - k0, KC);
         const float *bias = block + 1 == job->blocks ? job->bias : 0;
         for (int64_t q = q0; q < q1; q += NR) {

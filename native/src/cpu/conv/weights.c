@@ -60,7 +60,7 @@ static void multiply_tile(void *arg, int64_t task, int32_t worker)
     float *sums = job->sums + (segment * v->rows + row0) * job->inner + j0;
     _Alignas(64) float edge[MR * NR];
     conv_strip positions;
-    for (int64_t q0 = segment * job->segment; q0 < q1; q0 += KC) {
+    for (int64_t q0 = segment * job->segment; q0 < q1 && !tl_interrupted(); q0 += KC) {
         const int64_t kc = tl_imin(q1 - q0, KC);
         const int add = q0 > segment * job->segment;
         float *panel = packed;

@@ -143,7 +143,7 @@ static void FN(row_times_matrix)(const FN(job) * job, const REAL *a, const REAL 
     _Alignas(64) REAL sums[SPAN + LANES];
     for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
         int64_t span = tl_imin(columns - j0, SPAN), whole = span - span % LANES;
-        for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
             int64_t kc = tl_imin(job->n - k0, KC);
             memset(sums, 0, sizeof(REAL) * (size_t)span);
             for (int64_t k = 0; k < kc;) {
@@ -183,7 +183,7 @@ static void FN(row_times_transpose)(const FN(job) * job, const REAL *a, const RE
         int64_t w = tl_imin(columns - j, NR), off[NR];
         for (int64_t l = 0; l < NR; l++)
             off[l] = (j + tl_imin(l, w - 1)) * job->csb;
-        for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
             int64_t kc = tl_imin(job->n - k0, KC), k = 0;
             const REAL *x = a + k0 * job->csa, *from = b + k0;
             VEC low = {0}, high = {0}, t[TK];
@@ -240,7 +240,7 @@ static void FN(multiply_tile)(const FN(job) * job, const REAL *a, const REAL *b,
 {
     _Alignas(64) REAL edge[MR * NR];
     int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
-    for (int64_t k0 = 0; k0 < job->n; k0 += KC) {
+    for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
         int64_t kc = tl_imin(job->n - k0, KC);
         int add = job->accumulate || k0 > 0;
         int ready = 0; /* the strip was packed during the one before it */
@@ -430,7 +430,7 @@ static int32_t FN(split_inner)(tl_context *ctx, const tl_gemm_args *g, const REA
     FN(round)
     round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .accumulate = g->accumulate};
     round.rows_per_task = tl_ceil_div(1024, g->p);
-    for (int64_t first = 0; first < blocks && !status; first += ROUND) {
+    for (int64_t first = 0; first < blocks && !status && !tl_interrupted(); first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
         tl_gemm_args part = *g;

@@ -133,7 +133,7 @@ static tl_cvec *direct(const tl_fft *f, tl_cvec *x, tl_cvec *y)
 {
     int64_t length = f->n, s = 1;
     const float *w = f->twiddle;
-    for (int i = 0; i < f->stages; i++) {
+    for (int i = 0; i < f->stages && !(i && tl_interrupted()); i++) {
         const int r = f->radix[i];
         const int64_t m = length / r;
         switch (r) {

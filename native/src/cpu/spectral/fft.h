@@ -58,10 +58,15 @@ typedef struct tl_real {
 
 #define tl_real_split TL_V(tl_real_split)
 #define tl_real_join TL_V(tl_real_join)
+#define tl_chirp_kernel TL_V(tl_chirp_kernel)
 #define tl_fft_get TL_V(tl_fft_get)
 #define tl_fft_put TL_V(tl_fft_put)
 #define tl_fft_lanes TL_V(tl_fft_lanes)
 #define tl_fft_large TL_V(tl_fft_large)
+
+/* The transform over m = roots->n of the chirp, n numbers, laid out around 0, divided by m; n1 divides m, which has no prime
+ * factor above 5. 0 when memory is short. */
+int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out);
 
 /* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
  * may call both. */
@@ -104,7 +109,7 @@ static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone
     if (!alone)
         tl_parallel(tasks, fn, arg);
     else
-        for (int64_t t = 0; t < tasks; t++)
+        for (int64_t t = 0; t < tasks && !tl_interrupted(); t++)
             fn(arg, t, 0);
 }
 

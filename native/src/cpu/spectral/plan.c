@@ -4,10 +4,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "core/threads.h"
 #include "cpu/spectral/fft.h"
 #include "formula/dft_tile.h"
 
-enum { CACHED_PLANS = 32 };
+enum { CACHED_PLANS = 32, CHIRP_TASK = 1 << 12 };
 static const size_t CACHED_BYTES = (size_t)64 << 20;
 
 static void *take(tl_fft *f, size_t bytes)
@@ -94,79 +95,38 @@ static int64_t convolution_length(int64_t n)
 
 /* ---- Bluestein's kernel ------------------------------------------------------------------------------------------ */
 
-/* out = a·(c, s), every product rounded. */
-static void times(double *out, const double *a, double c, double s)
-{
-    double rc = a[0] * c, is = a[1] * s, rs = a[0] * s, ic = a[1] * c;
-    TL_OPAQUE(rc);
-    TL_OPAQUE(is);
-    TL_OPAQUE(rs);
-    TL_OPAQUE(ic);
-    out[0] = rc - is;
-    out[1] = rs + ic;
-}
+/* The chirp e^(i·pi·t²/n) in float64, and its conjugate in float32. */
+struct chirp {
+    int64_t n;
+    double *chirp;
+    float *conjugate;
+};
 
-/* A float64 transform, out[k] = sum over t of in[t·stride]·w^(k·t), by decimation in time; for plans only. */
-static void plain_fft(const double *in, int64_t stride, double *out, int64_t n, const tl_roots *w)
+static void chirp_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    if (n == 1) {
-        out[0] = in[0];
-        out[1] = in[1];
-        return;
-    }
-    const int64_t r = n % 2 == 0 ? 2 : n % 3 == 0 ? 3 : 5, m = n / r;
-    for (int64_t j = 0; j < r; j++)
-        plain_fft(in + 2 * j * stride, stride * r, out + 2 * j * m, m, w);
-    for (int64_t k = 0; k < m; k++) {
-        double a[10], b[10] = {0};
-        for (int64_t j = 0; j < r; j++) {
-            double c, s;
-            tl_root_at(w, (uint64_t)(j * k) * (w->n / (uint64_t)n), &c, &s);
-            times(a + 2 * j, out + 2 * (j * m + k), c, s);
-        }
-        for (int64_t q = 0; q < r; q++)
-            for (int64_t j = 0; j < r; j++) {
-                double c, s, t[2];
-                tl_root_at(w, (uint64_t)(q * j % r) * (w->n / (uint64_t)r), &c, &s);
-                times(t, a + 2 * j, c, s);
-                b[2 * q] += t[0];
-                b[2 * q + 1] += t[1];
-            }
-        for (int64_t q = 0; q < r; q++) {
-            out[2 * (q * m + k)] = b[2 * q];
-            out[2 * (q * m + k) + 1] = b[2 * q + 1];
-        }
+    const struct chirp *job = arg;
+    for (int64_t t = task * CHIRP_TASK, end = tl_imin(t + CHIRP_TASK, job->n); t < end; t++) {
+        double *c = job->chirp + 2 * t;
+        tl_root((uint64_t)((unsigned __int128)t * (uint64_t)t % (2 * (uint64_t)job->n)), 2 * (uint64_t)job->n, c,
+                c + 1);
+        job->conjugate[2 * t] = (float)c[0];
+        job->conjugate[2 * t + 1] = (float)-c[1];
     }
 }
 
-/* The chirp e^(-i·pi·t²/n), and the transform over m, divided by m, of its conjugate laid out around 0. */
+/* What a convolution over m takes. */
 static int make_chirp(tl_fft *f, int64_t m)
 {
-    const uint64_t n = (uint64_t)f->n;
-    f->chirp = take(f, n * 2 * sizeof(float));
+    f->chirp = take(f, (size_t)f->n * 2 * sizeof(float));
     f->kernel = take(f, (size_t)m * 2 * sizeof(float));
     tl_fft scratch = {0};
-    double *b = calloc((size_t)m * 2, sizeof(double)), *spectrum = malloc((size_t)m * 2 * sizeof(double));
-    int ok = f->chirp && f->kernel && b && spectrum && make_roots(&scratch, &scratch.roots, (uint64_t)m);
-    for (uint64_t t = 0; ok && t < n; t++) {
-        double c, s;
-        tl_root((uint64_t)((unsigned __int128)t * t % (2 * n)), 2 * n, &c, &s);
-        f->chirp[2 * t] = (float)c;
-        f->chirp[2 * t + 1] = (float)-s;
-        b[2 * t] = c;
-        b[2 * t + 1] = s;
-        if (t) {
-            b[2 * ((uint64_t)m - t)] = c;
-            b[2 * ((uint64_t)m - t) + 1] = s;
-        }
-    }
+    struct chirp job = {f->n, malloc((size_t)f->n * 2 * sizeof(double)), f->chirp};
+    int ok = f->chirp && f->kernel && job.chirp && make_roots(&scratch, &scratch.roots, (uint64_t)m);
     if (ok) {
-        plain_fft(b, 1, spectrum, m, &scratch.roots);
-        for (int64_t k = 0; k < 2 * m; k++)
-            f->kernel[k] = (float)(spectrum[k] / (double)m);
+        tl_parallel(tl_ceil_div(f->n, CHIRP_TASK), chirp_task, &job);
+        ok = tl_chirp_kernel(job.chirp, f->n, &scratch.roots, near_root(m), f->kernel);
     }
-    free(b);
-    free(spectrum);
+    free(job.chirp);
     free(scratch.roots.coarse);
     free(scratch.roots.fine);
     return ok;
@@ -267,7 +227,7 @@ static tl_fft *make(int64_t n, int kind, int part)
     if (ok && !part) ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && (!f->in_lanes || make_real(f));
     if (f->first) f->bytes += f->first->bytes;
     if (f->second) f->bytes += f->second->bytes;
-    if (ok) return f;
+    if (ok && !tl_interrupted()) return f;
     destroy(f);
     return NULL;
 }

@@ -295,7 +295,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     if (!status && job.alone)
         tl_parallel(batch, inverse ? inverse_row : forward_row, &job);
     else if (!status)
-        for (int64_t row = 0; row < batch; row++)
+        for (int64_t row = 0; row < batch && !tl_interrupted(); row++)
             (inverse ? inverse_row : forward_row)(&job, row, 0);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
