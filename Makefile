@@ -42,7 +42,7 @@ help:
 .venv/.%: pyproject.toml
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing what the extra '$*' needs into .venv"
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    $$(.venv/bin/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	    print(*p["dependencies"], *p["optional-dependencies"][sys.argv[1]])' $*)
 	@touch $@
