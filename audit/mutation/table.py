@@ -283,7 +283,7 @@ DEFECTS = [
          "a gradient shares its storage with another"),
         ("                if keep is not None and i not in keep:\n                    g.buffer.release()\n",
          "                if keep is not None and i not in keep:\n", "consumed gradients are not released"),
-        ("        node.requires_grad = needs and self.recording\n        node.parents",
+        ("        node.requires_grad = needs and self.recording and (not self._pauses or self._records())\n        node.parents",
          "        node.requires_grad = needs\n        node.parents", "no_grad records"),
         ("                key.append(str(extra))\n", "                pass\n", "-0.0 and 0.0 share a plan"),
     ]),

@@ -1,7 +1,5 @@
 """Threads, fork, and the end of the interpreter."""
 
-import ctypes
-import platform
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
+from audit.environments import FLIPS, mode
 from tests import DEVICES, frequent_switches, run_in_thread
 from tlrt import errors, kernels
 from tlrt._binding import convert
@@ -219,14 +218,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
     assert "fork" in done.stdout and done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
 
 
-#: where a C library's fenv_t keeps the word of the mode, counted in 32 bits, and what is flipped in it: MXCSR's FTZ and DAZ, its
-#: rounding, the masks of its exceptions (Intel SDM volume 1, 10.2.3), FPCR's FZ and RMode (Arm ARM, C5.2.8)
-PLACE, FLIPS = {
-    "x86_64": (7, {"flush": 0x8040, "up": 0x4000, "down": 0x2000, "to zero": 0x6000, "unmasked": 0x1F80}),
-    "aarch64": (0, {"flush": 1 << 24, "up": 1 << 22, "down": 1 << 23, "to zero": 3 << 22}),
-}[platform.machine()]
-
-
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Workers anew, `n` threads in all."""
@@ -235,20 +226,6 @@ def threads(n: int) -> Iterator[None]:
         yield
     finally:
         tlrt.set_threads(0)
-
-
-@contextmanager
-def mode(name: str) -> Iterator[None]:
-    """The calling thread computes in another mode, and so do threads it makes."""
-    libm = ctypes.CDLL("libm.so.6")
-    before, changed = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
-    assert libm.fegetenv(before) == 0 and libm.fegetenv(changed) == 0
-    changed[PLACE] ^= FLIPS[name]
-    assert libm.fesetenv(changed) == 0
-    try:
-        yield
-    finally:
-        libm.fesetenv(before)
 
 
 def test_workers_keep_subnormals_whatever_their_maker_does():

@@ -155,7 +155,7 @@ def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     class Raced(list):
         def append(self, item):
             super().append(item)
-            s.reset() if what == "reset" else s._undo(1)
+            s.reset() if what == "reset" else s._undo((1, s.counter))
 
     for operation in (s.relu, lambda x: s.const([1.0])):
         x = s.input([1.0])
@@ -166,7 +166,7 @@ def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     y = s.square(w)
     step, s.tape._step = (
         s.tape._step,
-        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo(1)),
+        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo((1, s.counter))),
     )
     assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
     del s.tape._step
