@@ -49,9 +49,11 @@ def _cases(count: int, seed: int) -> Iterator[Case]:
         for which in ("forward", "vjp") if row.vjp_rule else ("forward",):
             classes = data_classes(row, which)
             for i in range(count):
-                yield draw_case(
+                case = draw_case(
                     row, seed + i, classes[i % len(classes)], ("small", "medium")[i // len(classes) % 2], which
                 )
+                _ = case.arguments  # drawn here, as NumPy computes them in the caller's mode
+                yield case
 
 
 def _digest(name: str, cases: list[Case]) -> tuple[int, str]:

@@ -57,7 +57,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.handles import Uncopied
-from tlrt._binding.library import failure
+from tlrt._binding.library import _lock, failure
 from tlrt._binding.together import Call, Change, release_call, set_and_call
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
@@ -254,6 +254,9 @@ def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]
     """See the module."""
     session._require_open("capture")
     session._require_uncaptured("capture")
+    with _lock:  # a child process would wait for an import under way in another thread
+        import tlrt._capture.aliases
+        import tlrt._capture.record  # noqa: F401
     if not callable(function):
         raise refusal(ArgumentTypeError, "capture", "function", convert.type_name(function), "a function")
     made = Captured(session, function, example)
