@@ -28,7 +28,6 @@ from audit.environment import processors
 from audit.injection import Injector, LibraryCalls, interrupt
 from tlrt import Session, checkpoint, optim
 from tlrt._binding import handles, library
-from tlrt._capture import record
 from tlrt._terminal import Progress, format_table
 from tlrt.errors import OutOfMemoryError
 from tlrt.nn import schedules
@@ -42,8 +41,8 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 #: seconds that a trial may take before it counts as a deadlock
 _HANG = 1500
-#: one in this many points of a program on the specification, which takes long, for each of the others
-_SPEC = 5
+#: one in this many points of the programs that take long, for each of the others
+_SLOW = {"step adam spec": 5, "capture": 4}
 _X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 _LABELS = np.array([0, 1, 1, 0])
 
@@ -111,7 +110,7 @@ class Program:
         """What must be right while an exception is still handled: its traceback keeps frames."""
         s = self.session
         free = [not lock.locked() for lock in (s._turn._lock, self.optimizer._lock)]
-        locks: tuple[Any, ...] = (record._lock, handles._lock, library._lock)
+        locks: tuple[Any, ...] = (handles._lock, library._lock)
         free += [not lock._is_owned() for lock in locks]
         # a recorder that is over observes nothing, and goes with the next operation
         observers = [r for r in (*s.device._observers, *handles._observers_of_all) if r.is_active]
@@ -405,7 +404,7 @@ def campaign(
                 os.environ[library.ENVIRONMENT] = str(faults.build())
             try:
                 with ProcessPoolExecutor(workers, context) as pool:
-                    step = {name: every * (_SPEC if "spec" in name else 1) for name in programs}
+                    step = {name: every * _SLOW.get(name, 1) for name in programs}
                     jobs = {
                         pool.submit(_work, kind, name, act, first * step[name], step[name] * workers): (kind, name)
                         for name, places in acts.items() for act in places for first in range(workers)

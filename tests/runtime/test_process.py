@@ -189,6 +189,70 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout == "child 0\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "work"),
+    [("tlspec.ops.conv", "ops()"), ("tlrt._capture.record", "s.capture(lambda x: s.const(x), [1.0])")],
+)
+def test_fork_during_an_import(python, module, work):
+    """The import stops until the process is about to fork, which waits for its end."""
+    code = f"""
+import os, signal, sys, threading
+import tlrt
+from tlspec.registry import ops
+s = tlrt.Session("cpu") if "capture" in {work!r} else None
+begun, forking = threading.Event(), threading.Event()
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            begun.set()
+            forking.wait()
+
+sys.meta_path.insert(0, Finder)
+os.register_at_fork(before=forking.set)
+thread = threading.Thread(target=lambda: {work})
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    {work}
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
+def test_fork_while_another_thread_captures(python):
+    """The child has no such thread, so nothing is recorded there, and no lock is taken."""
+    code = """
+import os, signal, threading, tlrt
+from tlrt._capture import record
+s, t = tlrt.Session("cpu"), tlrt.Session("cpu")
+begun, over = threading.Event(), threading.Event()
+
+def step(x):
+    begun.set()
+    over.wait()
+    return s.const(x)
+
+thread = threading.Thread(target=lambda: s.capture(step, [1.0]))
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    y = t.capture(lambda x: t.square(t.const(x)), [3.0]).outputs.numpy()
+    os._exit(int(y != 9 or s.device._observers != () or record._recorders != {}))
+over.set()
+thread.join()
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
 @pytest.mark.cuda
 def test_fork_after_cuda(python):
     code = """
@@ -283,6 +347,20 @@ def test_no_mode_of_the_caller_changes_a_number(dev, name):
         got = [dev.buffer(a) for a in arrays] + [kernels.scale(one, 1 + 2.0**-30)]
     for a, b in zip([*expected, np.float32([1])], got, strict=True):
         assert a.tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_no_mode_of_the_caller_changes_a_description(name):
+    expected = tlrt.describe("cpu")
+    with mode(name):
+        got = tlrt.describe("cpu")
+    assert got == expected
+
+
+def test_a_conversion_that_is_refused_is_an_error(dev, monkeypatch):
+    """Its result would be whatever lay in memory."""
+    monkeypatch.setitem(load().lib.__dict__, "torchlean_cuda_convert", lambda *_: errors.UnavailableError.status)
+    assert_raises_regex(errors.UnavailableError, "^from_numpy: ", dev.buffer, [1.5, 2.5])
 
 
 def test_small_stacks(python):

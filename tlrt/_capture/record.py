@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tlrt._binding.handles import Buffer, Device, ignore_all, new, observe_all, own
-from tlrt._binding.library import failure, hold_over_forks
+from tlrt._binding.handles import Buffer, Device, _lock, ignore_all, new, observe_all, own
+from tlrt._binding.library import failure
 from tlrt._binding.observer import Observer
 from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
 from tlrt._capture.replay import Replay, build_replay
@@ -312,7 +312,6 @@ class Recorder(Observer):
         self.items, self._by_handle = [], {}
 
 
-_lock = hold_over_forks(threading.RLock())
 #: recorders that are attached, by thread
 _recorders: dict[int, Recorder] = {}
 
