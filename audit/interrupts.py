@@ -232,6 +232,9 @@ class Assignment(Program):
         def take() -> None:
             made["value"] = AnyBuffer.upload(np.full((2, 3), 0.5), s.device)
 
+        def train(wanted: bool) -> None:
+            self.b.requires_grad = wanted
+
         def state() -> None:
             made["state"] = self.optimizer.state()
 
@@ -240,8 +243,7 @@ class Assignment(Program):
             Act("take", take), Act("assign", lambda: self.w.assign(made["value"])),
             Act("value", lambda: self.w.value), Act("state", state),
             Act("load_state", lambda: self.optimizer.load_state(*made["state"])),
-            Act("freeze", lambda: setattr(self.b, "requires_grad", False)),
-            Act("thaw", lambda: setattr(self.b, "requires_grad", True)),
+            Act("freeze", lambda: train(False)), Act("thaw", lambda: train(True)),
         ]  # fmt: skip
 
 
