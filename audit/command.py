@@ -8,7 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit import alarms, checkpoint_files, determinism, evidence, exhaustive, faults, hostile, pairs, probe, soak
+from audit import (
+    alarms,
+    checkpoint_files,
+    contention,
+    determinism,
+    environments,
+    evidence,
+    exhaustive,
+    faults,
+    hostile,
+    interrupts,
+    pairs,
+    probe,
+    soak,
+)
 from audit.build import BuildError
 from audit.checker import BINARY, CheckerError
 from audit.environment import commit, describe_run
@@ -22,10 +36,12 @@ from tlspec import registry
 
 #: what a short run tries, which takes seconds
 SHORT: dict[str, Any] = {"cases": 1, "stride": 4099, "pairs": 200_000, "repeats": 5, "comparisons": 2000,
-                         "calls": 20_000, "files": 200, "every": 20, "steps": 500}  # fmt: skip
+                         "calls": 20_000, "files": 200, "every": 20, "steps": 500,
+                         "points": 97, "turns": 12_000, "forks": 10, "drawn": 1}  # fmt: skip
 #: of the hostile calls one in a hundred is left out, as its work would be unbounded
 FULL: dict[str, Any] = {"cases": 6, "stride": 1, "pairs": 10**9, "repeats": 100, "comparisons": 100_000,
-                        "calls": 10_200_000, "files": 10_000, "every": 1, "steps": 10**6}  # fmt: skip
+                        "calls": 10_200_000, "files": 10_000, "every": 1, "steps": 10**6,
+                        "points": 1, "turns": 1_200_000, "forks": 1000, "drawn": 24}  # fmt: skip
 #: the least that an option may ask for
 LEAST = {"pairs": 0, "files": 0}
 
@@ -79,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     f.add_argument(
         "--modes", nargs="+", default=list(faults.MODES), choices=faults.MODES, help="it alone, or all from it on"
     )
+    number(p.add_argument_group("interrupts"), "points", "every N-th point is interrupted")
+    c = p.add_argument_group("contention")
+    number(c, "turns", "turns of eight threads at one object")
+    number(c, "forks", "forks beside busy threads")
+    number(p.add_argument_group("environments"), "drawn", "cases of every entry point in each floating-point mode")
     number(p.add_argument_group("soak"), "steps", "training steps on every device")
     return p
 
@@ -252,11 +273,24 @@ def _faults(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return _outcome(faults, document)
 
 
+def _interrupts(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    return _outcome(interrupts, interrupts.campaign(args.points, workers=args.workers))
+
+
+def _contention(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    return _outcome(contention, contention.campaign(args.turns, args.forks))
+
+
+def _environments(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    return _outcome(environments, environments.campaign(args.drawn))
+
+
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return _outcome_of_runs(soak, [soak.soak(device, args.steps) for device in devices])
 
 
 CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Outcome]] = {
     "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
-    "hostile": _hostile, "faults": _faults, "soak": _soak,
+    "hostile": _hostile, "faults": _faults, "interrupts": _interrupts, "contention": _contention,
+    "environments": _environments, "soak": _soak,
 }  # fmt: skip

@@ -23,6 +23,9 @@ PARTS: Mapping[str, str] = {
     "hostile": "hostile calls of the C ABI",
     "checkpoints": "damaged checkpoint files",
     "faults": "allocation failures",
+    "interrupts": "an exception at every point of a program",
+    "contention": "threads that use one object at once, forks beside them",
+    "environments": "the caller's floating-point mode",
     "soak": "long runs in flat memory",
     "mutation": "planted defects",
     "sanitizer": "GPU memory checkers",
@@ -77,6 +80,11 @@ checkpoints/*: count files; texts failures
 faults/*/devices?/*: text device; count points; texts failures
 faults/*/devices?/*/one?: count trials raised absorbed untouched
 faults/*/devices?/*/all?: count trials raised absorbed untouched
+interrupts/*: count points every; list programs; texts failures
+contention/*: count threads; texts failures
+contention/*/subjects/*: text subject; count turns right refused other
+environments/*: texts failures
+environments/*/modes/*: text mode digest; count cases
 soak/*: text device; count steps live_bytes live_buffers microseconds; number growth; texts failures
 mutation/*: count listed run; texts survivors; text score; table results
 mutation/*/results/*: number number; text name outcome by
@@ -421,7 +429,8 @@ def _steps(d: Mapping[str, Any]) -> Found:
 
 _FINDERS: Mapping[str, Callable[[Mapping[str, Any]], Found]] = {
     "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
-    "hostile": _hostile, "checkpoints": _plain, "faults": _faults, "soak": _plain, "mutation": _mutation,
+    "hostile": _hostile, "checkpoints": _plain, "faults": _faults, "soak": _plain,
+    "interrupts": _plain, "contention": _plain, "environments": _plain, "mutation": _mutation,
     "sanitizer": _sanitizer, "steps": _steps,
 }  # fmt: skip
 

@@ -296,6 +296,27 @@ def _faults(d: Any) -> tuple[str, str]:
     return tried, said + (f"; memory of {', '.join(full)} really used up: refused, the next call right" if full else "")
 
 
+def _interrupts(d: Any) -> tuple[str, str]:
+    names = list(dict.fromkeys(r["program"] for r in d["programs"]))
+    tried = f"an exception at {format_count(d['points'])} points of {len(names)} programs ({', '.join(names)})"
+    return tried, f"{len(d['failures'])} states other than that before or that after, or next steps that are not right"
+
+
+def _contention(d: Any) -> tuple[str, str]:
+    tried = [f"{format_count(r['turns'])} {'forks' if r['subject'] == 'forks' else 'turns at one ' + r['subject']}"
+             for r in d["subjects"]]  # fmt: skip
+    refused = format_count(sum(r["refused"] for r in d["subjects"]))
+    return (
+        f"{d['threads']} threads: {', '.join(tried)}",
+        f"{len(d['failures'])} wrong or in a deadlock; {refused} refused",
+    )
+
+
+def _environments(d: Any) -> tuple[str, str]:
+    modes = ", ".join(r["mode"] for r in d["modes"])
+    return f"{format_count(d['modes'][0]['cases'])} results in each mode: {modes}", f"{len(d['failures'])} modes differ"
+
+
 def _soak(d: Any) -> tuple[str, str]:
     said = f"{len(d['failures'])} changes; {format_count(d['live_bytes'])} live bytes after every step, the process grew by "
     return f"{format_count(d['steps'])} steps on {d['device']}", said + format_count(d["growth"])
@@ -328,6 +349,7 @@ def _sanitizer(d: Any) -> tuple[str, str]:
 
 _TOTALS = {"verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
            "alarms": _alarms, "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak,
+           "interrupts": _interrupts, "contention": _contention, "environments": _environments,
            "mutation": _mutation, "sanitizer": _sanitizer}  # fmt: skip
 
 

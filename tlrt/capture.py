@@ -57,7 +57,8 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.handles import Uncopied
-from tlrt._binding.library import failure
+from tlrt._binding.library import _lock, failure
+from tlrt._binding.together import Call, Change, release_call, set_and_call
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import (
@@ -193,12 +194,6 @@ class Input(convert.Live):
             if status := self._upload(array):
                 raise failure(status, "replay")
 
-    def _close(self) -> None:
-        """Gives the buffer back."""
-        self._closed = True
-        if self._buffer is not None:
-            self._buffer.release()
-
     # ---- what is refused, as the content is not known
 
     def _opaque(self, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -260,6 +255,9 @@ def capture(session: Any, function: Callable[..., Any], example: tuple[Any, ...]
     """See the module."""
     session._require_open("capture")
     session._require_uncaptured("capture")
+    with _lock:  # a child process would wait for an import under way in another thread
+        import tlrt._capture.aliases
+        import tlrt._capture.record  # noqa: F401
     if not callable(function):
         raise refusal(ArgumentTypeError, "capture", "function", convert.type_name(function), "a function")
     made = Captured(session, function, example)
@@ -525,17 +523,19 @@ class Captured(Uncopied):
 
     def close(self) -> None:
         """Gives all memory of the step back; its results cannot be read any more. May be repeated."""
-        self._closed = True
-        if self._replay is not None:
-            self._replay.handles += [place.storage.handle for place in self._places if place.storage is not None]
-            self._replay.release()
-        self._places, self._changed = [], []
-        for known in self._inputs:
-            if isinstance(known, Input):
-                known._close()
-        for result in self._results:
-            result.release()
-        self._results = []
+        set_and_call(*self._end())
+
+    def _end(self) -> tuple[list[Change], list[Call]]:
+        """What :meth:`close` changes and calls."""
+        inputs = [known for known in self._inputs if isinstance(known, Input)]
+        buffers = [known._buffer for known in inputs if known._buffer is not None] + [r.buffer for r in self._results]
+        changes: list[Change] = [(self, name, []) for name in ("_places", "_changed", "_results")]
+        changes += [(known, "_closed", True) for known in (self, *inputs)]
+        if self._replay is None:
+            return changes, list(map(release_call, buffers))
+        handles = [place.storage.handle for place in self._places if place.storage is not None]
+        freed, calls = self._replay.end(handles)
+        return [*changes, *freed], [*calls, *map(release_call, buffers)]
 
     def __enter__(self) -> Captured:
         return self

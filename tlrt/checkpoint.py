@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._binding.together import set_together
+from tlrt._binding.together import release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, TorchleanError, refusal
 
 if TYPE_CHECKING:
@@ -132,9 +132,7 @@ def load(
     changes += [(session, "seed", about["random"]["seed"]), (session, "counter", about["random"]["counter"])]
     old = [p._mirror for p in session.parameters.values() if p._mirror is not None]
     old += [buffer for optimizer in chosen for buffers in optimizer._state.values() for buffer in buffers]
-    set_together(changes)
-    for buffer in old:
-        buffer.release()
+    set_and_call(changes, list(map(release_call, old)))
     return dict(about["extra"])
 
 

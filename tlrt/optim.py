@@ -27,7 +27,7 @@ from tlrt._binding.arguments import is_number
 from tlrt._binding.handles import Uncopied
 from tlrt._binding.library import failure
 from tlrt._binding.observer import Calls
-from tlrt._binding.together import Change, call_and_set, set_together
+from tlrt._binding.together import Change, call_and_set, release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
@@ -344,9 +344,8 @@ class Optimizer(Uncopied):
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit."""
-        old = self._state
-        set_together(self._loaded(settings, arrays))
-        _release_states(old)
+        old = [release_call(buffer) for buffers in self._state.values() for buffer in buffers]
+        set_and_call(self._loaded(settings, arrays), old)
 
     def _loaded(self, settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Change]:
         """The changes of :meth:`load_state`, all of them or none. The caller releases the states of before."""
@@ -362,7 +361,8 @@ class Optimizer(Uncopied):
         # where a hyperparameter lies, as its setter runs bytecode
         places = [f"_{h}" if f"_{h}" in self.__dict__ else h for h in self.hyper]
         hyper = [(self, place, settings[h]) for place, h in zip(places, self.hyper, strict=True)]
-        return [(self, "_state", fresh), (self, "_mirrors", []), (self, "steps", int(settings["steps"])), *hyper]
+        counted = (self, "steps", int(settings["steps"]))
+        return [(self, "_state", fresh), (self, "_packed", {}), (self, "_mirrors", []), counted, *hyper]
 
     def close(self) -> None:
         """Releases the states; the optimiser is of no use afterwards."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.arguments import boolean
-from tlrt._binding.together import Change, set_together
+from tlrt._binding.together import Change, release_call, set_and_call
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError, refusal
@@ -90,9 +90,7 @@ class Parameter(Arithmetic):
         if host.shape != self.shape:
             raise refusal(ShapeError, "set", self.name, f"shape {host.shape}", self.shape)
         old = self._mirror
-        set_together(self._changed(host, None))
-        if old is not None:
-            old.release()
+        set_and_call(self._changed(host, None), [] if old is None else [release_call(old)])
 
     def _changed(self, host: npt.NDArray[Any] | None, mirror: Any) -> list[Change]:
         """The changes that give the parameter a new value, all of them or none."""
@@ -111,9 +109,8 @@ class Parameter(Arithmetic):
             raise refusal(ReleasedError, "assign", self.name, "a released buffer", "a live one")
         value.require_length()
         old = self._mirror
-        set_together(self._changed(None, value.buffer))
-        if old is not None and old is not value.buffer:
-            old.release()
+        freed = [] if old is None or old is value.buffer else [release_call(old)]
+        set_and_call(self._changed(None, value.buffer), freed)
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy of the current value."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import boolean, integer, integers, is_number, uint64
 from tlrt._binding.handles import Uncopied
+from tlrt._binding.library import failure
+from tlrt._binding.together import Change, release_call, set_and_call
 from tlrt._capture.turn import Turn
 from tlrt._operations import Operations
 from tlrt._operations.base import atomic
@@ -272,13 +274,22 @@ class Session(Operations[TensorRef]):
     def _host(self, x: TensorRef) -> npt.NDArray[Any]:
         return self.get_value(x)
 
-    def _mark(self) -> int:
-        return self.tape._mark()
+    def _mark(self) -> tuple[int, int]:
+        return self.tape._mark(), self.counter
 
-    def _undo(self, mark: int) -> None:
-        self.tape._undo(mark)
-        self._leaves = {p: (ref, version) for p, (ref, version) in list(self._leaves.items()) if ref.id < mark}
-        self._outdated = {id: p for id, p in list(self._outdated.items()) if id < mark}
+    def _undo(self, mark: tuple[int, int]) -> None:
+        size, counter = mark
+        self.tape._undo(size)
+        leaves = self._leaves
+        for parameter, leaf in list(leaves.items()):
+            if (
+                leaf[0].id >= size and leaves.get(parameter) is leaf
+            ):  # no other thread runs between this and the next line
+                del leaves[parameter]
+        for id in [id for id in list(self._outdated) if id >= size]:
+            self._outdated.pop(id, None)
+        if self.counter == counter + 1:  # of the draw undone; more are another thread's
+            self.counter = counter
 
     # ---- leaves
 
@@ -381,17 +392,11 @@ class Session(Operations[TensorRef]):
         """1 with probability `keep`, else 0."""
         return self._draw("bernoulli_mask", shape, keep)
 
+    @atomic
     def _draw(self, name: str, shape: Sequence[int] | int, *parameters: float) -> TensorRef:
         self._require_open(name)
         sizes = _sizes(name, shape)
-        n = size_of(sizes)
-        before = self.counter
-        try:
-            buffer = getattr(self.tape.kernels, name)(self.device, n, self._key(), *parameters)
-        except BaseException:
-            if self.counter == before + 1:
-                self.counter = before
-            raise
+        buffer = getattr(self.tape.kernels, name)(self.device, size_of(sizes), self._key(), *parameters)
         return self._leaf(AnyBuffer.of(sizes, buffer), name, False)
 
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
@@ -457,14 +462,9 @@ class Session(Operations[TensorRef]):
 
     # ---- gradients
 
-    @contextmanager
-    def no_grad(self) -> Iterator[None]:
+    def no_grad(self) -> AbstractContextManager[Any]:
         """Within, nothing is recorded for backward."""
-        before, self.tape.recording = self.tape.recording, False
-        try:
-            yield
-        finally:
-            self.tape.recording = before
+        return self.tape.pause()
 
     def backward(self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None) -> Gradients:
         """The gradients of `loss` by every parameter that requires one, zeros where it does not reach.
@@ -477,7 +477,7 @@ class Session(Operations[TensorRef]):
         epoch = self.epoch
         id = self._id(loss, "backward")
         tape, leaves = self.tape, dict(self._leaves)
-        if not tape.recording:
+        if not tape._records():
             raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
         if self._outdated or any(p._version != version for p, (_, version) in leaves.items()):
             self._refuse_outdated(id)
@@ -494,8 +494,9 @@ class Session(Operations[TensorRef]):
                 leaf = leaves.get(parameter)
                 g = None if leaf is None else found.pop(leaf[0].id, None)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
-        self._gradients.release()
-        self._gradients._by_parameter, self._gradients._by_leaf = by_parameter, found
+        gradients = self._gradients
+        old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
+        set_and_call([(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)], old)
         for observer in self.device._observers:
             observer.after_backward(self)
         return self._gradients
@@ -574,24 +575,44 @@ class Session(Operations[TensorRef]):
         self.device.collect()
 
     def close(self) -> None:
-        """Reads stale parameters back to the host, then releases everything; a device the session opened is closed."""
+        """Reads stale parameters back to the host, then releases everything at once; a device the session opened is closed.
+
+        Where memory is short the session stays open and may be closed again."""
         if self._closed:
+            if self._owns_device and not self.device.closed:
+                self.device.close()
             return
         self._require_uncaptured("close")
-        for captured in list(self._captures):
-            captured.close()
         try:
             for parameter in self.parameters.values():
                 if parameter.host_is_stale and not self.device.closed:
                     _ = parameter.value
-        finally:
-            self._release_step()
-            for parameter in self.parameters.values():
-                parameter._release()
-            self.tape.release()
-            self._closed = True
-            if self._owns_device:
-                self.device.close()
+        except MemoryError:
+            raise
+        except Exception:
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """Releases everything, whatever interrupts it: what the session has is released, and known to be, in one act."""
+        for observer in self.device._observers:
+            observer.before_reset(self)
+        tape, gradients, parameters = self.tape, self._gradients, list(self.parameters.values())
+        found = (*gradients._by_parameter.values(), *gradients._by_leaf.values())
+        buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found]
+        buffers += [p._mirror for p in parameters if p._mirror is not None]
+        changes: list[Change] = [(self, "_closed", True), (self, "epoch", self.epoch + 1), (tape, "_released", True)]
+        changes += [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), (tape, "nodes", [])]
+        changes += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (tape, "_undone", None)]
+        changes += [(p, "_mirror", None) for p in parameters]
+        ends = [step._end() for step in list(self._captures)]
+        calls = [call for _, made in ends for call in made] + list(map(release_call, buffers))
+        if self._owns_device and self.device.name != "spec":
+            calls.append((self.device._library.lib.torchlean_cuda_context_destroy, self.device._handle))
+        status = set_and_call([*changes, *(change for made, _ in ends for change in made)], calls)
+        if self._owns_device and status:
+            raise failure(status, "close")
 
     def __reduce__(self) -> Any:
         expected = "a checkpoint (tlrt.checkpoint.save)"

@@ -28,6 +28,7 @@ from tlrt import errors
 from tlrt._binding import convert
 from tlrt._binding.arguments import length
 from tlrt._binding.observer import Observer
+from tlrt._binding.together import set_and_call
 from tlrt.context import Memory
 from tlspec import entries, registry
 from tlspec.bounds import call_reference
@@ -38,18 +39,26 @@ __all__ = ["SpecBuffer", "SpecDevice", "kernels"]
 Array = npt.NDArray[Any]
 
 
+class _Storage:
+    """The live handles to one array."""
+
+    __slots__ = ("handles",)
+
+    def __init__(self) -> None:
+        self.handles = 0
+
+
 class SpecBuffer:
     """A flat array of the device's type, float64 unless it was made for another, with the methods of :class:`tlrt.Buffer`."""
 
     __slots__ = ("__weakref__", "_array", "_device", "_storage")
 
-    def __init__(self, array: Array, device: SpecDevice, storage: list[int] | None = None) -> None:
-        self._array: Array | None = array
+    _array: Array | None
+
+    def __init__(self, array: Array, device: SpecDevice, storage: _Storage | None = None) -> None:
         self._device = device
-        #: live handles to the storage, shared between them
-        self._storage = [0] if storage is None else storage
-        self._storage[0] += 1
-        device._count_allocation(array.nbytes if self._storage[0] == 1 else 0)
+        self._storage = _Storage() if storage is None else storage
+        self._count(1, array)
 
     @property
     def array(self) -> Array:
@@ -76,7 +85,7 @@ class SpecBuffer:
     @property
     def references(self) -> int:
         _ = self.array
-        return self._storage[0]
+        return self._storage.handles
 
     def numpy(self, shape: int | Sequence[int] | None = None) -> Array:
         """A new array with the content, in `shape` if given."""
@@ -119,15 +128,26 @@ class SpecBuffer:
 
     def release(self) -> None:
         if self._array is not None:
-            self._storage[0] -= 1
-            self._device._count_release(self._array.nbytes if self._storage[0] == 0 else 0)
-            self._array = None
+            self._count(-1, None)
+
+    def _count(self, change: int, array: Array | None) -> None:
+        """Makes the buffer live or released and counts it, as one act."""
+        device, storage, content = self._device, self._storage, self._array if array is None else array
+        assert content is not None
+        nbytes = content.nbytes if storage.handles + change == max(change, 0) else 0  # of the first or the last handle
+        live = device._live + change * nbytes
+        changes = [(self, "_array", array), (storage, "handles", storage.handles + change), (device, "_live", live)]
+        changes += [(device, "_buffers", device._buffers + change), (device, "_peak", max(device._peak, live))]
+        set_and_call([*changes, (device, "_served", device._served + (change > 0 and nbytes > 0))], [])
 
     def __del__(self) -> None:
         try:
             self.release()
         except AttributeError:  # a constructor that raised
             pass
+        except BaseException:  # of a signal handler; Python ignores it
+            self.release()
+            raise
 
     def __repr__(self) -> str:
         if self._array is None:
@@ -161,16 +181,6 @@ class SpecDevice:
     def ignore(self, observer: Observer) -> None:
         """Stops the reports to an observer."""
         self._observers = tuple(o for o in self._observers if o is not observer)
-
-    def _count_allocation(self, nbytes: int) -> None:
-        self._buffers += 1
-        self._served += nbytes > 0
-        self._live += nbytes
-        self._peak = max(self._peak, self._live)
-
-    def _count_release(self, nbytes: int) -> None:
-        self._buffers -= 1
-        self._live -= nbytes
 
     def describe(self) -> str:
         return f"specification, {self.dtype if self.scalar is None else self._scalar_name}, NumPy {np.__version__}"

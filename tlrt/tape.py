@@ -15,7 +15,10 @@ The tape owns a handle to every buffer on it and releases them all at :meth:`Tap
 from __future__ import annotations
 
 import operator
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ContextDecorator, suppress
 from math import prod
 from typing import Any
 
@@ -114,6 +117,23 @@ def as_view(name: str, shape: Shape, buffer: Any, parent: int, requires_grad: bo
     return node
 
 
+class Pause(ContextDecorator):
+    """A block in which a tape records nothing of its thread for backward. It is entered and left in one call of C, as a lock is,
+    so that no interrupt leaves the tape paused."""
+
+    __enter__ = property(operator.attrgetter("lock.acquire"))
+    __exit__ = property(operator.attrgetter("lock.__exit__"))
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.lock: Any = threading.RLock()
+        tape._pauses.append(weakref.ref(self.lock))
+
+    def _recreate_cm(self) -> Pause:
+        """Another for each call of a function that this decorates."""
+        return Pause(self.tape)
+
+
 class Tape(Uncopied, Operations[int]):
     """A grow-only list of nodes on one device. Ids are indices; an operation returns the id of its node. Until the tape is
     cleared an id is handed out once: where an operation was undone, the nodes after it have higher ones, and those between are
@@ -130,6 +150,8 @@ class Tape(Uncopied, Operations[int]):
         self._undone: list[Node] | None = None
         #: whether operations record what backward needs; off, results never require gradients
         self.recording = True
+        #: the locks of blocks in which nothing is recorded; of those that are over too, until the next look
+        self._pauses: list[weakref.ref[Any]] = []
         self._plans: dict[Any, Plan] = {}
         self._released = False
 
@@ -147,19 +169,26 @@ class Tape(Uncopied, Operations[int]):
         """Appends a node and returns its id, the size before. The tape takes over the node's buffers; refused, it does not.
 
         A node with parents that requires a gradient needs a `backward`."""
+        return self._add(node, self.nodes)
+
+    def _add(self, node: Node, nodes: list[Node]) -> int:
+        """The same of a node that was computed from values on this list."""
         self._require_live("add_node")
         self._require_here("add_node", node.name, node.buffer)
         for parent in node.parents:
             self.node(parent, node.name)
         if node.requires_grad and node.parents and node._rule is None:
             raise ArgumentError(f"add_node: {node.name}: backward: missing, expected one as there are parents")
-        return self._append(node)
+        return self._append(node, nodes)
 
-    def _append(self, node: Node) -> int:
-        """Appends a node; raises ArgumentError where another thread appended or dropped one meanwhile."""
+    def _append(self, node: Node, known: list[Node] | None = None) -> int:
+        """Appends a node; raises ArgumentError where another thread appended or dropped one meanwhile, since the list was
+        `known` that the node's parents are on."""
         nodes = self.nodes
         if self._undone is not None:
             nodes = self._fill_gap()
+        if known is not None and nodes is not known:
+            raise other_thread_error(node.name)
         id = len(nodes)
         nodes.append(node)
         if nodes[id] is not node or self.nodes is not nodes:
@@ -171,6 +200,7 @@ class Tape(Uncopied, Operations[int]):
         nodes, undone = self.nodes, self._undone
         if undone is not None:
             gone = undone[len(nodes) :]
+            release_nodes(gone)  # which the thread that undid them may not have done yet: no gradient is asked of them
             nodes.extend([Node(n.name, AnyBuffer.of(n.shape, n.buffer), False) for n in gone])
             if self._undone is undone:
                 self._undone = None
@@ -186,7 +216,8 @@ class Tape(Uncopied, Operations[int]):
 
     def get_node(self, id: int) -> Node | None:
         """The node, or None where there is none of that id."""
-        return self.nodes[place] if 0 <= (place := self._index(id, "get_node")) < len(self.nodes) else None
+        nodes = self.nodes
+        return nodes[place] if 0 <= (place := self._index(id, "get_node")) < len(nodes) else None
 
     @staticmethod
     def _index(id: Any, op: str) -> int:
@@ -199,13 +230,14 @@ class Tape(Uncopied, Operations[int]):
 
     def node(self, id: int | None, op: str = "node") -> Node:
         """The node; raises IndexOutOfRangeError where there is none of that id."""
-        if type(id) is int and 0 <= id < len(self.nodes):
-            return self.nodes[id]
+        nodes = self.nodes  # another thread may drop some
+        if type(id) is int and 0 <= id < len(nodes):
+            return nodes[id]
         place = self._index(id, op)
-        if not 0 <= place < len(self.nodes):
+        if not 0 <= place < len(nodes):
             self._require_live(op)
-            raise refusal(IndexOutOfRangeError, op, "id", place, f"0 <= id < {len(self.nodes)}")
-        return self.nodes[place]
+            raise refusal(IndexOutOfRangeError, op, "id", place, f"0 <= id < {len(nodes)}")
+        return nodes[place]
 
     def get_value(self, id: int) -> AnyBuffer | None:
         """The forward value of a node, or None where there is none of that id."""
@@ -243,26 +275,27 @@ class Tape(Uncopied, Operations[int]):
             value = self.upload(value)
         else:
             self._require_here("leaf", name, value.buffer)
-        return self._append(Node(name, value, bool(requires_grad) and self.recording))
+        return self._append(Node(name, value, bool(requires_grad) and self._records()))
 
     def unary(
         self, name: str, x: int, in_shape: Sequence[int], out_shape: Sequence[int], forward: Callable[[Any], Any],
         backward: Callable[[Any, Any], Any],
     ) -> int:  # fmt: skip
         """A node made by hand: `forward(x)` gives its buffer, `backward(x, g)` the gradient of x, as buffers."""
-        parent = self.require_value(x, in_shape, name)
+        nodes, parent = self.nodes, self.require_value(x, in_shape, name)
         value = self._own_result(name, out_shape, forward(parent.buffer), (parent,))
 
         def pull(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
             return [(x, _as_gradient(name, parent.shape, backward(parent.buffer, g.buffer)))]
 
-        return self.add_node(Node(name, value, self._needs((x,)), (x,), pull))
+        return self._add(Node(name, value, self._needs((x,)), (x,), pull), nodes)
 
     def binary(
         self, name: str, a: int, b: int, a_shape: Sequence[int], b_shape: Sequence[int], out_shape: Sequence[int],
         forward: Callable[[Any, Any], Any], backward: Callable[[Any, Any, Any], tuple[Any, Any]],
     ) -> int:  # fmt: skip
         """A node made by hand: `forward(a, b)` gives its buffer, `backward(a, b, g)` the gradients of a and b."""
+        nodes = self.nodes
         first, second = self.require_value(a, a_shape, name), self.require_value(b, b_shape, name)
         value = self._own_result(name, out_shape, forward(first.buffer, second.buffer), (first, second))
 
@@ -270,7 +303,7 @@ class Tape(Uncopied, Operations[int]):
             ga, gb = backward(first.buffer, second.buffer, g.buffer)
             return [(a, _as_gradient(name, first.shape, ga)), (b, _as_gradient(name, second.shape, gb))]
 
-        return self.add_node(Node(name, value, self._needs((a, b)), (a, b), pull))
+        return self._add(Node(name, value, self._needs((a, b)), (a, b), pull), nodes)
 
     def _own_result(self, name: str, shape: Sequence[int], buffer: Any, parents: Sequence[AnyBuffer]) -> AnyBuffer:
         """What a forward function returned, as a value of its own."""
@@ -286,7 +319,21 @@ class Tape(Uncopied, Operations[int]):
             raise type(error)(f"{name}: {error}", op=name) from None
 
     def _needs(self, parents: Sequence[int]) -> bool:
-        return self.recording and any(self.nodes[p].requires_grad for p in parents)
+        return self._records() and any(self.nodes[p].requires_grad for p in parents)
+
+    def pause(self) -> Pause:
+        """A context manager: within, nothing is recorded for backward."""
+        return Pause(self)
+
+    def _records(self) -> bool:
+        """Whether results may require gradients now."""
+        for known in self._pauses[:]:
+            if (lock := known()) is None:
+                with suppress(ValueError):  # another thread was faster
+                    self._pauses.remove(known)
+            elif lock._is_owned():
+                return False
+        return self.recording
 
     # ---- how operations are applied
 
@@ -295,7 +342,7 @@ class Tape(Uncopied, Operations[int]):
         return self.node(x, "shape").shape
 
     def _shape(self, op: str, x: int) -> Shape:
-        return self.nodes[x].shape if type(x) is int and 0 <= x < len(self.nodes) else self.node(x, op).shape
+        return self.node(x, op).shape
 
     def _named(self, name: str, x: int) -> str:
         return f"{name} (node {x}, {self.nodes[x].name})"
@@ -341,7 +388,7 @@ class Tape(Uncopied, Operations[int]):
         node.buffer = buffer
         node.name = name
         node.shape = plan.shape
-        node.requires_grad = needs and self.recording
+        node.requires_grad = needs and self.recording and (not self._pauses or self._records())
         node.parents = parents
         node.cleanup = ()
         node._plan = plan
@@ -365,8 +412,8 @@ class Tape(Uncopied, Operations[int]):
         """The error, with a note that names the operands."""
         if type(error) is TypeError:  # a parameter that is not hashable
             error = refusal(ArgumentTypeError, name, "", f"parameters {extra}", "numbers")
-        known = [(p, self.nodes[p]) for p in parents if p is not None]
-        operands = ", ".join(f"node {p} ({node.name}: {node.shape})" for p, node in known)
+        known = [(p, self.get_node(p)) for p in parents if p is not None]
+        operands = ", ".join(f"node {p} ({node.name}: {node.shape})" for p, node in known if node is not None)
         error.add_note(f"in {name} of {operands or 'nothing'}")
         return error
 
@@ -380,11 +427,11 @@ class Tape(Uncopied, Operations[int]):
         return plan
 
     def _view(self, x: int, shape: Shape, name: str) -> int:
-        parent = self.node(x, name)
+        nodes, parent = self.nodes, self.node(x, name)
         if prod(shape) != prod(parent.shape) or (shape and min(shape) < 0):
             raise refusal(ShapeError, name, "shape", shape, f"{prod(parent.shape)} elements")
-        needs = parent.requires_grad and self.recording
-        return self._append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs))
+        needs = parent.requires_grad and self._records()
+        return self._append(as_view(name, shape, parent.buffer.share(), operator.index(x), needs), nodes)
 
     def _constant(self, array: npt.ArrayLike) -> int:
         return self.leaf(array, "constant", False)
@@ -414,27 +461,28 @@ class Tape(Uncopied, Operations[int]):
 
         `seed` is the cotangent of the output, in its shape; left out, 1, which a scalar output allows only. The caller owns
         the buffers returned. A VJP that raises leaves nothing behind and the tape as it was."""
-        grads: list[AnyBuffer | None] = [None] * len(self.nodes)
+        nodes = self.nodes
+        grads: list[AnyBuffer | None] = [None] * len(nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start
-        return self._fill_missing(self._backward(grads, None))
+        return self._fill_missing(self._backward(grads, None, nodes))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None], first: int | None = None) -> list[AnyBuffer]:
         """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over.
 
         With `first` it runs over the first so many nodes, from node first - 1 to node 0: what was given for the later ones
         comes back unchanged and flows no further. Raises IndexOutOfRangeError for more nodes than there are."""
-        grads = list(gradients)
+        grads, nodes = list(gradients), self.nodes
         try:
             self._require_live("backward_from")
-            stop = len(self.nodes) if first is None else integer("backward_from", "first", first)
-            if not 0 <= stop <= len(self.nodes):
-                raise refusal(IndexOutOfRangeError, "backward_from", "first", stop, f"0 <= first <= {len(self.nodes)}")
-            if len(grads) != len(self.nodes):
-                expected = f"{len(self.nodes)}, one per node"
+            stop = len(nodes) if first is None else integer("backward_from", "first", first)
+            if not 0 <= stop <= len(nodes):
+                raise refusal(IndexOutOfRangeError, "backward_from", "first", stop, f"0 <= first <= {len(nodes)}")
+            if len(grads) != len(nodes):
+                expected = f"{len(nodes)}, one per node"
                 raise refusal(ArgumentError, "backward_from", "gradients", len(grads), expected)
             seen: set[int] = set()
-            for i, (node, g) in enumerate(zip(self.nodes, grads, strict=True)):
+            for i, (node, g) in enumerate(zip(nodes, grads, strict=True)):
                 if g is not None:
                     self.require_upstream(g, node.shape, f"backward_from: node {i} ({node.name})")
                     self._require_here("backward_from", f"node {i} ({node.name})", g.buffer)
@@ -444,7 +492,7 @@ class Tape(Uncopied, Operations[int]):
         except BaseException:
             release_gradients(grads)
             raise
-        return self._fill_missing(self._backward(grads, None, stop))
+        return self._fill_missing(self._backward(grads, None, nodes, stop))
 
     def backward_sparse(
         self, output: int, wanted: Iterable[int] | None = None, seed: AnyBuffer | npt.ArrayLike | None = None
@@ -463,7 +511,7 @@ class Tape(Uncopied, Operations[int]):
         grads: list[AnyBuffer | None] = [None] * len(nodes)
         start = self._seed(output, seed)
         grads[operator.index(output)] = start
-        self._backward(grads, keep)
+        self._backward(grads, keep, nodes)
         try:
             for i in keep:
                 if grads[i] is None:
@@ -581,11 +629,11 @@ class Tape(Uncopied, Operations[int]):
         return made
 
     def _backward(
-        self, grads: list[AnyBuffer | None], keep: set[int] | None, first: int | None = None
+        self, grads: list[AnyBuffer | None], keep: set[int] | None, nodes: list[Node], first: int | None = None
     ) -> list[AnyBuffer | None]:
         """Runs the first nodes (None: all) in reverse; gradients not in `keep` (None: all) are released once consumed. Those
-        that stay have storage of their own."""
-        nodes = self.nodes
+        that stay have storage of their own. `nodes` are the tape's from before the first gradient: other ones are another
+        thread's doing."""
         sharing = {i for i, g in enumerate(grads) if g is not None}
         if len(grads) > len(nodes):
             release_gradients(grads)

@@ -10,7 +10,9 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,6 +191,9 @@ class Op:
 #: the global of a module under which :func:`op` keeps the module's rows, in the order they were registered. A module whose
 #: import was interrupted goes with its rows, so the next import starts from none.
 _ROWS = "_registered_rows"
+#: held during imports, and while the process forks: a child would wait for ever for an import of a thread that it does not have
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def op(
@@ -235,7 +240,8 @@ def families() -> tuple[str, ...]:
 
 def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
     """All rows in listing order, or those named: operation names, family names and ``*`` patterns, comma-separated."""
-    modules = [importlib.import_module(f"tlspec.ops.{family}") for family in families()]
+    with _lock:
+        modules = [importlib.import_module(f"tlspec.ops.{family}") for family in families()]
     rows = [row for module in modules for row in vars(module).get(_ROWS, {}).values()]
     if len({r.name for r in rows}) < len(rows):
         known = [r.name for r in rows]

@@ -283,19 +283,20 @@ DEFECTS = [
          "a gradient shares its storage with another"),
         ("                if keep is not None and i not in keep:\n                    g.buffer.release()\n",
          "                if keep is not None and i not in keep:\n", "consumed gradients are not released"),
-        ("        node.requires_grad = needs and self.recording\n        node.parents",
+        ("        node.requires_grad = needs and self.recording and (not self._pauses or self._records())\n        node.parents",
          "        node.requires_grad = needs\n        node.parents", "no_grad records"),
         ("                key.append(str(extra))\n", "                pass\n", "-0.0 and 0.0 share a plan"),
     ]),
     *defects("tlrt/parameter.py", tests=TAPE, rows=[
-        ("set_together(self._changed(host, None))", "self._host = host", "a stale mirror is used after set"),
+        ("set_and_call(self._changed(host, None), [] if old is None else [release_call(old)])", "self._host = host",
+         "a stale mirror is used after set"),
         ("        self._require_mirror()\n        self._host = None\n        self._version += 1\n",
          "        self._require_mirror()\n        self._version += 1\n", "a stale host value is read after an update"),
     ]),
     *defects("tlrt/session.py", tests=TAPE, rows=[
         ("counter, self.counter = self.counter, self.counter + 1", "counter = self.counter",
          "every draw is the same: the counter stands"),
-        ("            self.counter = before\n            raise\n", "            raise\n",
+        ("            self.counter = counter\n", "            pass\n",
          "a refused draw advances the counter"),
         ("            if x.session is self and x.epoch == self.epoch:", "            if x.session is self:",
          "a tensor of before reset is used"),
@@ -307,7 +308,7 @@ DEFECTS = [
     *defects("tlrt/optim.py", tests=TAPE, rows=[
         ("step=self.steps + 1, lr=self.lr", "step=self.steps + 2, lr=self.lr", "bias correction off by one"),
         ("            for p in chosen:\n                p.updated()\n", "", "an update leaves host values as if current"),
-        (', (self, "steps", int(settings["steps"]))', "", "a loaded optimiser starts at step 0"),
+        ('counted = (self, "steps", int(settings["steps"]))', 'counted = (self, "steps", 0)', "a loaded optimiser starts at step 0"),
     ]),
     *defects("tlrt/checkpoint.py", tests=TAPE, rows=[
         (', (session, "counter", about["random"]["counter"])]', "]", "a checkpoint does not restore the counter"),

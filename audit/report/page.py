@@ -183,6 +183,10 @@ def _tiles(ev: Evidence) -> list[Tile]:
         ("checkpoints", lambda d: d["files"], "damaged checkpoint files", ("failure",)),
         ("faults", lambda d: sum(r["points"] for r in d.get("devices", [])),
          "allocation points of a training run made to fail", ("failure",)),
+        ("interrupts", lambda d: d["points"], "points of programs with an exception there", ("failure",)),
+        ("contention", lambda d: sum(r["turns"] for r in d["subjects"]),
+         "turns of threads at one object, and forks beside threads", ("failure",)),
+        ("environments", lambda d: sum(r["cases"] for r in d["modes"]), "results in other floating-point modes", ("failure",)),
     ]  # fmt: skip
     for part, count, what, outcome in counted:
         if documents := ev.documents(part):

@@ -109,7 +109,10 @@ def replacements(path: Path, root: Path = ROOT) -> list[str]:
 
 
 #: replacements that stay, and why
-MAY_REPLACE: dict[str, str] = {}
+MAY_REPLACE = dict.fromkeys(
+    ("lib.__dict__[name] = ...", "handles._calls = ...", "handles._copy = ...", "handles._share = ..."),
+    "a campaign makes calls fail before the library sees them, those that no observer hears of too",
+)
 
 
 def test_nothing_of_another_module_or_class_is_replaced() -> None:

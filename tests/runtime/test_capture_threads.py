@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from audit.injection import interruptions
 from tests import run_in_thread
-from tests.interrupts import interruptions
 from tests.runtime.steps import minimise_square
 from tlrt import Session, optim
 from tlrt._binding import handles

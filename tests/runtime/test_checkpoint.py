@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
+from audit.injection import interrupt
 from tests import DEVICES
-from tests.interrupts import interrupt
 from tlrt import AnyBuffer, Session, checkpoint, errors, nn, optim
 from tlrt.checkpoint import CheckpointError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
+from audit.injection import interruptions
 from tests import DEVICES, run_in_thread
-from tests.interrupts import interruptions
 from tlrt import Session, kernels, optim
 from tlrt._binding.observer import Observer
 

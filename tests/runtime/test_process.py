@@ -1,7 +1,5 @@
 """Threads, fork, and the end of the interpreter."""
 
-import ctypes
-import platform
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
+from audit.environments import FLIPS, mode
 from tests import DEVICES, frequent_switches, run_in_thread
 from tlrt import errors, kernels
 from tlrt._binding import convert
@@ -190,6 +189,70 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout == "child 0\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "work"),
+    [("tlspec.ops.conv", "ops()"), ("tlrt._capture.record", "s.capture(lambda x: s.const(x), [1.0])")],
+)
+def test_fork_during_an_import(python, module, work):
+    """The import stops until the process is about to fork, which waits for its end."""
+    code = f"""
+import os, signal, sys, threading
+import tlrt
+from tlspec.registry import ops
+s = tlrt.Session("cpu") if "capture" in {work!r} else None
+begun, forking = threading.Event(), threading.Event()
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            begun.set()
+            forking.wait()
+
+sys.meta_path.insert(0, Finder)
+os.register_at_fork(before=forking.set)
+thread = threading.Thread(target=lambda: {work})
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    {work}
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
+def test_fork_while_another_thread_captures(python):
+    """The child has no such thread, so nothing is recorded there, and no lock is taken."""
+    code = """
+import os, signal, threading, tlrt
+from tlrt._capture import record
+s, t = tlrt.Session("cpu"), tlrt.Session("cpu")
+begun, over = threading.Event(), threading.Event()
+
+def step(x):
+    begun.set()
+    over.wait()
+    return s.const(x)
+
+thread = threading.Thread(target=lambda: s.capture(step, [1.0]))
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    y = t.capture(lambda x: t.square(t.const(x)), [3.0]).outputs.numpy()
+    os._exit(int(y != 9 or s.device._observers != () or record._recorders != {}))
+over.set()
+thread.join()
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
 @pytest.mark.cuda
 def test_fork_after_cuda(python):
     code = """
@@ -219,14 +282,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
     assert "fork" in done.stdout and done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
 
 
-#: where a C library's fenv_t keeps the word of the mode, counted in 32 bits, and what is flipped in it: MXCSR's FTZ and DAZ, its
-#: rounding, the masks of its exceptions (Intel SDM volume 1, 10.2.3), FPCR's FZ and RMode (Arm ARM, C5.2.8)
-PLACE, FLIPS = {
-    "x86_64": (7, {"flush": 0x8040, "up": 0x4000, "down": 0x2000, "to zero": 0x6000, "unmasked": 0x1F80}),
-    "aarch64": (0, {"flush": 1 << 24, "up": 1 << 22, "down": 1 << 23, "to zero": 3 << 22}),
-}[platform.machine()]
-
-
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Workers anew, `n` threads in all."""
@@ -235,20 +290,6 @@ def threads(n: int) -> Iterator[None]:
         yield
     finally:
         tlrt.set_threads(0)
-
-
-@contextmanager
-def mode(name: str) -> Iterator[None]:
-    """The calling thread computes in another mode, and so do threads it makes."""
-    libm = ctypes.CDLL("libm.so.6")
-    before, changed = (ctypes.c_uint32 * 64)(), (ctypes.c_uint32 * 64)()
-    assert libm.fegetenv(before) == 0 and libm.fegetenv(changed) == 0
-    changed[PLACE] ^= FLIPS[name]
-    assert libm.fesetenv(changed) == 0
-    try:
-        yield
-    finally:
-        libm.fesetenv(before)
 
 
 def test_workers_keep_subnormals_whatever_their_maker_does():
@@ -306,6 +347,20 @@ def test_no_mode_of_the_caller_changes_a_number(dev, name):
         got = [dev.buffer(a) for a in arrays] + [kernels.scale(one, 1 + 2.0**-30)]
     for a, b in zip([*expected, np.float32([1])], got, strict=True):
         assert a.tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_no_mode_of_the_caller_changes_a_description(name):
+    expected = tlrt.describe("cpu")
+    with mode(name):
+        got = tlrt.describe("cpu")
+    assert got == expected
+
+
+def test_a_conversion_that_is_refused_is_an_error(dev, monkeypatch):
+    """Its result would be whatever lay in memory."""
+    monkeypatch.setitem(load().lib.__dict__, "torchlean_cuda_convert", lambda *_: errors.UnavailableError.status)
+    assert_raises_regex(errors.UnavailableError, "^from_numpy: ", dev.buffer, [1.5, 2.5])
 
 
 def test_small_stacks(python):

@@ -10,7 +10,8 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
-from tests import unchanged_memory
+from audit.injection import interrupt
+from tests import run_in_thread, unchanged_memory
 from tlrt import Session, errors, kernels
 from tlrt.session import Options
 from tlspec.ops.random import mix
@@ -380,3 +381,27 @@ def test_values_start_alike_on_every_device():
         with Session(device) as s:
             assert s.param([0.1], "w").value[0] == np.float32(0.1)
             assert s.use(s.parameters["w"]).numpy()[0] == s.input([0.1]).numpy()[0]
+
+
+def test_an_interrupted_no_grad_block_is_over(s):
+    """While the exception is handled, too, when its traceback has the frames that it went through."""
+
+    def block():
+        with s.no_grad(), s.no_grad():
+            s.const([1.0])
+
+    def look():
+        assert s.tanh(s.input([1.0], requires_grad=True)).requires_grad
+
+    place = 0
+    while interrupt(block, place, look, everywhere=True):
+        place += 1
+    assert place > 20
+
+
+def test_no_grad_is_a_decorator_and_of_its_thread(s):
+    x = s.input([1.0], requires_grad=True)
+    tanh = s.no_grad()(s.tanh)
+    assert not tanh(x).requires_grad and not tanh(x).requires_grad and s.tanh(x).requires_grad
+    with s.no_grad():
+        assert run_in_thread(lambda: s.tanh(x).requires_grad) and not s.tanh(x).requires_grad

@@ -1,14 +1,17 @@
 """The life of a session: refused construction, forged references, closing, garbage collection, use from two threads."""
 
 import gc
+import itertools
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from audit.injection import interrupt
 from tests import frequent_switches
 from tlrt import Session, errors, optim
 from tlrt._operations.base import atomic
@@ -155,7 +158,7 @@ def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     class Raced(list):
         def append(self, item):
             super().append(item)
-            s.reset() if what == "reset" else s._undo(1)
+            s.reset() if what == "reset" else s._undo((1, s.counter))
 
     for operation in (s.relu, lambda x: s.const([1.0])):
         x = s.input([1.0])
@@ -166,7 +169,7 @@ def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     y = s.square(w)
     step, s.tape._step = (
         s.tape._step,
-        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo(1)),
+        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo((1, s.counter))),
     )
     assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
     del s.tape._step
@@ -185,3 +188,56 @@ def test_a_parameter_that_another_thread_puts_on_the_tape_too(s):
         s._leaf = raced
         assert_raises_regex(ValueError, "use: tape: got an operation of another thread", s.use, w)
         assert s.backward(s.square(w))[w].numpy().tolist() == [2 * value]
+
+
+def test_a_gradient_asked_of_nodes_that_are_undone_meanwhile(s):
+    """Another thread undoes them: before it has released them the gap is filled, or between two looks of backward."""
+    w = s.param([2.0], "w")
+    s.use(w)
+    tape = s.tape
+    for moment in ("filled", "seeded"):
+        size, y = tape._mark(), s.square(w)
+        undo = partial(tape._undo, size)
+        seed = tape._seed
+        if moment == "filled":
+            nodes = tape.nodes
+            tape.nodes, tape._undone = nodes[:size], nodes  # as _undo does before it releases
+            s.relu(w)
+            assert_raises_regex(ValueError, "got one that was undone", s.backward, y)
+            continue
+        tape._seed = lambda *arguments, seed=seed, undo=undo: (seed(*arguments), undo(), tape._fill_gap())[0]
+        assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
+        del tape._seed
+
+
+def test_a_view_of_a_node_that_is_undone_meanwhile(s):
+    x = s.input([1.0, 2.0], requires_grad=True)
+    size, y = s.tape._mark(), s.square(x)
+    node, nodes = s.tape.node, s.tape.nodes
+
+    def undo(*arguments):
+        """As _undo does before it releases."""
+        found = node(*arguments)
+        s.tape.nodes, s.tape._undone = nodes[:size], nodes
+        return found
+
+    s.tape.node = undo
+    assert_raises_regex(ValueError, "got an operation of another thread", s.tape._view, y.id, (2, 1), "reshape")
+    del s.tape.node
+
+
+def test_an_interrupted_close_is_none_or_all(dev):
+    """Everything goes in one act, captured steps and what programs still refer to included."""
+    for place in itertools.count():
+        s = Session(dev)
+        w = s.param([2.0, 3.0], "w")
+        step = s.capture(lambda s=s, w=w: s.square(w))
+        kept = s.const([1.0]).value
+        before = dev.memory().live_buffers
+        where = interrupt(s.close, place)
+        assert dev.memory().live_buffers == (0 if s._closed else before) and kept.buffer.released is s._closed, where
+        assert step.closed is s._closed
+        s.close()
+        if where is None:
+            break
+    assert place > 10 and dev.memory().live_buffers == 0

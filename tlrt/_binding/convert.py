@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tlrt._binding.library import complete_call, load
+from tlrt._binding.library import complete_call, failure, load
 from tlrt.errors import (
     AliasError,
     ArgumentTypeError,
@@ -74,7 +74,7 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array if array.flags.aligned else array.copy()
 
 
-def _converted(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+def _converted(op: str, array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
     """The elements as a C-contiguous, aligned array of float32 or float64. Where bits change C rounds them: NumPy would do it
     in the thread's floating-point mode, and signal what `numpy.errstate` asks for."""
     kind, size = array.dtype.kind, array.dtype.itemsize
@@ -88,7 +88,8 @@ def _converted(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.ND
     library = load()
     source, target = library.ffi.from_buffer(host), library.ffi.from_buffer(result)
     arguments = (source, _TYPES[known], host.size, target, _TYPES[result.dtype])
-    complete_call(library.lib.torchlean_cuda_convert, *arguments)
+    if status := complete_call(library.lib.torchlean_cuda_convert, *arguments):
+        raise failure(status, op)
     return result
 
 
@@ -102,7 +103,7 @@ def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     if array.size >= _LIMIT:
         raise refusal(SizeOverflowError, op, name, f"{array.size} elements", "fewer than 2**32")
-    return _converted(array, np.float32)
+    return _converted(op, array, np.float32)
 
 
 def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.uint32]:
@@ -174,7 +175,7 @@ def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -
     if not (kind in "iub" or (kind == "f" and size in (4, 8))):
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     _fits(op, name, array, dims)
-    return _converted(array, np.float64)
+    return _converted(op, array, np.float64)
 
 
 def float64_out(

@@ -211,6 +211,7 @@ class Buffer:
         """Whether the handle was given back (by :meth:`release`, or because its device was closed)."""
         library = load()
         status = library.lib.torchlean_cuda_buffer_length(self._handle, library.ffi.new("uint32_t *"))
+        # the text is taken, as a signal handler that asks must not leave one to the failure that it interrupted
         return bool(status and failure(status, "released").status == ReleasedError.status)
 
     def __enter__(self) -> Buffer:

@@ -1,17 +1,30 @@
 """Attributes that change together, whatever interrupts the program."""
 
+import operator
 from collections.abc import Callable
-from itertools import filterfalse, starmap, tee
+from itertools import chain, filterfalse, starmap, tee
 from typing import Any
+
+from tlrt._binding.library import load
 
 #: an attribute's new value: the object, the attribute's name, the value
 Change = tuple[object, str, Any]
+#: a function and its argument
+Call = tuple[Callable[[Any], Any], Any]
 
 
-def set_together(changes: list[Change]) -> None:
-    """Sets attributes that are slots or lie in an object's dict, all in one call of C: it runs no bytecode, so no signal handler
-    that raises and no other thread comes between. The caller holds what they had before, as a finaliser runs bytecode."""
-    list(starmap(setattr, changes))
+def set_and_call(changes: list[Change], calls: list[Call]) -> Any:
+    """Sets attributes that are slots or lie in an object's dict, and makes calls of C, all in one call of C: it runs no bytecode,
+    so no signal handler that raises and no other thread comes between. The caller holds what they had before, as a finaliser
+    runs bytecode. Returns the last call's result, None without one."""
+    return [None, *chain(starmap(setattr, changes), starmap(operator.call, calls))][-1]
+
+
+def release_call(buffer: Any) -> Call:
+    """The call that gives a buffer back, of C where the buffer is a device's."""
+    if type(buffer).__name__ == "Buffer":
+        return load().lib.torchlean_cuda_buffer_release, buffer._handle
+    return type(buffer).release, buffer
 
 
 def call_and_set(change: Change, function: Callable[..., int], *arguments: Any) -> int:

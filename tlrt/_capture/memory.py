@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tlrt._capture.calls import Call, HostWork, Storage, ffi, lib
+from tlrt._binding.handles import count_references
+from tlrt._capture.calls import Call, HostWork, Storage
 
 
 def drop_constants(items: Sequence[Call | HostWork]) -> list[Call | HostWork]:
@@ -24,15 +25,14 @@ def _keeps_content(item: Call | HostWork) -> bool:
 def plan_memory(items: Sequence[Call | HostWork]) -> None:
     """Lets storages share memory, first come, first served: one that a call creates takes over the memory of one of the same
     length whose last use is behind it. What somebody else still has a handle to keeps its own."""
-    count = ffi.new("uint32_t *")
     for place, item in enumerate(items):
         for storage in item.storages:
             storage.last = place
     idle: dict[int, list[Storage]] = {}
     for place, item in enumerate(items):
         for storage in item.creates if isinstance(item, Call) else ():
-            if not storage.is_pinned and lib.torchlean_cuda_buffer_references(storage.handle, count) == 0:
-                storage.is_pinned = count[0] > 1
+            if not storage.is_pinned:
+                storage.is_pinned = count_references(storage.handle, "capture") > 1
             if not storage.is_pinned and (free := idle.get(storage.size)):
                 storage.reused = free.pop()
         for storage in {id(s): s for s in item.storages}.values():

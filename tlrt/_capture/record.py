@@ -6,6 +6,7 @@ own: the tape may release every buffer it made, and the storage stays.
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tlrt._binding.handles import Buffer, Device, ignore_all, new, observe_all, own
+from tlrt._binding.handles import Buffer, Device, _lock, ignore_all, new, observe_all, own
 from tlrt._binding.library import complete_call, failure
 from tlrt._binding.observer import Observer
 from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
@@ -311,7 +312,6 @@ class Recorder(Observer):
         self.items, self._by_handle = [], {}
 
 
-_lock = threading.RLock()
 #: recorders that are attached, by thread
 _recorders: dict[int, Recorder] = {}
 
@@ -346,6 +346,15 @@ def _attach(recorder: Recorder) -> None:
             raise refusal(CaptureError, "capture", "device", "one whose calls are being captured", "another")
         _recorders[recorder._thread] = recorder
         observe_all(recorder)
+
+
+def _detach_others() -> None:
+    """In a child process, no other thread ends its recording."""
+    for recorder in [r for r in _recorders.values() if r._thread != threading.get_ident()]:
+        _detach(recorder)
+
+
+os.register_at_fork(after_in_child=_detach_others)
 
 
 def _detach(recorder: Recorder) -> None:

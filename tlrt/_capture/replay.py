@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tlrt._binding import together
 from tlrt._binding.handles import Device, new, own
 from tlrt._binding.library import failure
+from tlrt._binding.together import Change
 from tlrt._capture.calls import Call, HostWork, Runnable, ffi, lib
 from tlrt._capture.memory import drop_constants, plan_memory
 from tlrt.errors import CaptureError, TorchleanError, UnavailableError, refusal
@@ -30,13 +32,11 @@ class Replay:
         """The error of a call that failed."""
         return failure(status, self.names[self.calls.index(call)])
 
-    def release(self) -> None:
-        """Gives graphs and memory back."""
-        for graph in self.graphs:
-            lib.torchlean_cuda_graph_release(graph)
-        for handle in self.handles:
-            lib.torchlean_cuda_buffer_release(handle)
-        self.calls, self.names, self.graphs, self.handles = [], [], [], []
+    def end(self, handles: list[Any]) -> tuple[list[Change], list[together.Call]]:
+        """What changes and which calls give graphs and memory back, that of more handles with it."""
+        graphs = [(lib.torchlean_cuda_graph_release, graph) for graph in self.graphs]
+        memory = [(lib.torchlean_cuda_buffer_release, handle) for handle in (*self.handles, *handles)]
+        return [(self, name, []) for name in ("calls", "names", "graphs", "handles")], [*graphs, *memory]
 
 
 def build_replay(device: Device, recorded: Sequence[Call | HostWork]) -> Replay:

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend.h"
 #include "call.h"
 #include "dispatch.h"
 #include "errors.h"
@@ -45,11 +46,13 @@ TL_API int32_t torchlean_cuda_device_describe(int32_t device, char *text, uint32
                        device);
     char name[128];
     cpu_name(name, sizeof name);
-    double gib = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1024.0 * 1024 * 1024);
-    snprintf(text, capacity, "CPU, %s, SIMD variant %s, %u threads, %.1f GiB", name, tl_variant_name(),
-             (uint32_t)tl_workers(), gib);
+    uint64_t tenths = tl_gib_tenths((uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+    snprintf(text, capacity, "CPU, %s, SIMD variant %s, %u threads, %u.%u GiB", name, tl_variant_name(),
+             (uint32_t)tl_workers(), (uint32_t)(tenths / 10), (uint32_t)(tenths % 10));
     return TORCHLEAN_OK;
 }
+
+uint64_t tl_gib_tenths(uint64_t bytes) { return (bytes * 10 + (1 << 29)) >> 30; }
 
 /* ---- contexts -------------------------------------------------------------------------------------------------- */
 

@@ -154,8 +154,9 @@ extern "C" int32_t tl_cuda_device_describe(int32_t ordinal, char *text, uint32_t
         cudaGetLastError();
         return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: %s", ordinal, cudaGetErrorString(error));
     }
-    snprintf(text, capacity, "%s, compute capability %d.%d, %d multiprocessors, %.1f GiB", p.name, p.major, p.minor,
-             p.multiProcessorCount, (double)p.totalGlobalMem / (1024.0 * 1024 * 1024));
+    uint64_t tenths = tl_gib_tenths(p.totalGlobalMem);
+    snprintf(text, capacity, "%s, compute capability %d.%d, %d multiprocessors, %u.%u GiB", p.name, p.major, p.minor,
+             p.multiProcessorCount, (uint32_t)(tenths / 10), (uint32_t)(tenths % 10));
     return TORCHLEAN_OK;
 }
 
