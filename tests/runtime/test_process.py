@@ -15,7 +15,7 @@ import tlrt
 from audit.environments import FLIPS, mode
 from tests import DEVICES, frequent_switches, run_in_thread
 from tlrt import errors, kernels
-from tlrt._binding import convert
+from tlrt._binding import call, convert
 from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
 from tlrt.verify.run import Runtime
@@ -396,14 +396,14 @@ def test_a_handler_keeps_the_text_of_the_failure_it_interrupts(dev, monkeypatch)
         signal.raise_signal(signal.SIGUSR1)
         return failure(*arguments)
 
-    a, b, failure = dev.zeros(3), dev.zeros(2), kernels._failure
-    monkeypatch.setattr(kernels, "_failure", interrupted)
+    a, b, failure = dev.zeros(3), dev.zeros(2), call.failure
+    monkeypatch.setattr(call, "failure", interrupted)
     previous = signal.signal(signal.SIGUSR1, fail_too)
     try:
         assert_raises_regex(errors.ShapeError, "^sub: b: got 2 elements", kernels.sub, a, b)
     finally:
         signal.signal(signal.SIGUSR1, previous)
-    assert kernels._failure is failure  # the handler ran
+    assert call.failure is failure  # the handler ran
 
 
 def test_handles_of_another_copy_of_the_library_are_refused(tmp_path):
