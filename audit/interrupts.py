@@ -41,8 +41,6 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 #: seconds that a trial may take before it counts as a deadlock
 _HANG = 1500
-#: one in this many points of the programs that take long, for each of the others
-_SLOW = {"step adam spec": 5, "capture": 4}
 _X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 _LABELS = np.array([0, 1, 1, 0])
 
@@ -406,9 +404,8 @@ def campaign(
                 os.environ[library.ENVIRONMENT] = str(faults.build())
             try:
                 with ProcessPoolExecutor(workers, context) as pool:
-                    step = {name: every * _SLOW.get(name, 1) for name in programs}
                     jobs = {
-                        pool.submit(_work, kind, name, act, first * step[name], step[name] * workers): (kind, name)
+                        pool.submit(_work, kind, name, act, first * every, every * workers): (kind, name)
                         for name, places in acts.items() for act in places for first in range(workers)
                     }  # fmt: skip
                     for job in as_completed(jobs):
