@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -279,14 +279,14 @@ class Session(Operations[TensorRef]):
 
     def _undo(self, mark: tuple[int, int]) -> None:
         size, counter = mark
-        self.tape._undo(size)
+        end = self.tape._undo(size)  # later nodes are those of another thread since then
         leaves = self._leaves
         for parameter, leaf in list(leaves.items()):
-            if (
-                leaf[0].id >= size and leaves.get(parameter) is leaf
-            ):  # no other thread runs between this and the next line
-                del leaves[parameter]
-        for id in [id for id in list(self._outdated) if id >= size]:
+            if size <= leaf[0].id < end:
+                with suppress(KeyError):  # another thread has dropped it
+                    if leaves[parameter] is leaf:  # no other thread runs between this and the next line
+                        del leaves[parameter]
+        for id in [id for id in list(self._outdated) if size <= id < end]:
             self._outdated.pop(id, None)
         if self.counter == counter + 1:  # of the draw undone; more are another thread's
             self.counter = counter

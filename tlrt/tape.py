@@ -442,12 +442,14 @@ class Tape(Uncopied, Operations[int]):
     def _mark(self) -> int:
         return len(self.nodes)
 
-    def _undo(self, mark: int) -> None:
-        while len(nodes := self._fill_gap()) > mark:
+    def _undo(self, mark: int) -> int:
+        """Drops the nodes from `mark` on; the number of those that there were."""
+        while (end := len(nodes := self._fill_gap())) > mark:
             if self.nodes is nodes and self._undone is None:  # no other thread runs between this and the next line
                 self.nodes, self._undone = nodes[:mark], nodes
                 release_nodes(nodes[mark:])
                 break
+        return end
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""

@@ -79,7 +79,7 @@ class BaseOperations(Generic[Ref]):
         """What :meth:`_undo` takes to forget all values recorded from here on."""
         return None
 
-    def _undo(self, mark: Any) -> None:
+    def _undo(self, mark: Any) -> int | None:
         """Forgets the values recorded since the mark, as the operation they belong to was refused."""
 
     def _pair(self, name: str, a: Ref, b: Ref) -> Ref:
