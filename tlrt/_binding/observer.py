@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tlrt.errors import InterruptedCallError
+from tlrt._binding.library import complete_call
 
 
 class Observer:
@@ -76,8 +76,7 @@ def _reported(device: Any, symbol: str, function: Callable[..., int]) -> Callabl
     def call(*arguments: Any) -> int:
         observers: tuple[Observer, ...] = device._observers
         notes = [observer.before_call(device, symbol, arguments) for observer in observers]
-        while (status := int(function(*arguments))) == InterruptedCallError.status:
-            pass  # the handlers of signals run here
+        status = complete_call(function, *arguments)
         for observer, note in zip(observers, notes, strict=True):
             observer.after_call(device, symbol, arguments, status, note)
         return status
