@@ -443,13 +443,13 @@ class Tape(Uncopied, Operations[int]):
         return len(self.nodes)
 
     def _undo(self, mark: int) -> int:
-        """Drops the nodes from `mark` on; the number of those that there were."""
-        while (end := len(nodes := self._fill_gap())) > mark:
+        """Drops the nodes from `mark` on; where they ended, with those that another thread appended until then."""
+        while len(nodes := self._fill_gap()) > mark:
             if self.nodes is nodes and self._undone is None:  # no other thread runs between this and the next line
                 self.nodes, self._undone = nodes[:mark], nodes
                 release_nodes(nodes[mark:])
-                break
-        return end
+                return len(nodes)
+        return mark
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
