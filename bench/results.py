@@ -22,18 +22,16 @@ CHART = "docs/speed.svg"
 
 
 class Run(NamedTuple):
-    """A run by its evidence file: what it ran on, the peers its ratios are against, the file of its examples, and that of the run
-    which measured growth and training steps where this one did not."""
+    """A run by its evidence file: what it ran on, the peers its ratios are against, and the file of its examples."""
 
     file: str
     title: str
     peers: tuple[str, ...]
     examples: str
-    steps: str = ""
 
 
 RUNS = (
-    Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl", "h200-steps.jsonl"),
+    Run("h200.jsonl", "H200", ("torch",), "examples-h200.jsonl"),
     Run("cpu.jsonl", "CPU", ("numpy", "torch"), "examples-cpu.jsonl"),
 )
 NAMES = {"torch": "PyTorch", "numpy": "NumPy"}
@@ -53,15 +51,6 @@ def load(name: str) -> dict[str, Any] | None:
 def origin(name: str, where: str, date: str, commit: str | None) -> str:
     """Where and when an evidence file was made, and its link from docs/."""
     return f"{where}; {date[:10]}" + (f", commit {commit[:7]}" if commit else "") + f" ([{name}](../evidence/{name}))"
-
-
-def part(name: str, run: dict[str, Any], otherwise: str) -> tuple[dict[str, Any] | None, str]:
-    """A part of a run, or of the one that measured it instead, and then where that was."""
-    other = load(otherwise) if otherwise and not run.get(name) else None
-    if other is None:
-        return run.get(name), ""
-    found: dict[str, Any] = other[name]
-    return found, origin(otherwise, found["device"], found["date"], other["commit"])
 
 
 #: what each example is judged by, and what to compare it with
@@ -228,13 +217,11 @@ def results_page() -> str:
         for peer in run.peers:
             page += [f"### By family, beside {NAMES[peer]}: {run.title}", "", *families_table(found, peer), ""]
         page += [f"### Every row: {run.title}", "", *full_table(found, run.peers)]
-        growth, where = part("growth", found, run.steps)
-        if growth:
-            page += ["", f"### Cost growth and accuracy: {run.title}", "", *([where, ""] if where else []), *GROWTH, ""]
+        if growth := found.get("growth"):
+            page += ["", f"### Cost growth and accuracy: {run.title}", "", *GROWTH, ""]
             page += [growth_sentence(growth), "", *growth_table(growth)]
-        steps, where = part("training_steps", found, run.steps)
-        if steps:
-            page += ["", f"### Training steps: {run.title}", "", *([where, ""] if where else []), *STEPS, ""]
+        if steps := found.get("training_steps"):
+            page += ["", f"### Training steps: {run.title}", "", *STEPS, ""]
             page += [f"{steps_sentence(steps)}.", "", *steps_table(steps)]
         if (EVIDENCE / run.examples).exists():
             examples = read_document(EVIDENCE / run.examples)
