@@ -10,10 +10,14 @@ The formulas are those of ``tlrt.kernels.sgd_step``, ``momentum_step``, ``adam_s
 attributes and may change between steps. :meth:`Optimizer.state` is what a checkpoint holds.
 """
 
+from __future__ import annotations
+
 import math
 import operator
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,7 +56,7 @@ class _CountingDevice:
         self.device, self.changes, self._handle = device, changes, getattr(device, "_handle", None)
 
     @property
-    def _calls(self) -> "_CountingDevice":
+    def _calls(self) -> _CountingDevice:
         return self
 
     def __getattr__(self, symbol: str) -> Any:
@@ -67,7 +71,7 @@ class _CountingDevice:
 class Update:
     """One step of an optimiser, as observers see it."""
 
-    optimizer: "Optimizer"
+    optimizer: Optimizer
     parameters: list[Parameter]
     gradients: list[Any]
 
@@ -144,6 +148,18 @@ def _release_states(state: Mapping[str, list[Any]]) -> None:
             buffer.release()
 
 
+_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def _unlock_after_fork() -> None:
+    """In a child process, a lock that another thread had would stay taken."""
+    for optimizer in _optimizers:
+        optimizer._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_after_fork)
+
+
 class Optimizer(Uncopied):
     """What the optimisers share. Frozen parameters are left out."""
 
@@ -191,6 +207,7 @@ class Optimizer(Uncopied):
         self._checked: list[Any] = []
         self._closed = False
         self._lock = threading.Lock()
+        _optimizers.add(self)
 
     def step(self) -> None:
         """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.

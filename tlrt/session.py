@@ -17,12 +17,13 @@ session, raises an error.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,15 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
         _release_all((*parameters.values(), *leaves.values()))
 
 
+class _Mark(NamedTuple):
+    """The leaves and the outdated ones of a step, the tape's mark, and the draws so far."""
+
+    leaves: dict[Parameter, tuple[TensorRef, int]]
+    outdated: dict[int, Parameter]
+    nodes: tuple[int, object]
+    counter: int
+
+
 class Session(Operations[TensorRef]):
     """See the module. `device` is a name or a Device, which is then not closed with the session; the other arguments are
     fields of :class:`Options`. Operations take tensors of this session, its parameters, and, where two operands meet
@@ -145,6 +155,7 @@ class Session(Operations[TensorRef]):
         #: all parameters by name, in the order they were made
         self.parameters: dict[str, Parameter] = {}
         self.epoch = 0
+        self._epochs = itertools.count(1)  # two threads that reset at once do not give their steps one number
         #: draws so far
         self.counter = 0
         self._leaves: dict[Parameter, tuple[TensorRef, int]] = {}
@@ -274,20 +285,19 @@ class Session(Operations[TensorRef]):
     def _host(self, x: TensorRef) -> npt.NDArray[Any]:
         return self.get_value(x)
 
-    def _mark(self) -> tuple[int, int]:
-        return self.tape._mark(), self.counter
+    def _mark(self) -> _Mark:
+        return _Mark(self._leaves, self._outdated, self.tape._mark(), self.counter)
 
-    def _undo(self, mark: tuple[int, int]) -> None:
-        size, counter = mark
-        end = self.tape._undo(size)  # later nodes are those of another thread since then
-        leaves = self._leaves
+    def _undo(self, mark: _Mark) -> None:
+        leaves, outdated, nodes, counter = mark  # those of the mark's step: another thread may have reset the session
+        size, end = nodes[0], self.tape._undo(nodes)  # later nodes are those of another thread since then
         for parameter, leaf in list(leaves.items()):
             if size <= leaf[0].id < end:
                 with suppress(KeyError):  # another thread has dropped it
                     if leaves[parameter] is leaf:  # no other thread runs between this and the next line
                         del leaves[parameter]
-        for id in [id for id in list(self._outdated) if size <= id < end]:
-            self._outdated.pop(id, None)
+        for id in [id for id in list(outdated) if size <= id < end]:
+            outdated.pop(id, None)
         if self.counter == counter + 1:  # of the draw undone; more are another thread's
             self.counter = counter
 
@@ -309,7 +319,7 @@ class Session(Operations[TensorRef]):
 
     def use(self, parameter: Parameter) -> TensorRef:
         """The parameter as a leaf of the tape; the same one each time until it changes or the session is reset."""
-        leaves = self._leaves
+        epoch, leaves = self.epoch, self._leaves  # of one step, whatever another thread resets from here on
         found = leaves.get(parameter)
         if found is not None and found[1] == parameter._version:
             return found[0]
@@ -319,7 +329,7 @@ class Session(Operations[TensorRef]):
             raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
         version, outdated = parameter._version, self._outdated
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
-        ref = self._leaf(value, parameter.name, parameter._requires_grad)
+        ref = self._ref(epoch, self.tape._append(Node(parameter.name, value, parameter._requires_grad)))
         leaf = (ref, version)
         if found is not None:
             outdated[found[0].id] = parameter
@@ -485,15 +495,15 @@ class Session(Operations[TensorRef]):
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
             warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
         found = tape.backward_sparse(id, None, seed)
-        if self.epoch != epoch:
-            _release_all(found.values())
-            raise other_thread_error("backward")
         by_parameter: dict[Parameter, AnyBuffer] = {}
         for parameter in self.parameters.values():
             if parameter._requires_grad:
                 leaf = leaves.get(parameter)
                 g = None if leaf is None else found.pop(leaf[0].id, None)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
+        if self.epoch != epoch:
+            _release_all((*found.values(), *by_parameter.values()))
+            raise other_thread_error("backward")
         gradients = self._gradients
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
         set_and_call([(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)], old)
@@ -561,13 +571,18 @@ class Session(Operations[TensorRef]):
         """Releases what belongs to the step."""
         for observer in self.device._observers:
             observer.before_reset(self)
-        tape, gradients = self.tape, self._gradients
-        nodes, parameters, leaves = tape.nodes, gradients._by_parameter, gradients._by_leaf
-        # assignments alone, as no signal handler and no other thread runs between two of them
-        self.epoch, self._leaves, self._outdated, self._nats = self.epoch + 1, {}, {}, []
-        tape.nodes, tape._undone, gradients._by_parameter, gradients._by_leaf = [], None, {}, {}
+        gradients, nodes = self._gradients, self.tape.nodes
+        parameters, leaves = gradients._by_parameter, gradients._by_leaf
+        set_and_call(self._emptied(), [])
         release_nodes(nodes)
         _release_all((*parameters.values(), *leaves.values()))
+
+    def _emptied(self) -> list[Change]:
+        """What begins a new step."""
+        fresh = [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), *self.tape._emptied()]
+        gradients = self._gradients
+        fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {})]
+        return [(self, "epoch", next(self._epochs)), *fresh]
 
     def collect(self) -> None:
         """Returns cached memory to the driver or the operating system."""
@@ -602,9 +617,7 @@ class Session(Operations[TensorRef]):
         found = (*gradients._by_parameter.values(), *gradients._by_leaf.values())
         buffers = [b for node in tape.nodes for b in (node.buffer, *node.cleanup)] + [g.buffer for g in found]
         buffers += [p._mirror for p in parameters if p._mirror is not None]
-        changes: list[Change] = [(self, "_closed", True), (self, "epoch", self.epoch + 1), (tape, "_released", True)]
-        changes += [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), (tape, "nodes", [])]
-        changes += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (tape, "_undone", None)]
+        changes: list[Change] = [(self, "_closed", True), (tape, "_released", True), *self._emptied()]
         changes += [(p, "_mirror", None) for p in parameters]
         ends = [step._end() for step in list(self._captures)]
         calls = [call for _, made in ends for call in made] + list(map(release_call, buffers))

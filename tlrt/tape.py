@@ -28,6 +28,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._binding.handles import Uncopied
+from tlrt._binding.together import Change, set_and_call
 from tlrt._operations import Operations
 from tlrt._operations.plan import Plan, Shape, make_plan
 from tlrt._operations.shaped import AnyBuffer, device_of, kernels_of, size_of
@@ -148,6 +149,8 @@ class Tape(Uncopied, Operations[int]):
         self.nodes: list[Node] = []
         #: after nodes were undone, until the next one: the list of before, whose ids are not handed out again
         self._undone: list[Node] | None = None
+        #: another object whenever the tape is cleared: a mark from before says nothing of the nodes since then
+        self._cleared = object()
         #: whether operations record what backward needs; off, results never require gradients
         self.recording = True
         #: the locks of blocks in which nothing is recorded; of those that are over too, until the next look
@@ -319,7 +322,7 @@ class Tape(Uncopied, Operations[int]):
             raise type(error)(f"{name}: {error}", op=name) from None
 
     def _needs(self, parents: Sequence[int]) -> bool:
-        return self._records() and any(self.nodes[p].requires_grad for p in parents)
+        return self._records() and any(self.node(p).requires_grad for p in parents)
 
     def pause(self) -> Pause:
         """A context manager: within, nothing is recorded for backward."""
@@ -345,7 +348,7 @@ class Tape(Uncopied, Operations[int]):
         return self.node(x, op).shape
 
     def _named(self, name: str, x: int) -> str:
-        return f"{name} (node {x}, {self.nodes[x].name})"
+        return f"{name} (node {x}, {self.node(x).name})"
 
     def _apply(
         self, name: str, parents: tuple[int | None, ...], extra: tuple[Any, ...] = (),
@@ -364,7 +367,9 @@ class Tape(Uncopied, Operations[int]):
                 key.append(None)
                 continue
             if type(p) is not int or not 0 <= p < size:
-                self.node(p, name)
+                self.node(p, name)  # raises where there is none
+                if operator.index(p) >= size:  # another thread has appended it
+                    raise other_thread_error(name)
             parent = nodes[p]
             buffers.append(parent.buffer)
             key.append(parent.shape)
@@ -439,17 +444,22 @@ class Tape(Uncopied, Operations[int]):
     def _host(self, x: int) -> npt.NDArray[Any]:
         return self.node(x, "value").value.numpy()
 
-    def _mark(self) -> int:
-        return len(self.nodes)
+    def _mark(self) -> tuple[int, object]:
+        cleared = self._cleared  # read first: of a tape that is cleared now, the mark is old
+        return len(self.nodes), cleared
 
-    def _undo(self, mark: int) -> int:
-        """Drops the nodes from `mark` on; where they ended, with those that another thread appended until then."""
-        while len(nodes := self._fill_gap()) > mark:
-            if self.nodes is nodes and self._undone is None:  # no other thread runs between this and the next line
-                self.nodes, self._undone = nodes[:mark], nodes
-                release_nodes(nodes[mark:])
+    def _undo(self, mark: tuple[int, object]) -> int:
+        """Drops the nodes since the mark, none where the tape was cleared after it; where they ended, with those that another
+        thread appended until then."""
+        size, cleared = mark
+        while len(nodes := self._fill_gap()) > size and self._cleared is cleared:
+            kept = nodes[:size]
+            # no other thread runs within these two lines: nothing is called or made there, and nothing goes
+            if self.nodes is nodes and self._undone is None and self._cleared is cleared:
+                self.nodes, self._undone = kept, nodes
+                release_nodes(nodes[size:])
                 return len(nodes)
-        return mark
+        return size
 
     def detach(self, x: int) -> int:
         """The same value with no gradient to x; shares its storage."""
@@ -464,10 +474,7 @@ class Tape(Uncopied, Operations[int]):
         `seed` is the cotangent of the output, in its shape; left out, 1, which a scalar output allows only. The caller owns
         the buffers returned. A VJP that raises leaves nothing behind and the tape as it was."""
         nodes = self.nodes
-        grads: list[AnyBuffer | None] = [None] * len(nodes)
-        start = self._seed(output, seed)
-        grads[operator.index(output)] = start
-        return self._fill_missing(self._backward(grads, None, nodes))
+        return self._fill_missing(self._backward(self._seeded(output, seed, nodes), None, nodes))
 
     def backward_from(self, gradients: Sequence[AnyBuffer | None], first: int | None = None) -> list[AnyBuffer]:
         """Dense backward from an array of cotangents, one per node or None. The tape takes these buffers over.
@@ -510,10 +517,7 @@ class Tape(Uncopied, Operations[int]):
                 if type(w) is not int or not 0 <= w < len(nodes):
                     self.node(w, "backward: wanted")
                 keep.add(operator.index(w))
-        grads: list[AnyBuffer | None] = [None] * len(nodes)
-        start = self._seed(output, seed)
-        grads[operator.index(output)] = start
-        self._backward(grads, keep, nodes)
+        grads = self._backward(self._seeded(output, seed, nodes), keep, nodes)
         try:
             for i in keep:
                 if grads[i] is None:
@@ -675,6 +679,16 @@ class Tape(Uncopied, Operations[int]):
             raise
         return grads  # type: ignore[return-value]
 
+    def _seeded(self, output: int, seed: AnyBuffer | npt.ArrayLike | None, nodes: list[Node]) -> list[AnyBuffer | None]:
+        """The gradients that a backward pass over the nodes starts from: the output's alone."""
+        start = self._seed(output, seed)
+        grads: list[AnyBuffer | None] = [None] * len(nodes)
+        if len(nodes) <= (place := operator.index(output)):
+            start.buffer.release()
+            raise other_thread_error("backward")
+        grads[place] = start
+        return grads
+
     def _seed(self, output: int, seed: AnyBuffer | npt.ArrayLike | None) -> AnyBuffer:
         node = self.node(output, "backward")
         where = f"node {output} ({node.name})"
@@ -697,8 +711,13 @@ class Tape(Uncopied, Operations[int]):
 
     def clear(self) -> None:
         """Releases every buffer on the tape and forgets the nodes; the tape can be used again."""
-        nodes, self.nodes, self._undone = self.nodes, [], None
+        nodes = self.nodes
+        set_and_call(self._emptied(), [])
         release_nodes(nodes)
+
+    def _emptied(self) -> list[Change]:
+        """What makes the tape an empty one."""
+        return [(self, "nodes", []), (self, "_undone", None), (self, "_cleared", object())]
 
     def release(self) -> None:
         """Releases every buffer on the tape for good. May be repeated."""

@@ -18,9 +18,26 @@ from tlrt import errors, kernels
 from tlrt._binding import call, convert
 from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
+from tlrt._binding.together import set_and_call
 from tlrt.verify.run import Runtime
 from tlspec.cases import draw_case
 from tlspec.registry import ops
+
+
+def test_old_values_go_after_all_attributes_have_changed():
+    """The finaliser of one runs code, in which another thread may go on."""
+
+    class Old:
+        def __del__(self) -> None:
+            seen.append((there.x, there.y))
+
+    class There:
+        x, y = Old(), 1
+
+    there, seen = There(), []
+    there.x, There.x = There.x, None
+    set_and_call([(there, "x", 2), (there, "y", 3)], [])
+    assert seen == [(2, 3)]
 
 
 def test_threads_share_a_device(dev):
@@ -253,6 +270,38 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.stdout == "child 0\n", done.stderr
 
 
+def test_fork_while_another_thread_steps(python):
+    """The child can go on from the state before the other thread's update."""
+    code = """
+import os, signal, threading, tlrt
+s = tlrt.Session("cpu")
+w = s.param([3.0], "w")
+optimizer = tlrt.optim.SGD([w], lr=0.5)
+s.backward(s.square(w))
+begun, over, update = threading.Event(), threading.Event(), optimizer._update
+
+def paused(*arguments):
+    begun.set()
+    over.wait()
+
+optimizer._update = paused
+thread = threading.Thread(target=optimizer.step)
+thread.start()
+begun.wait()
+optimizer._update = update
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    optimizer.step()
+    os._exit(int(w.value.tolist() != [0.0] or optimizer.steps != 1))
+over.set()
+thread.join()
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = python(code)
+    assert done.stdout == "child 0\n", done.stderr
+
+
 @pytest.mark.cuda
 def test_fork_after_cuda(python):
     code = """
@@ -261,6 +310,7 @@ from tlrt import errors, kernels
 from tlrt._binding import convert
 from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
+from tlrt._binding.together import set_and_call
 from tlrt.verify.run import Runtime
 from tlspec.cases import draw_case
 from tlspec.registry import ops

@@ -153,39 +153,72 @@ def test_a_reference_to_what_was_undone_stays_one(s):
     assert s.input([1.0]).id == 0
 
 
+def test_an_operation_undone_after_a_reset_takes_nothing_of_the_new_step(s):
+    """What another thread computes in between stays, with its parameters' gradients."""
+    w = s.param([3.0], "w")
+
+    class Program:
+        def __array__(self, dtype=None, copy=None):
+            s.reset()
+            self.y = s.square(w)
+            raise ZeroDivisionError
+
+    program = Program()
+    with pytest.raises(ZeroDivisionError):
+        atomic(lambda self: self.add(self.const([1.0]), self.const(program)))(s)
+    assert s.backward(program.y)[w].numpy().tolist() == [6.0]
+
+
+def test_a_parameter_used_during_a_reset_belongs_to_the_step_before(s):
+    w, append = s.param([2.0], "w"), s.tape._append
+
+    def raced(*arguments):
+        s.tape._append = append
+        s.reset()
+        return append(*arguments)
+
+    s.tape._append = raced
+    leaf = s.use(w)
+    assert_raises(ReleasedError, s.square, leaf)
+    assert s.backward(s.square(w))[w].numpy().tolist() == [4.0]
+
+
 @pytest.mark.parametrize("what", ["reset", "undo"])
 def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     class Raced(list):
         def append(self, item):
             super().append(item)
-            s.reset() if what == "reset" else s._undo((1, s.counter))
+            s.reset() if what == "reset" else s._undo(mark)
 
     for operation in (s.relu, lambda x: s.const([1.0])):
         x = s.input([1.0])
+        mark = s._mark()
         s.tape.nodes = Raced(s.tape.nodes)
         assert_raises_regex(ValueError, "tape: got an operation of another thread", operation, x)
         s.reset()
     w = s.param([2.0], "w")
+    s.use(w)
+    mark = s._mark()
     y = s.square(w)
     step, s.tape._step = (
         s.tape._step,
-        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo((1, s.counter))),
+        lambda *arguments: (step(*arguments), s.reset() if what == "reset" else s._undo(mark)),
     )
     assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
     del s.tape._step
 
 
 def test_a_parameter_that_another_thread_puts_on_the_tape_too(s):
-    w, leaf = s.param([2.0], "w"), s._leaf
+    w, append = s.param([2.0], "w"), s.tape._append
 
     def raced(*arguments):
-        s._leaf = leaf
+        s.tape._append = append
         s.use(w)
-        return leaf(*arguments)
+        return append(*arguments)
 
     for value in (2.0, 3.0):
         w.set([value])
-        s._leaf = raced
+        s.tape._append = raced
         assert_raises_regex(ValueError, "use: tape: got an operation of another thread", s.use, w)
         assert s.backward(s.square(w))[w].numpy().tolist() == [2 * value]
 
@@ -196,8 +229,7 @@ def test_a_gradient_asked_of_nodes_that_are_undone_meanwhile(s):
     s.use(w)
     tape = s.tape
     for moment in ("filled", "seeded"):
-        size, y = tape._mark(), s.square(w)
-        undo = partial(tape._undo, size)
+        size, undo, y = tape.size, partial(tape._undo, tape._mark()), s.square(w)
         seed = tape._seed
         if moment == "filled":
             nodes = tape.nodes
@@ -208,11 +240,13 @@ def test_a_gradient_asked_of_nodes_that_are_undone_meanwhile(s):
         tape._seed = lambda *arguments, seed=seed, undo=undo: (seed(*arguments), undo(), tape._fill_gap())[0]
         assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
         del tape._seed
+    y = s.square(w)
+    assert_raises_regex(ValueError, "another thread", tape._seeded, y.id, None, tape.nodes[: y.id])
 
 
 def test_a_view_of_a_node_that_is_undone_meanwhile(s):
     x = s.input([1.0, 2.0], requires_grad=True)
-    size, y = s.tape._mark(), s.square(x)
+    size, y = s.tape.size, s.square(x)
     node, nodes = s.tape.node, s.tape.nodes
 
     def undo(*arguments):

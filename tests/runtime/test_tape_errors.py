@@ -108,11 +108,11 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
 )
 def test_refused(tape: Tape, call: Callable[[Tape], Any], kind: type[Exception], text: str) -> None:
     """Says where and why, and leaves nothing: neither a node nor, once the exception is gone, a buffer."""
-    size = tape.size
+    size, mark = tape.size, tape._mark()
     with unchanged_memory(tape.device):
         assert_raises_regex(kind, re.escape(text), call, tape)
         assert [n for n in tape.nodes[size:] if n.name != "leaf"] == []  # the call's own
-        tape._undo(size)
+        tape._undo(mark)
         gc.collect()
     assert np.array_equal(tape.backward(tape.reduce_sum(3))[0].numpy(), np.ones((2, 3))), "usable afterwards"
 

@@ -122,11 +122,11 @@ def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device
     with Tape(dev) as tape:
         ids = [tape.leaf(a) for a in call.operands(name)]
         odd = tape.leaf(np.ones((1, 2, 1, 3, 1, 2, 1, 2, 1, 2, 1)), "odd")
-        start, before = tape.size, dev.memory().live_buffers
+        start, mark, before = tape.size, tape._mark(), dev.memory().live_buffers
 
         def nothing_left() -> bool:
             left = [n for n in tape.nodes[start:] if n.name != "mask" and not n.buffer.released]  # the call's own leaf
-            tape._undo(start)
+            tape._undo(mark)
             return not left and dev.memory().live_buffers == before
 
         for place in range(len(ids)):
@@ -140,4 +140,4 @@ def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device
                 found = error
             assert not isinstance(found, tlrt.errors.InternalError)
             assert found is None or nothing_left()
-            tape._undo(start)
+            tape._undo(mark)

@@ -15,9 +15,10 @@ Call = tuple[Callable[[Any], Any], Any]
 
 def set_and_call(changes: list[Change], calls: list[Call]) -> Any:
     """Sets attributes that are slots or lie in an object's dict, and makes calls of C, all in one call of C: it runs no bytecode,
-    so no signal handler that raises and no other thread comes between. The caller holds what they had before, as a finaliser
-    runs bytecode. Returns the last call's result, None without one."""
-    return [None, *chain(starmap(setattr, changes), starmap(operator.call, calls))][-1]
+    so no signal handler that raises and no other thread comes between. What they had before is in the list until all is done,
+    as a finaliser lets others run. Returns the last call's result, None without one."""
+    acts = starmap(getattr, changes), starmap(setattr, changes), starmap(operator.call, calls)
+    return [None, *chain.from_iterable(acts)][-1]
 
 
 def release_call(buffer: Any) -> Call:
