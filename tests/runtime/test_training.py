@@ -1,5 +1,6 @@
 """Training steps in unusual orders: graphs older than their parameters, frozen parameters, interrupted steps and saves."""
 
+import functools
 import gc
 
 import numpy as np
@@ -69,6 +70,24 @@ def test_freezing_and_thawing(s):
     ):
         step()
     assert_raises_regex(TypeError, "requires_grad: w: got 1", setattr, w, "requires_grad", 1)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("make", [functools.partial(optim.SGD, lr=1.0), functools.partial(optim.Adam, lr=0.5)])
+def test_frozen_between_backward_and_step(s, make):
+    w, b = s.param([3.0], "w"), s.param([1.0], "b")
+    optimizer = make([w, b])
+    s.backward(s.reduce_sum(s.mul(w, b)))
+    w.requires_grad = False
+    optimizer.step()
+    assert w.value.tolist() == [3.0] and b.value.tolist() != [1.0] and optimizer.steps == 1
+    states = {name: array.tolist() for name, array in optimizer.state()[1].items()}
+    assert all(states[name] == [0.0] for name in states if name.endswith("/w"))
+    b.requires_grad = False
+    assert_raises_regex(ValueError, r"expected backward\(\) before step", optimizer.step)
+    w.requires_grad = True
+    optimizer.step()  # by the gradient there is
+    assert w.value.tolist() != [3.0] and optimizer.steps == 2
     optimizer.close()
 
 
