@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
-from tlrt import errors, nn, optim
+from tlrt import AnyBuffer, errors, nn, optim
 
 
 @pytest.fixture
@@ -36,6 +36,29 @@ def test_a_graph_older_than_its_parameters_is_refused(s):
     assert w.grad.numpy().tolist() == [4.0], "a refused backward took the gradients away"
     s.backward(untouched)  # does not depend on w
     assert other.grad.numpy().tolist() == [2.0] and w.grad.numpy().tolist() == [0.0]
+
+
+def test_a_frozen_value_that_was_written_over_is_refused(s):
+    """A gradient would be that of another forward pass. What is set or assigned lies elsewhere: the tape has the old value."""
+    w, frozen = s.param([3.0], "w"), s.param([5.0], "frozen", requires_grad=False)
+    old = s.mul(w, frozen)
+    frozen.set([2.0])
+    s.backward(old)
+    assert w.grad.numpy().tolist() == [5.0]
+    fresh = s.mul(w, frozen)
+    frozen.mirror.fill(7.0)
+    frozen.updated()
+    s.backward(old)
+    assert w.grad.numpy().tolist() == [5.0]
+    refused = "frozen: got a value changed since this tape recorded it"
+    assert_raises_regex(ValueError, refused, s.backward, fresh)
+    again = s.mul(w, frozen)
+    assert_raises_regex(ValueError, refused, s.backward, fresh)
+    s.backward(again)
+    assert w.grad.numpy().tolist() == [7.0]
+    frozen.mirror.fill(1.0)
+    frozen.assign(AnyBuffer((1,), frozen.mirror))
+    assert_raises_regex(ValueError, refused, s.backward, again)
 
 
 def test_a_loss_without_gradients_warns(s):
