@@ -89,11 +89,18 @@ class ParameterPlace:
     mirror: Any
     #: whether the parameter was trained when the step was captured
     is_trained: bool
+    #: the number of the storage's writes, see Parameter
+    writes: list[int]
 
     @property
     def is_moved(self) -> bool:
         """Whether the parameter was given another buffer since the last run."""
         return self.parameter._mirror is not self.mirror
+
+    def write(self) -> None:
+        """Takes note of a value of the parameter brought here."""
+        self.writes[0] += 1
+        self.parameter._writes = self.writes
 
 
 class Input(convert.Live):
@@ -303,7 +310,7 @@ class Captured(Uncopied):
             with recorder.scope, recorder.attached():
                 for p, mirror, _ in before:
                     storage = recorder.storage(mirror._handle)
-                    self._places.append(ParameterPlace(p, storage, mirror, p._requires_grad))
+                    self._places.append(ParameterPlace(p, storage, mirror, p._requires_grad, p._writes))
                 outputs = self._function(*self._inputs)
                 with recorder.paused():
                     self.outputs = self._keep(outputs)
@@ -367,6 +374,7 @@ class Captured(Uncopied):
                 if id(place) in unmade and (status := place.storage.copy(fresh, mirror)):
                     raise failure(status, "capture")
                 place.mirror = place.parameter._mirror = fresh
+                place.write()
             mirror.release()
 
     def _require_distinct(self, op: str) -> None:
@@ -404,6 +412,7 @@ class Captured(Uncopied):
                 break
         # before the calls, so that an interrupt cannot leave a host value that looks current
         for p in self._changed:
+            p._writes[0] += 1
             p._host = None
             p._version += 1
         replay = self._replay
@@ -432,7 +441,7 @@ class Captured(Uncopied):
         """Parameters made since the capture: the calls do not read them, so they have no storage there."""
         known = {place.parameter for place in self._places}
         fresh = [p for p in self.session.parameters.values() if p not in known]
-        self._places += [ParameterPlace(p, None, None, p._requires_grad) for p in fresh]
+        self._places += [ParameterPlace(p, None, None, p._requires_grad, p._writes) for p in fresh]
 
     def _restore_places(self) -> None:
         """Parameters whose values were replaced since the last run: the values go to where the calls read them."""
@@ -456,6 +465,7 @@ class Captured(Uncopied):
                 status = storage.copy(fresh, p._mirror)
             if status:
                 raise failure(status, "replay")
+            place.write()
             # never without a value: an interrupt may come between
             old, p._mirror = p._mirror, fresh
             place.mirror = fresh
@@ -475,7 +485,7 @@ class Captured(Uncopied):
             for place in (lying[i] for i in group if i < len(lying)):
                 if any(other is not place for other in here):
                     p = place.parameter
-                    old, p._mirror = p._mirror, p._mirror.copy()
+                    old, p._mirror, p._writes = p._mirror, p._mirror.copy(), [0]
                     old.release()
 
     def _run_eagerly(self, arguments: tuple[Any, ...]) -> Any:

@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -210,21 +210,20 @@ class Optimizer(Uncopied):
         _optimizers.add(self)
 
     def step(self) -> None:
-        """Updates every parameter from the session's last backward pass; one frozen since then stays as it is.
+        """Updates every parameter from the session's last backward pass; one that is frozen, since then too, stays as it is.
 
         Raises ArgumentError before a backward pass, ReleasedError after close."""
         self._require_open("step")
         gradients = self.session._gradients._by_parameter
-        chosen = self.parameters
-        try:
-            found = [gradients[p].buffer for p in chosen]
-        except KeyError:
-            chosen = [p for p in chosen if p in gradients or p.requires_grad]
+        chosen, found = self.parameters, []
+        with suppress(KeyError):
+            found = [gradients[p].buffer for p in chosen if p._requires_grad]
+        if len(found) < len(chosen):
+            chosen = [p for p in chosen if p._requires_grad]
             missing = [p.name for p in chosen if p not in gradients]
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
-                expected = "backward() before step()"
-                raise refusal(ArgumentError, "step", "gradients", f"none of {got}", expected) from None
+                raise refusal(ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()")
             found = [gradients[p].buffer for p in chosen]
         observers = self.session.device._observers
         if not observers:

@@ -25,7 +25,7 @@ class Parameter(Arithmetic):
 
     In arithmetic it acts as its leaf on the tape, ``session.use(parameter)``; see :class:`tlrt.tensor.Arithmetic`."""
 
-    __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "name", "session", "shape")
+    __slots__ = ("__weakref__", "_host", "_mirror", "_requires_grad", "_version", "_writes", "name", "session", "shape")
 
     session: Any
 
@@ -37,6 +37,8 @@ class Parameter(Arithmetic):
         self._mirror: Any = None
         #: changes with every new value, so that a tape knows a value it recorded to be old
         self._version = 0
+        #: one number, how often the mirror's memory was written since the parameter has it: tapes may have the memory too
+        self._writes = [0]
         self._host: npt.NDArray[Any] | None = self._converted(value, "param")
         self.shape: Shape = self._host.shape
 
@@ -94,7 +96,12 @@ class Parameter(Arithmetic):
 
     def _changed(self, host: npt.NDArray[Any] | None, mirror: Any) -> list[Change]:
         """The changes that give the parameter a new value, all of them or none."""
-        return [(self, "_host", host), (self, "_mirror", mirror), (self, "_version", self._version + 1)]
+        changes: list[Change] = [
+            (self, "_host", host),
+            (self, "_mirror", mirror),
+            (self, "_version", self._version + 1),
+        ]
+        return [*changes, (self, "_writes", [0])]
 
     def assign(self, value: AnyBuffer) -> None:
         """A new value from the session's device, whose handle the parameter takes over; the host value is stale from here on.
@@ -109,6 +116,8 @@ class Parameter(Arithmetic):
             raise refusal(ReleasedError, "assign", self.name, "a released buffer", "a live one")
         value.require_length()
         old = self._mirror
+        if old is value.buffer:
+            self._writes[0] += 1  # what was written in place
         freed = [] if old is None or old is value.buffer else [release_call(old)]
         set_and_call(self._changed(None, value.buffer), freed)
 
@@ -144,6 +153,7 @@ class Parameter(Arithmetic):
     def updated(self) -> None:
         """Says that the mirror was changed in place: the host value is stale from here on."""
         self._require_mirror()
+        self._writes[0] += 1
         self._host = None
         self._version += 1
 

@@ -112,8 +112,8 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
 class _Mark(NamedTuple):
     """The leaves and the outdated ones of a step, the tape's mark, and the draws so far."""
 
-    leaves: dict[Parameter, tuple[TensorRef, int]]
-    outdated: dict[int, Parameter]
+    leaves: dict[Parameter, tuple[TensorRef, int, list[int], int]]
+    outdated: dict[int, tuple[Parameter, list[int], int]]
     nodes: tuple[int, object]
     counter: int
 
@@ -158,9 +158,10 @@ class Session(Operations[TensorRef]):
         self._epochs = itertools.count(1)  # two threads that reset at once do not give their steps one number
         #: draws so far
         self.counter = 0
-        self._leaves: dict[Parameter, tuple[TensorRef, int]] = {}
-        #: leaves on the tape whose parameter has changed since
-        self._outdated: dict[int, Parameter] = {}
+        #: the leaf of each parameter, the version that it has, and how often which memory had been written then
+        self._leaves: dict[Parameter, tuple[TensorRef, int, list[int], int]] = {}
+        #: leaves on the tape whose parameter has changed since, with that memory and that number
+        self._outdated: dict[int, tuple[Parameter, list[int], int]] = {}
         self._gradients = Gradients()
         self._nats: list[Any] = []
         self._turn = Turn()
@@ -327,12 +328,13 @@ class Session(Operations[TensorRef]):
             raise refusal(ArgumentTypeError, "use", "parameter", convert.type_name(parameter), "Parameter")
         if parameter.session is not self:
             raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
-        version, outdated = parameter._version, self._outdated
+        version, outdated, writes = parameter._version, self._outdated, parameter._writes
+        written = writes[0]
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())
         ref = self._ref(epoch, self.tape._append(Node(parameter.name, value, parameter._requires_grad)))
-        leaf = (ref, version)
+        leaf = (ref, version, writes, written)
         if found is not None:
-            outdated[found[0].id] = parameter
+            outdated[found[0].id] = (parameter, *found[2:])
             if leaves[parameter] is found:  # no other thread runs between this and the next line
                 leaves[parameter] = leaf
         if leaves.setdefault(parameter, leaf) is not leaf:
@@ -489,7 +491,7 @@ class Session(Operations[TensorRef]):
         tape, leaves = self.tape, dict(self._leaves)
         if not tape._records():
             raise refusal(ArgumentError, "backward", "loss", "one recorded without gradients", "track_gradients")
-        if self._outdated or any(p._version != version for p, (_, version) in leaves.items()):
+        if self._outdated or any(p._version != leaf[1] for p, leaf in leaves.items()):
             self._refuse_outdated(id)
         if not tape.node(id, "backward").requires_grad:
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
@@ -512,11 +514,16 @@ class Session(Operations[TensorRef]):
         return self._gradients
 
     def _refuse_outdated(self, loss: int) -> None:
-        """Raises where the loss depends on a parameter whose value is not the one on the tape."""
-        changed = dict(self._outdated)
-        changed.update({ref.id: p for p, (ref, version) in self._leaves.items() if p._version != version})
+        """Raises where the loss depends on a parameter that is trained and has another value than on the tape, or on one whose
+        value on the tape was written over."""
+        outdated = dict(self._outdated)
+        outdated.update({leaf[0].id: (p, *leaf[2:]) for p, leaf in self._leaves.items() if p._version != leaf[1]})
         nodes, open_, seen = self.tape.nodes, [loss], {loss}
-        changed = {i: p for i, p in changed.items() if nodes[i].requires_grad and p.requires_grad}
+        changed = {
+            i: p
+            for i, (p, writes, written) in outdated.items()
+            if writes[0] != written or (nodes[i].requires_grad and p.requires_grad)
+        }
         while open_:
             id = open_.pop()
             if id in changed:

@@ -189,6 +189,31 @@ def test_values_of_parameters_made_since(make: Any) -> None:
     assert run.a.numpy().tolist() != [4.0] * 3
 
 
+def test_a_tape_that_a_replay_writes_over(make: Any) -> None:
+    """Frozen parameters lie on the tape as they are in memory, where a replay leaves their next values, or brings one that was
+    set: a gradient by the new value would be wrong, so it is refused; on a tape that has the old one it is right."""
+
+    def halve(run: Run) -> None:
+        run.b.assign(AnyBuffer((3,), run.session.tape.kernels.scale(run.b.mirror, 0.5)))
+
+    for after, between in ((halve, lambda run: None), (lambda run: None, lambda run: run.b.set(np.ones(3)))):
+        run = make(after)
+        s, v = run.session, run.session.param(np.ones(3), "v")
+        run.replay(np.ones(3))
+        loss = s.reduce_sum(s.mul(v, run.b))
+        between(run)
+        later = s.reduce_sum(s.mul(v, run.b))
+        run.replay(np.ones(3))
+        said = "b: got a value changed since this tape recorded it"
+        assert_raises_regex(ValueError, said, s.backward, loss)
+        if after is not halve:
+            s.backward(later)
+            assert v.grad.numpy().tolist() == [1.0, 1.0, 1.0]
+        now = run.b.numpy()
+        s.backward(s.reduce_sum(s.mul(v, run.b)))
+        assert v.grad.numpy().tolist() == now.tolist()
+
+
 def test_a_state_loaded_between_two_captures(make: Any, tmp_path: Any) -> None:
     """Both have the parameters in the same places, and these get new mirrors by each."""
     eager, captured = make(), make()

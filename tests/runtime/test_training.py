@@ -1,12 +1,13 @@
 """Training steps in unusual orders: graphs older than their parameters, frozen parameters, interrupted steps and saves."""
 
+import functools
 import gc
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
-from tlrt import errors, nn, optim
+from tlrt import AnyBuffer, errors, nn, optim
 
 
 @pytest.fixture
@@ -35,6 +36,29 @@ def test_a_graph_older_than_its_parameters_is_refused(s):
     assert w.grad.numpy().tolist() == [4.0], "a refused backward took the gradients away"
     s.backward(untouched)  # does not depend on w
     assert other.grad.numpy().tolist() == [2.0] and w.grad.numpy().tolist() == [0.0]
+
+
+def test_a_frozen_value_that_was_written_over_is_refused(s):
+    """A gradient would be that of another forward pass. What is set or assigned lies elsewhere: the tape has the old value."""
+    w, frozen = s.param([3.0], "w"), s.param([5.0], "frozen", requires_grad=False)
+    old = s.mul(w, frozen)
+    frozen.set([2.0])
+    s.backward(old)
+    assert w.grad.numpy().tolist() == [5.0]
+    fresh = s.mul(w, frozen)
+    frozen.mirror.fill(7.0)
+    frozen.updated()
+    s.backward(old)
+    assert w.grad.numpy().tolist() == [5.0]
+    refused = "frozen: got a value changed since this tape recorded it"
+    assert_raises_regex(ValueError, refused, s.backward, fresh)
+    again = s.mul(w, frozen)
+    assert_raises_regex(ValueError, refused, s.backward, fresh)
+    s.backward(again)
+    assert w.grad.numpy().tolist() == [7.0]
+    frozen.mirror.fill(1.0)
+    frozen.assign(AnyBuffer((1,), frozen.mirror))
+    assert_raises_regex(ValueError, refused, s.backward, again)
 
 
 def test_a_loss_without_gradients_warns(s):
@@ -69,6 +93,24 @@ def test_freezing_and_thawing(s):
     ):
         step()
     assert_raises_regex(TypeError, "requires_grad: w: got 1", setattr, w, "requires_grad", 1)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("make", [functools.partial(optim.SGD, lr=1.0), functools.partial(optim.Adam, lr=0.5)])
+def test_frozen_between_backward_and_step(s, make):
+    w, b = s.param([3.0], "w"), s.param([1.0], "b")
+    optimizer = make([w, b])
+    s.backward(s.reduce_sum(s.mul(w, b)))
+    w.requires_grad = False
+    optimizer.step()
+    assert w.value.tolist() == [3.0] and b.value.tolist() != [1.0] and optimizer.steps == 1
+    states = {name: array.tolist() for name, array in optimizer.state()[1].items()}
+    assert all(states[name] == [0.0] for name in states if name.endswith("/w"))
+    b.requires_grad = False
+    assert_raises_regex(ValueError, r"expected backward\(\) before step", optimizer.step)
+    w.requires_grad = True
+    optimizer.step()  # by the gradient there is
+    assert w.value.tolist() != [3.0] and optimizer.steps == 2
     optimizer.close()
 
 
