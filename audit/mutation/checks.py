@@ -47,14 +47,14 @@ class Check:
 
 def family_of(file: str) -> str:
     """The family of a kernel's or specification's file by its folder or name; "" where it serves several."""
-    parts = Path(file).with_suffix("").parts
+    parts = () if "/core/" in file or "/nn/" in file else Path(file).with_suffix("").parts
     names = [name.split("_")[0] for name in parts[2:]]
     return next((n for n in names if n in registry.FAMILIES), "")
 
 
 def families_reached(tree: Scratch, file: str) -> str:
     """The families, as OPS has them, whose kernels are compiled from a file; "" for all."""
-    if family := family_of(file):
+    if (family := family_of(file)) or "/core/" in file:
         return family
     inside, objects = file.removeprefix("native/"), tree.library.parent / "obj"
     folder = "cuda" if tree.backend == "cuda" else "cpu_*"

@@ -47,11 +47,14 @@ class RandomCampaign:
         self.sound: dict[object, bool] = {}
         self.broken: set[str] = set()  # tests that fail without a mutant
         self.rows: dict[tuple[int, str], dict[str, Any]] = {}
-        for line in target.read_text(encoding="utf-8").splitlines() if target and target.exists() else []:
-            if line.endswith("}"):  # the last one may be torn
-                row = json.loads(line)
-                if not (again and row["outcome"] == "survived"):
-                    self.rows[row["seed"], row["mutant"]] = row
+        text = target.read_text(encoding="utf-8") if target and target.exists() else ""
+        if target and not text.endswith("\n"):  # the last line is torn
+            text = text[: text.rfind("\n") + 1]
+            target.write_text(text, encoding="utf-8")
+        for row in map(json.loads, text.splitlines()):
+            self.rows[row["seed"], row["mutant"]] = row
+        if again:
+            self.rows = {k: r for k, r in self.rows.items() if r["outcome"] != "survived"}
         cores = sorted(os.sched_getaffinity(0))
         self.share = max(2, len(cores) // jobs)
         self.cores: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
