@@ -2,11 +2,11 @@
 
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from audit.mutation.suite import Deadline, run_limited, run_pytest
+from audit.mutation.suite import Turn, run_limited, run_pytest
 from audit.scratch import Scratch
 from tlspec import registry
 
@@ -107,23 +107,18 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
             yield from test_files(tree, words, "", *chosen)
 
 
-def attempt(
-    tree: Scratch, check: Check, cores: Collection[int] = (), deadline: Deadline | None = None
-) -> tuple[str, str]:
+def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
-        return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, cores, deadline)
-    python, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], SILENCE
+        return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
+    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], SILENCE
     if check.tool == "verify":
-        python += ["--ops", check.ops] if check.ops else []
-        silence = CASE_SILENCE
+        command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
+        command += ["--ops", check.ops] if check.ops else []
     elif check.tool == "import":
-        python = [sys.executable, "-c", f"import {', '.join(check.words)}"]
-    else:
-        python = ["make", "-C", str(tree.folder / "native"), f"PYTHON={sys.executable}", *check.words]
-    status, said = run_limited(tree, python, patience=PATIENCE, silence=silence, cores=cores, deadline=deadline)
+        command = [sys.executable, "-c", f"import {', '.join(check.words)}"]
+    status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)
     if status == 0:
         return "passed", ""
-    failed = re.findall(r"^(\S+) .* FAIL", said, re.M)
-    what = ", ".join(failed[:3]) or " ".join(said.split()[-20:])
+    what = ", ".join(re.findall(r"^(\S+) .* FAIL", said, re.M)[:3]) or " ".join(said.split()[-20:])
     return ("hung" if status is None else "crashed" if status < 0 else "failed"), what

@@ -9,6 +9,7 @@ without the defect, or a run that takes too long. Results are kept in FILE as th
 
 import argparse
 import hashlib
+import math
 import re
 import shlex
 import signal
@@ -130,7 +131,8 @@ def random_mutants(args: argparse.Namespace) -> int:
     from audit.mutation.random_run import RandomCampaign  # universalmutator, which only this needs
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with RandomCampaign(Path(args.json) if args.json else None, args.jobs, args.budget, args.again) as campaign:
+    limits = args.budget or math.inf, args.patience
+    with RandomCampaign(Path(args.json) if args.json else None, args.jobs, *limits, args.again) as campaign:
         for kind in args.kinds.split(","):
             campaign.run(kind, args.random, args.seed)
         print(campaign.table(args.seed))
@@ -157,6 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seed", type=int, default=0, metavar="S", help="the order of random mutants (default 0)")
     p.add_argument(
         "--kinds", default="c,python,specification", metavar="NAMES", help="and cuda, on a machine with a GPU"
+    )
+    p.add_argument(
+        "--patience", type=float, default=math.inf, metavar="SECONDS", help="leave a random mutant open after this"
     )
     p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
     p.add_argument("--evidence", metavar="FILE", help="counts and survivors of random mutants")

@@ -7,6 +7,7 @@ suffice for a line with the checks that it has passed, so that a run goes on whe
 """
 
 import json
+import math
 import os
 import queue
 import re
@@ -16,60 +17,70 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from audit.build import BuildError
 from audit.environment import commit, describe_run
 from audit.mutation.checks import Check, attempt, checks
 from audit.mutation.random_mutants import Mutant, behaviour, read_lines, sample
 from audit.mutation.reasons import REASONS
-from audit.mutation.suite import Deadline, OutOfTimeError, run_limited
+from audit.mutation.suite import OutOfTimeError, Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command
 from tlrt.verify.run import cpu_variants
 
-OUTCOMES = ("killed", "survived", "equivalent", "argued", "invalid")
+OUTCOMES = ("killed", "survived", "open", "equivalent", "argued", "invalid")
 #: seconds for a build
 BUILD = 900.0
 
 
 class RandomCampaign:
-    """Mutants and what became of them. `target` is the file of the results, which is continued."""
+    """Mutants and what became of them. `target` is the file of the results, which is continued; after `patience` seconds a
+    mutant is left open."""
 
-    def __init__(self, target: Path | None, jobs: int = 1, budget: float | None = None, again: bool = False):
-        self.target, self.jobs, self.deadline = target, jobs, Deadline(budget)
+    def __init__(
+        self, target: Path | None, jobs: int = 1, budget: float = math.inf, patience: float = math.inf, again: bool = False
+    ):  # fmt: skip
+        self.target, self.jobs, self.patience = target, jobs, patience
         self.lock = threading.Lock()
         self.locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
         self.sound: dict[object, bool] = {}
         self.broken: set[str] = set()  # tests that fail without a mutant
-        self.rows: dict[tuple[int, str], dict[str, Any]] = {}
+        self.clean: dict[str, Scratch] = {}
+        self.stack = ExitStack()
         text = target.read_text(encoding="utf-8") if target and target.exists() else ""
         if target and not text.endswith("\n"):  # the last line is torn
             text = text[: text.rfind("\n") + 1]
             target.write_text(text, encoding="utf-8")
-        for row in map(json.loads, text.splitlines()):
-            self.rows[row["seed"], row["mutant"]] = row
-        if again:
-            self.rows = {k: r for k, r in self.rows.items() if r["outcome"] != "survived"}
+        rows = {(r["seed"], r["mutant"]): r for r in map(json.loads, text.splitlines())}
+        self.rows: dict[tuple[int, str], dict[str, Any]] = {
+            k: r for k, r in rows.items() if not (again and r["outcome"] == "survived")
+        }
         cores = sorted(os.sched_getaffinity(0))
-        self.share = max(2, len(cores) // jobs)
-        self.cores: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for i in range(jobs):
-            self.cores.put([cores[(i * len(cores) // jobs + k) % len(cores)] for k in range(self.share)])
-        self.stack = ExitStack()
-        self.clean: dict[str, Scratch] = {}
+        self.whole = Turn(cores, time.monotonic() + budget)
+        share = max(2, len(cores) // jobs)
+        places = [[cores[(i * len(cores) // jobs + k) % len(cores)] for k in range(share)] for i in range(jobs)]
+        self.turns = [Turn(place) for place in places]
+        self.free: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        for turn in self.turns:
+            self.free.put(turn)
 
     def __enter__(self) -> "RandomCampaign":
         self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="mutate-")))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.deadline.until = 0.0
+        self.stop()
         self.stack.close()
+
+    def stop(self) -> None:
+        """Ends what is running."""
+        for turn in (self.whole, *self.turns):
+            turn.until = 0.0
 
     def unchanged(self, name: str) -> Scratch:
         """The tree without a mutant, built for one variant alone or ("cuda") with the CUDA path; ("") with all variants."""
@@ -80,44 +91,27 @@ class RandomCampaign:
                 tree.options = [f"VARIANTS={variant}"] if name else []
                 if name == "cuda":
                     tree.backend = "cuda"
-                    tree.options.append(f"CUDA_ARCHS={os.environ.get('CUDA_ARCHS', 'sm_90a')}")
-                tests = {"": ["check", "fuzz"], "cuda": []}.get(name, ["fuzz"])
-                self._build(tree, sorted(os.sched_getaffinity(0)), *tests)
+                    tree.options += [f"CUDA_ARCHS={os.environ.get('CUDA_ARCHS', 'sm_90a')}", "LINEINFO="]
+                build(tree, self.whole, *{"": ["check", "fuzz"], "cuda": []}.get(name, ["fuzz"]))
                 packages = ["tlspec", "tlrt", "audit", "tests", "codegen"]
                 subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], cwd=tree.folder, check=True)
                 self.clean[name] = tree
             return self.clean[name]
 
-    def _build(self, tree: Scratch, cores: Sequence[int], *goals: str) -> None:
-        """Raises ValueError with the first error."""
-        words = [
-            "make",
-            "-C",
-            str(tree.folder / "native"),
-            f"-j{len(cores)}",
-            f"PYTHON={sys.executable}",
-            tree.backend,
-            *goals,
-        ]
-        status, said = run_limited(tree, words, patience=BUILD, cores=cores, deadline=self.deadline)
-        if status != 0:
-            found = re.search(r"(?:error:|undefined reference|\*\*\* ).*", said)
-            raise ValueError(found[0] if found else said[-200:])
-
     def run(self, kind: str, count: int, seed: int) -> None:
-        """Judges mutants of a kind until `count` are killed or survived, or time is up."""
+        """Judges mutants of a kind until `count` are killed, have survived or are left open, or time is up."""
         judged, running = 0, set[Future[bool]]()
         with Progress(count, f"{kind} mutants") as progress, ThreadPoolExecutor(self.jobs) as pool:
             try:
                 for mutant in sample(kind, seed):
-                    known = self.rows.get((seed, mutant.key), {"outcome": "open"})["outcome"]
                     while running and (len(running) >= self.jobs or judged + len(running) >= count):
                         done, running = wait(running, return_when=FIRST_COMPLETED)
                         for future in done:
                             judged += future.result()
                             progress.advance(float(future.result()))
-                    if judged >= count or self.deadline.passed():
+                    if judged >= count or time.monotonic() > self.whole.until:
                         break
+                    known = self.rows.get((seed, mutant.key), {"outcome": "open"})["outcome"]
                     if known == "open":
                         running.add(pool.submit(self.judge, mutant, seed))
                     elif known in ("killed", "survived"):
@@ -126,20 +120,21 @@ class RandomCampaign:
                 for future in running:
                     future.result()
             except BaseException:
-                self.deadline.until = 0.0
+                self.stop()
                 raise
 
     def judge(self, mutant: Mutant, seed: int = 0) -> bool:
         """Judges one mutant and keeps the result; whether it counts."""
-        start, cores = time.monotonic(), self.cores.get()
+        turn, start = self.free.get(), time.monotonic()
+        turn.until = min(self.whole.until, start + self.patience)
         passed = list(self.rows.get((seed, mutant.key), {}).get("passed", []))
         try:
             with tempfile.TemporaryDirectory(prefix="mutant-", dir=self.folder) as folder:
-                outcome, by = self._try(mutant, Path(folder), cores, passed)
+                outcome, by = self._try(mutant, Path(folder), turn, passed)
         except OutOfTimeError:
             outcome, by = "open", "out of time"
         finally:
-            self.cores.put(cores)
+            self.free.put(turn)
         row: dict[str, Any] = {
             "mutant": mutant.key, "seed": seed, "kind": mutant.kind, "line": mutant.line, "outcome": outcome, "by": by[-300:],
             "seconds": round(time.monotonic() - start, 1), **({"passed": passed} if outcome == "open" else {}),
@@ -152,9 +147,9 @@ class RandomCampaign:
             print(
                 f"{outcome:10} {row['seconds']:6.0f} s  line {mutant.line} of {mutant.key}  [{row['by']}]", flush=True
             )
-        return outcome in ("killed", "survived")
+        return outcome in ("killed", "survived", "open")
 
-    def _try(self, mutant: Mutant, folder: Path, cores: Sequence[int], passed: list[str]) -> tuple[str, str]:
+    def _try(self, mutant: Mutant, folder: Path, turn: Turn, passed: list[str]) -> tuple[str, str]:
         native = mutant.kind in ("c", "cuda")
         if not native and behaviour(mutant.text()) == behaviour("".join(read_lines(mutant.file))):
             return "equivalent", "the same compiled code"
@@ -165,26 +160,26 @@ class RandomCampaign:
                 (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
                 if native:
                     try:
-                        self._build(tree, cores)
-                    except ValueError as error:
+                        build(tree, turn)
+                    except BuildError as error:
                         return "invalid", str(error)
                     if same_code(tree, clean):
                         continue
                 for check in checks(mutant.kind, mutant.file, tree):
                     if str(check) not in passed:
-                        by = self._failure(tree, clean, check, cores)
+                        by = self._failure(tree, clean, check, turn)
                         if by is not None:
                             return "invalid" if check.tool == "import" else "killed", f"{check.tool}: {by}"
                         passed.append(str(check))
                 return "survived", name
         return "equivalent", "the same machine code"
 
-    def _failure(self, tree: Scratch, clean: Scratch, check: Check, cores: Sequence[int]) -> str | None:
+    def _failure(self, tree: Scratch, clean: Scratch, check: Check, turn: Turn) -> str | None:
         """What in a check fails that passes without the mutant."""
         while True:
             without = [f"--deselect={test}" for test in sorted(self.broken)] if check.tool == "pytest" else []
             whole = Check(check.tool, (*check.words, *without), check.ops)
-            verdict, by = attempt(tree, whole, cores, self.deadline)
+            verdict, by = attempt(tree, whole, turn)
             if verdict in ("passed", "empty"):
                 return None
             test = by if check.tool == "pytest" and by.startswith("tests/") else ""
@@ -192,7 +187,7 @@ class RandomCampaign:
             key = (clean.folder, alone)
             with self.locks[key]:
                 if key not in self.sound:
-                    self.sound[key] = attempt(clean, alone, cores, self.deadline)[0] == "passed"
+                    self.sound[key] = attempt(clean, alone, Turn(turn.cores, self.whole.until))[0] == "passed"
             if self.sound[key]:
                 return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
             print(f"fails without a mutant too: {alone}", flush=True)
@@ -233,6 +228,15 @@ def final_outcome(row: dict[str, Any]) -> str:
     return "argued" if argued else str(row["outcome"])
 
 
+def build(tree: Scratch, turn: Turn, *goals: str) -> None:
+    """Raises BuildError with the first error."""
+    words = ["make", "-C", "native", f"-j{len(turn.cores)}", f"PYTHON={sys.executable}", tree.backend, *goals]
+    status, said = run_limited(tree, words, patience=BUILD, turn=turn)
+    if status != 0:
+        found = re.search(r"(?:error:|undefined reference|\*\*\* ).*", said)
+        raise BuildError(found[0] if found else said[-200:])
+
+
 def same_code(tree: Scratch, clean: Scratch) -> bool:
     """Whether the objects of two libraries are the same without what is there for debuggers."""
     for name in {"cpu", tree.backend}:
@@ -245,6 +249,7 @@ def same_code(tree: Scratch, clean: Scratch) -> bool:
 
 
 def _stripped(file: Path) -> bytes:
+    """An object without what a debugger reads, and without the hash of its CUDA source in the names of its functions."""
     with tempfile.NamedTemporaryFile() as out:
         subprocess.run(["objcopy", "--strip-debug", str(file), out.name], check=True)
-        return Path(out.name).read_bytes()
+        return re.sub(rb"_[0-9a-f]{8}(_\d+_\w+?_cu_[0-9a-f]{8})", rb"\1", Path(out.name).read_bytes())

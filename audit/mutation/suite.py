@@ -1,6 +1,7 @@
 """Runs tests in a spoilt copy of the tree, which may hang, crash, fill the memory or kill what is near it."""
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from audit.scratch import Scratch
 
@@ -24,29 +26,28 @@ LOOK = 0.2
 
 
 class OutOfTimeError(Exception):
-    """The time of the whole campaign is up."""
+    """The time for a mutant, or for all of them, is up."""
 
 
-class Deadline:
-    """When the whole campaign ends; by an interrupt it ends at once."""
+@dataclass
+class Turn:
+    """The processors that a run may use (all, where none is named), and when it has to end."""
 
-    def __init__(self, budget: float | None = None):
-        self.until = float("inf") if budget is None else time.monotonic() + budget
-
-    def passed(self) -> bool:
-        return time.monotonic() > self.until
+    cores: Collection[int] = ()
+    until: float = math.inf
 
 
 def run_limited(
-    tree: Scratch, command: Sequence[str], ops: str = "", *, patience: float, silence: float | None = None,
-    cores: Collection[int] = (), deadline: Deadline | None = None,
+    tree: Scratch, command: Sequence[str], ops: str = "", *, patience: float, silence: float = math.inf, turn: Turn | None = None
 ) -> tuple[int | None, str]:  # fmt: skip
     """(the status of a command in a copy, None where it hung; what it said). It hangs that runs longer than `patience`, or says
     nothing for `silence`: seconds in which this process was not stopped either. The command's session ends with it."""
+    turn = turn or Turn()
     (temporary := tree.folder / "tmp").mkdir(exist_ok=True)
     environment = {
         **os.environ, "OPS": ops, "PYTHONPATH": os.pathsep.join([str(tree.folder), os.environ.get("PYTHONPATH", "")]),
-        "TORCHLEAN_CUDA_LIBRARY": str(tree.library), "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary), "MAKEFLAGS": " ".join(tree.options),
+        "TORCHLEAN_CUDA_LIBRARY": str(tree.library), "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary),
+        "MAKEFLAGS": " ".join(tree.options),
     }  # fmt: skip
     ran = quiet = 0.0
     said = 0
@@ -60,10 +61,10 @@ def run_limited(
                 if tree.backend == "cpu":  # CUDA reserves what it never touches
                     resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FILE, FILE))
-                if cores:
-                    os.sched_setaffinity(process.pid, cores)
-            while process.poll() is None and ran <= patience and (silence is None or quiet <= silence):
-                if deadline is not None and deadline.passed():
+                if turn.cores:
+                    os.sched_setaffinity(process.pid, turn.cores)
+            while process.poll() is None and ran <= patience and quiet <= silence:
+                if time.monotonic() > turn.until:
                     raise OutOfTimeError
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK)
@@ -79,22 +80,17 @@ def run_limited(
 
 
 def run_pytest(
-    tree: Scratch, words: Sequence[str], ops: str, patience: float, silence: float | None = None,
-    cores: Collection[int] = (), deadline: Deadline | None = None,
-) -> tuple[str, str]:  # fmt: skip
+    tree: Scratch, words: Sequence[str], ops: str, patience: float, silence: float = math.inf, turn: Turn | None = None
+) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", the test that failed, or the end of the output)."""
-    ignored = [f"--ignore={i}" for i in IGNORED]
-    command = [sys.executable, "-m", "pytest", "-x", "-v", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0"]
-    status, said = run_limited(
-        tree, [*command, *ignored, *words], ops, patience=patience, silence=silence, cores=cores, deadline=deadline
-    )
+    plugins = ["-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", *(f"--ignore={i}" for i in IGNORED)]
+    command = [sys.executable, "-m", "pytest", "-x", "-v", *plugins, *words]
+    status, said = run_limited(tree, command, ops, patience=patience, silence=silence, turn=turn)
     found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.M)
     begun = re.findall(r"^(tests/\S+::.*?) (?=PASSED|FAILED|SKIPPED|ERROR|XFAIL|$)", said, re.M)
     last = begun[-1] if begun else said[-400:]
-    if status == 0:
-        return "passed", ""
-    if status == 5:
-        return "empty", ""
+    if status in (0, 5):
+        return "passed" if status == 0 else "empty", ""
     if status is None:
         return "hung", last
     if not found and status not in (1, 2):

@@ -14,7 +14,7 @@ from audit.mutation import random_mutants, random_run
 from audit.mutation.checks import Check, checks
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
-from audit.mutation.suite import run_limited
+from audit.mutation.suite import Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tests import ROOT
 
@@ -135,15 +135,15 @@ def test_a_campaign_goes_on_where_it_ended(
     monkeypatch.setattr(RandomCampaign, "_try", outcome)
     first = open_campaign()
     first.run("python", 3, 1)
-    assert tried == [0, 1, 2, 3, 4, 5]
+    assert tried == [0, 1, 2, 3, 4]
     assert first.target is not None
     text = first.target.read_text(encoding="utf-8")
     first.target.write_text(text + text.splitlines()[0][:40], encoding="utf-8")  # ended within a line
     second = open_campaign()
     second.run("python", 6, 1)
-    assert tried == [0, 1, 2, 3, 4, 5, 4, 6, 7]
+    assert tried == [0, 1, 2, 3, 4, 4, 5, 6, 7]
     assert second.counts(1) == {
-        "python": {"killed": 5, "survived": 1, "equivalent": 1, "argued": 0, "invalid": 1, "score": 0.8333}
+        "python": {"killed": 5, "survived": 1, "open": 0, "equivalent": 1, "argued": 0, "invalid": 1, "score": 0.8333}
     }
     (left,) = second.document(1, "abc")["mutants"]["results"]
     assert left["mutant"] == drawn[2].key and left["outcome"] == "survived"
@@ -166,7 +166,7 @@ def test_a_campaign_goes_on_where_it_ended(
 )
 def test_a_mutant_is_held_in(tree: Scratch, code: str, status: int | None) -> None:
     found, said = run_limited(
-        tree, [sys.executable, "-c", code], patience=60, silence=3, cores=[min(os.sched_getaffinity(0))]
+        tree, [sys.executable, "-c", code], patience=60, silence=3, turn=Turn([min(os.sched_getaffinity(0))])
     )
     assert found == status, said
 
