@@ -175,10 +175,11 @@ class RandomCampaign:
         return "equivalent", "the same machine code"
 
     def _failure(self, tree: Scratch, clean: Scratch, check: Check, turn: Turn) -> str | None:
-        """What in a check fails that passes without the mutant."""
+        """What in a check fails, also alone, and passes without the mutant."""
+        unsteady: set[str] = set()
         while True:
-            without = [f"--deselect={test}" for test in sorted(self.broken)] if check.tool == "pytest" else []
-            whole = Check(check.tool, (*check.words, *without), check.ops)
+            left_out = self.broken | unsteady if check.tool == "pytest" else set()
+            whole = Check(check.tool, (*check.words, *(f"--deselect={test}" for test in sorted(left_out))), check.ops)
             verdict, by = attempt(tree, whole, turn)
             if verdict in ("passed", "empty"):
                 return None
@@ -189,11 +190,14 @@ class RandomCampaign:
                 if key not in self.sound:
                     self.sound[key] = attempt(clean, alone, Turn(turn.cores, self.whole.until))[0] == "passed"
             if self.sound[key]:
-                return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
-            print(f"fails without a mutant too: {alone}", flush=True)
-            if not test or test in self.broken:
-                return None
-            self.broken.add(test)
+                if not test or verdict != "failed" or attempt(tree, alone, turn)[0] != "passed":
+                    return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
+                unsteady.add(test)
+            else:
+                print(f"fails without a mutant too: {alone}", flush=True)
+                if not test or test in self.broken:
+                    return None
+                self.broken.add(test)
 
     def counts(self, seed: int) -> dict[str, dict[str, Any]]:
         """Kind -> how many mutants of a seed have which outcome; the score counts those argued equivalent as equivalent."""
