@@ -27,6 +27,7 @@ PARTS: Mapping[str, str] = {
     "contention": "threads that use one object at once, forks beside them",
     "environments": "the caller's floating-point mode",
     "soak": "long runs in flat memory",
+    "mutants": "random mutants",
     "mutation": "planted defects",
     "sanitizer": "GPU memory checkers",
 }
@@ -35,6 +36,7 @@ SIGNS: Mapping[str, tuple[str, ...]] = {
     "verify": ("results", "verdict"), "exhaustive": ("functions", "stride"), "probe": ("sums", "sizes"),
     "determinism": ("entries", "repeats"), "alarms": ("entries", "totals", "edges"), "hostile": ("entries", "statuses"),
     "soak": ("samples", "steps", "growth"), "mutation": ("listed", "survivors"),
+    "mutants": ("seed", "kinds"),
 }  # fmt: skip
 
 
@@ -86,6 +88,9 @@ contention/*/subjects/*: text subject; count turns right refused other
 environments/*: texts failures
 environments/*/modes/*: text mode digest; count cases
 soak/*: text device; count steps live_bytes live_buffers microseconds; number growth; texts failures
+mutants/*: count seed; table kinds
+mutants/*/kinds/*: count killed survived equivalent argued invalid; figure score
+mutants/*/results/*: text mutant kind outcome reason; count line
 mutation/*: count listed run; texts survivors; text score; table results
 mutation/*/results/*: number number; text name outcome by
 steps/*/*: number status; text command
@@ -411,6 +416,17 @@ def _mutation(d: Mapping[str, Any]) -> Found:
         yield "", "", f"survived: {name}", again
 
 
+def _mutants(d: Mapping[str, Any]) -> Found:
+    for r in d["results"]:
+        if r["outcome"] == "survived" and not r["reason"]:
+            yield (
+                "",
+                "",
+                f"survived: {r['mutant']}",
+                f"python -m audit mutate --random 1000 --seed {d['seed']} --kinds {r['kind']}",
+            )
+
+
 #: what compute-sanitizer says last where it has nothing to say
 CLEAN = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
 
@@ -431,7 +447,7 @@ _FINDERS: Mapping[str, Callable[[Mapping[str, Any]], Found]] = {
     "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
     "hostile": _hostile, "checkpoints": _plain, "faults": _faults, "soak": _plain,
     "interrupts": _plain, "contention": _plain, "environments": _plain, "mutation": _mutation,
-    "sanitizer": _sanitizer, "steps": _steps,
+    "mutants": _mutants, "sanitizer": _sanitizer, "steps": _steps,
 }  # fmt: skip
 
 

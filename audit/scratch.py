@@ -1,7 +1,7 @@
 """A copy of the source tree that a planted defect may spoil, with the objects already compiled, so that little is rebuilt."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,15 +14,15 @@ SKIPPED = {"__pycache__", ".hypothesis", "_lib"}
 
 
 class Scratch:
-    """The copy under `folder`."""
+    """The copy under `folder`: its library is that of a back end, and `options` are words for every make in it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, backend: str = "cpu", options: Sequence[str] = ()):
+        self.folder, self.backend, self.options = folder, backend, options
 
     @property
     def library(self) -> Path:
-        """The CPU library of the copy."""
-        return self.folder / "native" / "build" / "cpu" / "libtorchlean_cuda.so"
+        """The back end's library of the copy."""
+        return self.folder / "native" / "build" / self.backend / "libtorchlean_cuda.so"
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Replaces a text, which the file must hold exactly once. Raises ValueError."""
@@ -34,7 +34,7 @@ class Scratch:
 
     def make(self, *goals: str, jobs: int = 2) -> None:
         """Builds what changed. Raises BuildError."""
-        make(*goals, tree=self.folder, jobs=jobs)
+        make(*goals, *self.options, tree=self.folder, jobs=jobs)
 
 
 def _names_to_skip(folder: str, names: list[str]) -> set[str]:
@@ -45,17 +45,20 @@ def _names_to_skip(folder: str, names: list[str]) -> set[str]:
 
 
 @contextmanager
-def scratch(folder: Path) -> Iterator[Scratch]:
-    """A copy under `folder`, removed at the end. Times of files are kept, so that make rebuilds only what is edited."""
+def scratch(folder: Path, source: Scratch | None = None) -> Iterator[Scratch]:
+    """A copy of the tree, or of another copy, under `folder`, removed at the end. Times of files are kept: make rebuilds only
+    what is edited, and what Python has compiled in another copy is good here."""
     target = folder / "tree"
     target.mkdir(parents=True)
+    root = source.folder if source else ROOT
+    ignore = None if source else _names_to_skip
     try:
         for part in PARTS:
-            if (ROOT / part).exists():
-                shutil.copytree(ROOT / part, target / part, ignore=_names_to_skip)
-        for file in ROOT.iterdir():
+            if (root / part).exists():
+                shutil.copytree(root / part, target / part, ignore=ignore)
+        for file in root.iterdir():
             if file.is_file():
                 shutil.copy2(file, target / file.name)
-        yield Scratch(target)
+        yield Scratch(target, source.backend, source.options) if source else Scratch(target)
     finally:
         shutil.rmtree(target, ignore_errors=True)

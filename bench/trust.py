@@ -327,6 +327,12 @@ def _mutation(d: Any) -> tuple[str, str]:
     return tried, f"{d['score']} caught; {d['equivalent']} change no behaviour; {len(d['survivors'])} survived"
 
 
+def _mutants(d: Any) -> tuple[str, str]:
+    tried = ", ".join(f"{n['killed'] + n['survived']} of {kind}" for kind, n in d["kinds"].items())
+    said = ", ".join(f"{100 * float(n['score']):.1f} % of {kind}" for kind, n in d["kinds"].items())
+    return f"{tried}, drawn by seed {d['seed']}", f"{said} killed; survivors are listed with their reasons"
+
+
 def sanitizer_runs(d: Mapping[str, str]) -> list[tuple[str, str]]:
     """(what a tool ran over, what it said of it) for every tool of compute-sanitizer and everything it said."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -350,7 +356,7 @@ def _sanitizer(d: Any) -> tuple[str, str]:
 _TOTALS = {"verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
            "alarms": _alarms, "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak,
            "interrupts": _interrupts, "contention": _contention, "environments": _environments,
-           "mutation": _mutation, "sanitizer": _sanitizer}  # fmt: skip
+           "mutation": _mutation, "mutants": _mutants, "sanitizer": _sanitizer}  # fmt: skip
 
 
 INTRODUCTION = """\

@@ -3,15 +3,16 @@
 Each defect goes into a copy of the tree with the objects already compiled; what it touches is built again, the tests listed
 for it run first, and where they pass the whole suite. A defect is killed by a build that fails, a test that fails and passes
 without the defect, or a run that takes too long. Results are kept in FILE as they come, and what is there is not run again.
+
+``--random N --seed S`` draws mutants instead of planting the defects listed: :mod:`audit.mutation.random_run`.
 """
 
 import argparse
 import hashlib
-import os
+import math
 import re
 import shlex
-import subprocess
-import sys
+import signal
 import tempfile
 import threading
 import time
@@ -22,14 +23,12 @@ from typing import Any
 
 from audit.build import BuildError, make
 from audit.environment import ROOT
+from audit.mutation.suite import run_pytest
 from audit.mutation.table import DEFECTS, Defect
 from audit.scratch import Scratch, scratch
 from tlrt.verify.documents import read_document, write_document
 from tlspec import registry
 
-#: tests that say that a listed text has changed, which every defect does; those that plant defects of their own are left out by
-#: name
-IGNORED = ("tests/audit/test_mutation.py", "tests/repo/test_generated.py", "tests/bench/test_trust.py")
 #: seconds for the tests listed, and for the whole suite
 PATIENCE, SUITE_PATIENCE = 900.0, 3600.0
 
@@ -38,31 +37,6 @@ def key(defect: Defect) -> str:
     """What a defect's result is kept under: it is run again when it changes."""
     text = "\0".join((defect.file, defect.old, defect.new))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def pytest(tree: Scratch, words: Sequence[str], ops: str, patience: float) -> tuple[str, str]:
-    """("passed" | "failed" | "crashed" | "hung" | "empty", the first test that failed or the end of the output)."""
-    ignored = [f"--ignore={i}" for i in IGNORED]
-    plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins, *ignored, *words]
-    environment = {
-        **os.environ, "OPS": ops, "PYTHONPATH": os.pathsep.join([str(tree.folder), os.environ.get("PYTHONPATH", "")]),
-        "TORCHLEAN_CUDA_LIBRARY": str(tree.library), "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, cwd=tree.folder, env=environment, capture_output=True, text=True, timeout=patience, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "hung", f"longer than {patience:.0f} s"
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.M)
-    if done.returncode == 0:
-        return "passed", ""
-    if done.returncode == 5:
-        return "empty", ""
-    if not found and done.returncode not in (1, 2):
-        return "crashed", f"the process ended with status {done.returncode}"
-    return "failed", found[1] if found else (done.stdout + done.stderr)[-400:]
 
 
 class Campaign:
@@ -117,11 +91,11 @@ class Campaign:
         if self.suite:
             stages.append((["tests"], "", SUITE_PATIENCE))
         for words, ops, patience in stages:
-            verdict, by = pytest(tree, words, ops, patience)
+            verdict, by = run_pytest(tree, words, ops, patience)
             if verdict in ("hung", "crashed"):
                 return "killed", by
             if verdict == "failed":
-                again, _ = pytest(clean, [by], ops, PATIENCE)
+                again, _ = run_pytest(clean, [by], ops, PATIENCE)
                 return ("killed", by) if again == "passed" else ("unsound", f"{by} fails without the defect too")
         return "survived", "the whole suite" if self.suite else "the tests listed"
 
@@ -152,6 +126,22 @@ def check() -> int:
     return 1 if wrong else 0
 
 
+def random_mutants(args: argparse.Namespace) -> int:
+    """``--random``: the table of outcomes and the survivors; 1 where one has no reason."""
+    from audit.mutation.random_run import RandomCampaign  # universalmutator, which only this needs
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    limits = args.budget or math.inf, args.patience
+    with RandomCampaign(Path(args.json) if args.json else None, args.jobs, *limits, args.again) as campaign:
+        for kind in args.kinds.split(","):
+            campaign.run(kind, args.random, args.seed)
+        print(campaign.table(args.seed))
+        document = campaign.document(args.seed, args.commit)
+    if args.evidence:
+        write_document(Path(args.evidence), document)
+    return int(any(r["outcome"] == "survived" and not r["reason"] for r in document["mutants"]["results"]))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
     p = argparse.ArgumentParser(
@@ -160,9 +150,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--only", metavar="N,M-P", help="these of the table; --list numbers them")
     p.add_argument("--jobs", type=int, default=2, metavar="N")
     p.add_argument("--json", metavar="FILE", help="results, kept as they come and continued")
-    p.add_argument("--budget", type=float, metavar="SECONDS", help="start no defect after this long")
+    p.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="start no defect after this long; end random mutants"
+    )
     p.add_argument("--no-suite", action="store_true", help="the tests listed alone")
     p.add_argument("--list", action="store_true")
+    p.add_argument("--random", type=int, metavar="N", help="instead, N random mutants of each kind")
+    p.add_argument("--seed", type=int, default=0, metavar="S", help="the order of random mutants (default 0)")
+    p.add_argument(
+        "--kinds", default="c,python,specification", metavar="NAMES", help="and cuda, on a machine with a GPU"
+    )
+    p.add_argument(
+        "--patience", type=float, default=math.inf, metavar="SECONDS", help="leave a random mutant open after this"
+    )
+    p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
+    p.add_argument("--evidence", metavar="FILE", help="counts and survivors of random mutants")
+    p.add_argument("--commit", default="", help="the commit to record where git cannot tell")
     p.add_argument("--check", action="store_true", help="whether every defect's text is there once")
     args = p.parse_args(argv)
     if args.list:
@@ -172,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.check:
         return check()
     make("cpu", tree=ROOT)
+    if args.random:
+        return random_mutants(args)
     campaign = Campaign(Path(args.json) if args.json else None, not args.no_suite, args.budget)
     with (
         tempfile.TemporaryDirectory(prefix="mutate-") as folder,

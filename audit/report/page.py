@@ -199,6 +199,10 @@ def _tiles(ev: Evidence) -> list[Tile]:
         d = documents[-1][1]
         text = f"of {format_count(d['listed'])} listed, {format_count(d['run'])} run; {plural(len(d['survivors']), 'survivor')}"
         add("mutation", d["score"], "planted defects caught", text)
+    for _, d in ev.documents("mutants"):
+        for kind, n in d["kinds"].items():
+            text = f"of {plural(n['killed'] + n['survived'], 'random mutant')}: {kind}, seed {d['seed']}"
+            add("mutants", f"{100 * float(n['score']):.1f} %", "killed", text)
     if documents := ev.documents("sanitizer"):
         tools = ", ".join(dict.fromkeys(k.partition(" ")[0] for _, d in documents for k in d if k != "missing"))
         text = "over drawn cases and shapes that reach large kernels"
@@ -404,6 +408,15 @@ def _mutation(ev: Evidence) -> list[Table]:
     return [Table("Planted defects", ("number", "defect", "outcome", "by"), rows)] if rows else []
 
 
+def _mutants(ev: Evidence) -> list[Table]:
+    rows: list[Sequence[str | Cell]] = [
+        (r["kind"], f"line {r['line']} of {r['mutant']}", Cell(r["outcome"], "" if r["reason"] else "bad"), r["reason"])
+        for _, d in ev.documents("mutants")
+        for r in d["results"]
+    ]
+    return [Table("Random mutants that no check saw", ("kind", "mutant", "outcome", "reason"), rows)] if rows else []
+
+
 def _robust(ev: Evidence) -> list[Table]:
     tables = []
     rows: list[Sequence[str | Cell]]
@@ -460,6 +473,7 @@ def render_page(sources: Sequence[Source], title: str = "Verification report") -
         ("inputs", "All inputs", _exhaustive(ev)),
         ("sums", "Order of sums", _probe(ev)),
         ("robust", "Hostile calls, faults, long runs", _robust(ev)),
+        ("mutants", "Random mutants", _mutants(ev)),
         ("mutation", "Planted defects", _mutation(ev)),
     ]
     context: Mapping[str, Any] = {

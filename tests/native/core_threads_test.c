@@ -417,6 +417,7 @@ static void test_interrupts(void)
         pthread_create(&thread, NULL, call_unwatched, a);
         pthread_join(thread, NULL);
         CHECK(handled == 5 && !sigaction(SIGUSR1, NULL, &now) && now.sa_handler == count_handled);
+        CHECK(tl_looking == 0); /* calls that need not look do not */
     }
     signal(SIGUSR1, SIG_IGN);
     OK(call_interrupted(a, 1 << 17, 0, signal_self, &whole));

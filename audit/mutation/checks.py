@@ -1,0 +1,124 @@
+"""What may see a mutant: the checks of a source file, the cheapest first, and what each says of a copy of the tree."""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from audit.mutation.suite import Turn, run_limited, run_pytest
+from audit.scratch import Scratch
+from tlspec import registry
+
+#: seconds for one check, for a test that says nothing, and for a case of verify
+PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 30.0
+#: more families than this concern a shared header: all operations then
+FEW = 4
+RUNTIME = "tests/runtime/test_"
+#: a part of a file's path -> the ends of the names of tests/runtime/test_*.py that are about it, quickest first
+OWN = {
+    "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
+    "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
+    "core/threads": "process", "core/": "buffer device kernels copies",
+    "_binding/": "buffer library kernels scalar_types copies observer device", "_capture/": "capture capture_*",
+    "_operations/": "tape_operations tape_errors", "nn/": "nn nn_layers training", "tape": "tape session tape_* optim",
+    "session": "session session_lifetime tape optim checkpoint", "optim": "optim capture_optim", "tensor": "tensor session",
+    "parameter": "session optim capture_parameters", "capture": "capture capture_*", "buffer": "buffer", "context": "device",
+    "differential": "observer", "errors": "library buffer", "spec": "session tape", "kernels": "kernels fast_kernels",
+}  # fmt: skip
+#: every test in parts of a minute or two
+REST = (
+    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[b-d]*.py", f"{RUNTIME}[f-p]*.py", f"{RUNTIME}s*.py",
+    f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), or modules to import ("import")."""
+
+    tool: str
+    words: tuple[str, ...] = ()
+    ops: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.tool, *self.words, f"OPS={self.ops}" if self.ops else "")))
+
+
+def family_of(file: str) -> str:
+    """The family of a kernel's or specification's file by its folder or name; "" where it serves several."""
+    parts = () if "/core/" in file or "/nn/" in file else Path(file).with_suffix("").parts
+    names = [name.split("_")[0] for name in parts[2:]]
+    return next((n for n in names if n in registry.FAMILIES), "")
+
+
+def families_reached(tree: Scratch, file: str) -> str:
+    """The families, as OPS has them, whose kernels are compiled from a file; "" for all."""
+    if (family := family_of(file)) or "/core/" in file:
+        return family
+    inside, objects = file.removeprefix("native/"), tree.library.parent / "obj"
+    folder = "cuda" if tree.backend == "cuda" else "cpu_*"
+    found = {
+        family_of(str(Path("native/src/cpu", *notes.relative_to(objects).parts[1:])))
+        for notes in objects.glob(f"{folder}/**/*.d")
+        if inside in notes.read_text()
+    }
+    return ",".join(sorted(found)) if found and "" not in found and len(found) <= FEW else ""
+
+
+def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Check]:
+    """The check of those test files that are there; a pattern is the files that fit it."""
+    found = [str(f.relative_to(tree.folder)) for w in words.split() for f in sorted(tree.folder.glob(w))]
+    if found:
+        yield Check("pytest", (*dict.fromkeys(found), *more), ops)
+
+
+def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
+    """What may see a change of a file, the cheapest first."""
+    native = kind in ("c", "cuda")
+    ops = families_reached(tree, file) if native else family_of(file)
+    device = "cuda" if kind == "cuda" else "cpu"
+    chosen = ("-k", "cuda") if kind == "cuda" else ()
+    if not native:
+        modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
+        yield Check("import", ("tlrt", modules.replace("/", ".")))
+    if "/core/" in file:
+        yield Check("make", ("check",))
+    verify = Check("verify", ("--device", device, "--trace"), ops)
+    small = Check("verify", (*verify.words, "--cases", "1"), ops)
+    stem = Path(file).stem.strip("_")
+    own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
+    mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
+    early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
+    if kind == "specification" or (native and "/core/" not in file) or "_operations/" in file:
+        yield small
+        if ops:
+            yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
+            yield verify
+            yield from test_files(tree, "tests/verify/*.py tests/runtime/*.py", ops, *chosen)
+        yield from early
+    else:
+        yield from early
+        yield small
+    if not ops:
+        yield verify
+    for words in REST:
+        if not (native and ops and words in ("tests/spec", "tests/kernels", "tests/verify")):
+            yield from test_files(tree, words, "", *chosen)
+
+
+def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
+    """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
+    if check.tool == "pytest":
+        return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
+    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], SILENCE
+    if check.tool == "verify":
+        command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
+        command += ["--ops", check.ops] if check.ops else []
+    elif check.tool == "import":
+        command = [sys.executable, "-c", f"import {', '.join(check.words)}"]
+    status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)
+    if status == 0:
+        return "passed", ""
+    what = ", ".join(re.findall(r"^(\S+) .* FAIL", said, re.M)[:3]) or " ".join(said.split()[-20:])
+    return ("hung" if status is None else "crashed" if status < 0 else "failed"), what

@@ -1,0 +1,188 @@
+"""Random mutants: changes of one line that nobody chose.
+
+The rules are those of universalmutator (Groce et al., "An extensible, regular-expression-based tool for multi-language mutant
+generation", ICSE 2018). The sample is drawn over lines, and of a line's mutants one is taken, in Python one that compiles: drawn over mutants, half
+of a sample would lie in the few lines that are long sums and comparisons, with many changes of one number. A line's place in
+the sample is a hash of the seed and its text, so that an edit elsewhere leaves the sample as it is.
+
+What counts as behaviour in Python is the compiled code without docstrings, annotations and the words of messages: what is
+raised, warned of, printed or given to ``refusal``, and the help of a command line. Class variables keep their annotations.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import io
+import random
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from audit.environment import ROOT
+
+#: kind of source -> where it lies, its suffixes, and the rules for it
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "c": (("native/src/core", "native/src/cpu", "native/src/formula"), (".c", ".h", ".def"), ("universal", "c_like", "c")),
+    "cuda": (("native/src/cuda",), (".cu", ".cuh"), ("universal", "c_like", "cpp")),
+    "python": (("tlrt",), (".py",), ("universal", "python")),
+    "specification": (("tlspec",), (".py",), ("universal", "python")),
+}  # fmt: skip
+GENERATED = "tlrt/kernels.py"
+#: lines that say how a source is read, not what it computes
+NO_CODE = re.compile(r"\s*(#\s*(include|pragma|error|ifndef|endif)|(import|from)\b|__all__|[\W_]*$)")
+#: calls whose texts are messages, and the keywords that hold one in any call
+SPEAKING = {
+    "refusal",
+    "warn",
+    "print",
+    "ArgumentParser",
+    "add_argument",
+    "add",
+    "Progress",
+    "fail",
+    "exit",
+    "error",
+    "write",
+}
+MESSAGES = {"help", "description", "epilog", "metavar", "detail", "note", "why", "source"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed line: `place` counts the lines of that text in the file, from 1."""
+
+    kind: str
+    file: str
+    line: int
+    place: int
+    before: str
+    after: str
+
+    @property
+    def key(self) -> str:
+        """The mutant wherever the line stands now."""
+        file = self.file if self.place == 1 else f"{self.file}[{self.place}]"
+        return f"{file}: {' '.join(self.before.split())} -> {' '.join(self.after.split())}"
+
+    def text(self) -> str:
+        """The file with its changed line."""
+        lines = read_lines(self.file)
+        return "".join([*lines[: self.line - 1], self.after, *lines[self.line :]])
+
+
+@functools.cache
+def read_lines(file: str) -> list[str]:
+    return (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def sources(kind: str) -> list[str]:
+    """The files of a kind that are written by hand."""
+    folders, suffixes, _ = KINDS[kind]
+    found = (p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes)
+    return sorted({str(p.relative_to(ROOT)) for p in found} - {GENERATED})
+
+
+def code_lines(file: str) -> Iterator[tuple[int, str]]:
+    """(number, text without comments) of the lines of a source that hold code."""
+    text = "".join(read_lines(file))
+    if file.endswith(".py"):
+        words = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+        silent = {line for n in words for line in range(n.lineno, (n.end_lineno or n.lineno) + 1)}
+        lines = [re.sub(r"^\s*#.*", "", line) for line in text.split("\n")]
+    else:
+        silent = set()
+        plain = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+        lines = [re.sub(r"(?<!:)//.*", "", line) for line in plain.split("\n")]
+    for number, line in enumerate(lines, 1):
+        if number not in silent and not NO_CODE.match(line):
+            yield number, line.rstrip() + "\n"
+
+
+def mutants_of(kind: str, line: str) -> list[str]:
+    """What the rules make of a line."""
+    from universalmutator import mutator  # an extra that only this needs
+
+    rules = [f"{r}.rules" for r in KINDS[kind][2]]
+    given = line.replace("{-", "{ -")  # which begins a comment in a language of the rules
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = mutator.mutants_regexp([given], rules, ignorePatterns=[])
+    return [after for _, after, *_ in found if after != line]
+
+
+def sample(kind: str, seed: int) -> Iterator[Mutant]:
+    """One mutant of every line of a kind, in the order of a seed."""
+    order = []
+    for file in sources(kind):
+        times: Counter[str] = Counter()
+        for number, line in code_lines(file):
+            times[line] += 1
+            name = f"{seed}\0{file}\0{times[line]}\0{line}"
+            order.append((hashlib.sha256(name.encode()).digest(), file, number, times[line], line))
+    for digest, file, number, place, line in sorted(order):
+        found = [Mutant(kind, file, number, place, line, after) for after in mutants_of(kind, line)]
+        random.Random(digest).shuffle(found)
+        if chosen := next((m for m in found if not file.endswith(".py") or compiles(m.text())), None):
+            yield chosen
+
+
+class _Behaviour(ast.NodeTransformer):
+    """Takes out what is said, and where it stands."""
+
+    def _without_words(self, node: ast.AST) -> Any:
+        for inner in ast.walk(node):
+            for name, value in ast.iter_fields(inner):
+                if isinstance(value, list):
+                    setattr(inner, name, [self._silent(v) for v in value])
+                else:
+                    setattr(inner, name, self._silent(value))
+        return node
+
+    def _silent(self, value: Any) -> Any:
+        text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+        return ast.Constant("") if text or isinstance(value, ast.JoinedStr) else value
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant("")
+        node = self.generic_visit(node)
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        if isinstance(node, ast.Raise) or name in SPEAKING or (isinstance(node, ast.keyword) and node.arg in MESSAGES):
+            node = self._without_words(node)
+        if isinstance(node, ast.Assert):
+            node.msg = None
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation):
+            node.annotation = ast.Constant("")
+        for name in ("lineno", "end_lineno"):
+            if hasattr(node, name):
+                setattr(node, name, 1)
+        for name in ("col_offset", "end_col_offset"):
+            if hasattr(node, name):
+                setattr(node, name, 0)
+        return node
+
+
+def compiles(text: str) -> bool:
+    """Whether a text is Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(text, "source", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+@functools.lru_cache(64)
+def behaviour(text: str) -> CodeType:
+    """The compiled code of a Python source without what is no behaviour."""
+    with warnings.catch_warnings(action="ignore"):
+        return compile(ast.fix_missing_locations(_Behaviour().visit(ast.parse(text))), "source", "exec")

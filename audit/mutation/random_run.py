@@ -1,0 +1,259 @@
+"""Runs random mutants (:mod:`audit.mutation.random_mutants`) against checks of growing cost, until one sees the change.
+
+A mutant of a CPU kernel is built for one SIMD variant, the first in which its object code differs, in a library that holds that
+variant alone, so that the unchanged code of the others cannot give it away. A mutant is killed by a check that fails, crashes or hangs where the
+same one passes without the mutant. Every mutant has a line in a file as soon as it is judged, and one that the time did not
+suffice for a line with the checks that it has passed, so that a run goes on where another ended.
+"""
+
+import json
+import math
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from audit.build import BuildError
+from audit.environment import commit, describe_run
+from audit.mutation.checks import Check, attempt, checks
+from audit.mutation.random_mutants import Mutant, behaviour, read_lines, sample
+from audit.mutation.reasons import REASONS
+from audit.mutation.suite import OutOfTimeError, Turn, run_limited
+from audit.scratch import Scratch, scratch
+from tlrt._terminal import Progress, format_table
+from tlrt.verify.documents import format_command
+from tlrt.verify.run import cpu_variants
+
+OUTCOMES = ("killed", "survived", "open", "equivalent", "argued", "invalid")
+#: seconds for a build
+BUILD = 900.0
+
+
+class RandomCampaign:
+    """Mutants and what became of them. `target` is the file of the results, which is continued; after `patience` seconds a
+    mutant is left open."""
+
+    def __init__(
+        self, target: Path | None, jobs: int = 1, budget: float = math.inf, patience: float = math.inf, again: bool = False
+    ):  # fmt: skip
+        self.target, self.jobs, self.patience = target, jobs, patience
+        self.lock = threading.Lock()
+        self.locks: defaultdict[object, threading.Lock] = defaultdict(threading.Lock)
+        self.sound: dict[object, bool] = {}
+        self.broken: set[str] = set()  # tests that fail without a mutant
+        self.clean: dict[str, Scratch] = {}
+        self.stack = ExitStack()
+        text = target.read_text(encoding="utf-8") if target and target.exists() else ""
+        if target and not text.endswith("\n"):  # the last line is torn
+            text = text[: text.rfind("\n") + 1]
+            target.write_text(text, encoding="utf-8")
+        rows = {(r["seed"], r["mutant"]): r for r in map(json.loads, text.splitlines())}
+        self.rows: dict[tuple[int, str], dict[str, Any]] = {
+            k: r for k, r in rows.items() if not (again and r["outcome"] == "survived")
+        }
+        cores = sorted(os.sched_getaffinity(0))
+        self.whole = Turn(cores, time.monotonic() + budget)
+        share = max(2, len(cores) // jobs)
+        places = [[cores[(i * len(cores) // jobs + k) % len(cores)] for k in range(share)] for i in range(jobs)]
+        self.turns = [Turn(place) for place in places]
+        self.free: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        for turn in self.turns:
+            self.free.put(turn)
+
+    def __enter__(self) -> "RandomCampaign":
+        self.folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="mutate-")))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.stack.close()
+
+    def stop(self) -> None:
+        """Ends what is running."""
+        for turn in (self.whole, *self.turns):
+            turn.until = 0.0
+
+    def unchanged(self, name: str) -> Scratch:
+        """The tree without a mutant, built for one variant alone or ("cuda") with the CUDA path; ("") with all variants."""
+        with self.locks[name]:
+            if name not in self.clean:
+                tree = self.stack.enter_context(scratch(self.folder / (name or "plain")))
+                variant = cpu_variants()[-1] if name == "cuda" else name
+                tree.options = [f"VARIANTS={variant}"] if name else []
+                if name == "cuda":
+                    tree.backend = "cuda"
+                    tree.options += [f"CUDA_ARCHS={os.environ.get('CUDA_ARCHS', 'sm_90a')}", "LINEINFO="]
+                build(tree, self.whole, *{"": ["check", "fuzz"], "cuda": []}.get(name, ["fuzz"]))
+                packages = ["tlspec", "tlrt", "audit", "tests", "codegen"]
+                subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], cwd=tree.folder, check=True)
+                self.clean[name] = tree
+            return self.clean[name]
+
+    def run(self, kind: str, count: int, seed: int) -> None:
+        """Judges mutants of a kind until `count` are killed, have survived or are left open, or time is up."""
+        judged, running = 0, set[Future[bool]]()
+        with Progress(count, f"{kind} mutants") as progress, ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                for mutant in sample(kind, seed):
+                    while running and (len(running) >= self.jobs or judged + len(running) >= count):
+                        done, running = wait(running, return_when=FIRST_COMPLETED)
+                        for future in done:
+                            judged += future.result()
+                            progress.advance(float(future.result()))
+                    if judged >= count or time.monotonic() > self.whole.until:
+                        break
+                    known = self.rows.get((seed, mutant.key), {"outcome": "open"})["outcome"]
+                    if known == "open":
+                        running.add(pool.submit(self.judge, mutant, seed))
+                    elif known in ("killed", "survived"):
+                        judged += 1
+                        progress.advance()
+                for future in running:
+                    future.result()
+            except BaseException:
+                self.stop()
+                raise
+
+    def judge(self, mutant: Mutant, seed: int = 0) -> bool:
+        """Judges one mutant and keeps the result; whether it counts."""
+        turn, start = self.free.get(), time.monotonic()
+        turn.until = min(self.whole.until, start + self.patience)
+        passed = list(self.rows.get((seed, mutant.key), {}).get("passed", []))
+        try:
+            with tempfile.TemporaryDirectory(prefix="mutant-", dir=self.folder) as folder:
+                outcome, by = self._try(mutant, Path(folder), turn, passed)
+        except OutOfTimeError:
+            outcome, by = "open", "out of time"
+        finally:
+            self.free.put(turn)
+        row: dict[str, Any] = {
+            "mutant": mutant.key, "seed": seed, "kind": mutant.kind, "line": mutant.line, "outcome": outcome, "by": by[-300:],
+            "seconds": round(time.monotonic() - start, 1), **({"passed": passed} if outcome == "open" else {}),
+        }  # fmt: skip
+        with self.lock:
+            self.rows[seed, mutant.key] = row
+            if self.target is not None:
+                with self.target.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            print(
+                f"{outcome:10} {row['seconds']:6.0f} s  line {mutant.line} of {mutant.key}  [{row['by']}]", flush=True
+            )
+        return outcome in ("killed", "survived", "open")
+
+    def _try(self, mutant: Mutant, folder: Path, turn: Turn, passed: list[str]) -> tuple[str, str]:
+        native = mutant.kind in ("c", "cuda")
+        if not native and behaviour(mutant.text()) == behaviour("".join(read_lines(mutant.file))):
+            return "equivalent", "the same compiled code"
+        names = {"c": cpu_variants()[::-1], "cuda": ["cuda"]}.get(mutant.kind, [""])
+        for name in [""] if "/core/" in mutant.file else names:
+            clean = self.unchanged(name)
+            with scratch(folder / (name or "plain"), clean) as tree:
+                (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
+                if native:
+                    try:
+                        build(tree, turn)
+                    except BuildError as error:
+                        return "invalid", str(error)
+                    if same_code(tree, clean):
+                        continue
+                for check in checks(mutant.kind, mutant.file, tree):
+                    if str(check) not in passed:
+                        by = self._failure(tree, clean, check, turn)
+                        if by is not None:
+                            return "invalid" if check.tool == "import" else "killed", f"{check.tool}: {by}"
+                        passed.append(str(check))
+                return "survived", name
+        return "equivalent", "the same machine code"
+
+    def _failure(self, tree: Scratch, clean: Scratch, check: Check, turn: Turn) -> str | None:
+        """What in a check fails, also alone, and passes without the mutant."""
+        unsteady: set[str] = set()
+        while True:
+            left_out = self.broken | unsteady if check.tool == "pytest" else set()
+            whole = Check(check.tool, (*check.words, *(f"--deselect={test}" for test in sorted(left_out))), check.ops)
+            verdict, by = attempt(tree, whole, turn)
+            if verdict in ("passed", "empty"):
+                return None
+            test = by if check.tool == "pytest" and by.startswith("tests/") else ""
+            alone = Check(check.tool, (test,), check.ops) if test else whole
+            key = (clean.folder, alone)
+            with self.locks[key]:
+                if key not in self.sound:
+                    self.sound[key] = attempt(clean, alone, Turn(turn.cores, self.whole.until))[0] == "passed"
+            if self.sound[key]:
+                if not test or verdict != "failed" or attempt(tree, alone, turn)[0] != "passed":
+                    return f"{by} {verdict}" if verdict in ("crashed", "hung") else by
+                unsteady.add(test)
+            else:
+                print(f"fails without a mutant too: {alone}", flush=True)
+                if not test or test in self.broken:
+                    return None
+                self.broken.add(test)
+
+    def counts(self, seed: int) -> dict[str, dict[str, Any]]:
+        """Kind -> how many mutants of a seed have which outcome; the score counts those argued equivalent as equivalent."""
+        found: dict[str, dict[str, Any]] = {}
+        for kind in dict.fromkeys(r["kind"] for r in self.rows.values() if r["seed"] == seed):
+            n = Counter(final_outcome(r) for r in self.rows.values() if r["seed"] == seed and r["kind"] == kind)
+            judged = n["killed"] + n["survived"]
+            found[kind] = {**{o: n[o] for o in OUTCOMES}, "score": round(n["killed"] / judged, 4) if judged else "nan"}
+        return found
+
+    def document(self, seed: int, revision: str) -> dict[str, Any]:
+        """The evidence: counts, and a line for every mutant that survived."""
+        shown = [{**r, "outcome": final_outcome(r), "reason": REASONS.get(r["mutant"], "")}
+                 for r in self.rows.values() if r["seed"] == seed and r["outcome"] == "survived"]  # fmt: skip
+        kinds = self.counts(seed)
+        results = [{k: r[k] for k in ("mutant", "kind", "line", "outcome", "reason")} for r in shown]
+        return {"commit": revision or commit() or "unknown", "command": format_command(["python", "-m", "audit", *sys.argv[1:]]),
+                **describe_run(["cuda:0" if "cuda" in kinds else "cpu"]),
+                "mutants": {"seed": seed, "kinds": kinds, "results": results}}  # fmt: skip
+
+    def table(self, seed: int) -> str:
+        """The counts and the survivors as text."""
+        rows = [(kind, *n.values()) for kind, n in self.counts(seed).items()]
+        left = [f"{r['kind']}, line {r['line']} of {r['mutant']}\n    {REASONS.get(r['mutant'], 'no reason given')}"
+                for r in self.rows.values() if r["seed"] == seed and final_outcome(r) == "survived"]  # fmt: skip
+        return "\n".join([format_table(("kind", *OUTCOMES, "score"), rows), "", *left])
+
+
+def final_outcome(row: dict[str, Any]) -> str:
+    """The outcome; "argued" where a reason says that a survivor is equivalent."""
+    argued = row["outcome"] == "survived" and REASONS.get(row["mutant"], "").startswith("equivalent: ")
+    return "argued" if argued else str(row["outcome"])
+
+
+def build(tree: Scratch, turn: Turn, *goals: str) -> None:
+    """Raises BuildError with the first error."""
+    words = ["make", "-C", "native", f"-j{len(turn.cores)}", f"PYTHON={sys.executable}", tree.backend, *goals]
+    status, said = run_limited(tree, words, patience=BUILD, turn=turn)
+    if status != 0:
+        found = re.search(r"(?:error:|undefined reference|\*\*\* ).*", said)
+        raise BuildError(found[0] if found else said[-200:])
+
+
+def same_code(tree: Scratch, clean: Scratch) -> bool:
+    """Whether the objects of two libraries are the same without what is there for debuggers."""
+    for name in {"cpu", tree.backend}:
+        own, other = (t.folder / "native/build" / name / "obj" for t in (tree, clean))
+        for file in own.rglob("*.o"):
+            twin = other / file.relative_to(own)
+            if file.stat().st_mtime_ns != twin.stat().st_mtime_ns and _stripped(file) != _stripped(twin):
+                return False
+    return True
+
+
+def _stripped(file: Path) -> bytes:
+    """An object without what a debugger reads, and without the hash of its CUDA source in the names of its functions."""
+    with tempfile.NamedTemporaryFile() as out:
+        subprocess.run(["objcopy", "--strip-debug", str(file), out.name], check=True)
+        return re.sub(rb"_[0-9a-f]{8}(_\d+_\w+?_cu_[0-9a-f]{8})", rb"\1", Path(out.name).read_bytes())

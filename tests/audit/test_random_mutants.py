@@ -1,0 +1,180 @@
+"""Random mutants: which are drawn, what counts as a change, that one of every kind is seen, and that a campaign goes on."""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit.build import make
+from audit.mutation import random_mutants, random_run
+from audit.mutation.checks import Check, checks
+from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
+from audit.mutation.random_run import RandomCampaign
+from audit.mutation.suite import Turn, run_limited
+from audit.scratch import Scratch, scratch
+from tests import ROOT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_a_function_of_its_seed(kind: str) -> None:
+    pytest.importorskip("universalmutator", reason="the extra `mutation` is not installed")
+
+    def first(seed: int) -> list[Mutant]:
+        return list(itertools.islice(sample(kind, seed), 4))
+
+    assert first(1) == first(1)
+    assert not {m.key for m in first(1)} & {m.key for m in first(2)}
+    for mutant in first(1):
+        assert mutant.before.split() != mutant.after.split() and mutant.text() != "".join(read_lines(mutant.file))
+        assert (ROOT / mutant.file).suffix != ".py" or compiles(mutant.text())
+
+
+def test_an_edit_elsewhere_leaves_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("universalmutator", reason="the extra `mutation` is not installed")
+    before = [m.key for m in itertools.islice(sample("specification", 1), 8)]
+    longer = lambda file: ["added = 1\n", *read_lines(file)]
+    monkeypatch.setattr(random_mutants, "read_lines", longer)
+    assert len({*before} & {m.key for m in itertools.islice(sample("specification", 1), 9)}) >= 7
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ('def f(x: str) -> int:\n    """Other words."""\n    return x + 1', True),
+        ("def f(x):\n    return x + 2", False),
+        ("def f(x=0):\n    return x + 1", False),
+        ('def f(x):\n    """Words."""\n    # a comment\n    return (x + 1)', True),
+    ],
+)
+def test_behaviour_is_not_words_or_annotations(change: str, same: bool) -> None:
+    assert (behaviour(change) == behaviour('def f(x: int) -> int:\n    """Words."""\n    return x + 1')) is same
+
+
+def test_messages_are_words_and_other_texts_are_not() -> None:
+    lines = "if x:\n    raise refusal(E, 'op', f'{x} words')\nname = 'a b'\n"
+    for old, new, same in (
+        ("words", "others", True),
+        ("{x}", "{y}", True),
+        ("a b", "a c", False),
+        ("if x", "if y", False),
+    ):
+        assert (behaviour(lines.replace(old, new)) == behaviour(lines)) is same
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scratch]:
+    make("cpu")
+    with scratch(tmp_path_factory.mktemp("clean")) as copied:
+        yield copied
+
+
+@pytest.fixture
+def open_campaign(
+    tree: Scratch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., RandomCampaign]]:
+    """Campaigns of one file whose unchanged tree is the one with all variants, and whose checks are quick."""
+    monkeypatch.setattr(random_run, "cpu_variants", lambda: ["base"])
+    quick = [
+        Check("verify", ("--device", "cpu", "--cases", "1"), "relu"),
+        Check("pytest", ("tests/runtime/test_device.py",)),
+    ]
+    monkeypatch.setattr(random_run, "checks", lambda *_: quick)
+    opened: list[RandomCampaign] = []
+
+    def start(**options: Any) -> RandomCampaign:
+        opened.append(RandomCampaign(tmp_path / "mutants.jsonl", **options).__enter__())
+        opened[-1].clean.update({"": tree, "base": tree})
+        return opened[-1]
+
+    yield start
+    for campaign in opened:
+        campaign.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "before", "after", "outcome"),
+    [
+        ("c", "native/src/core/device.c", "if (!ctx)", "if (!cty)", "invalid"),
+        ("c", "native/src/core/device.c", "if (!ctx)", "if (ctx == NULL)", "equivalent"),
+        ("c", "native/src/cpu/random.c", "/*", "/*/*", "equivalent"),
+        ("c", "native/src/core/device.c", "if ((status = tl_threads", "if (!(status = tl_threads", "killed"),
+        ("python", "tlrt/context.py", 'return ("cpu", *(', 'return ("cpu", "cpu", *(', "killed"),
+        ("specification", "tlspec/ops/elementwise.py", "(x != x) | (x > 0)", "(x != x) | (x < 0)", "killed"),
+    ],
+)
+def test_a_planted_mutant_is_judged(
+    open_campaign: Callable[..., RandomCampaign], kind: str, file: str, before: str, after: str, outcome: str
+) -> None:
+    number, line = next((i, text) for i, text in enumerate(read_lines(file), 1) if before in text)
+    mutant = Mutant(kind, file, number, 1, line, line.replace(before, after))
+    campaign = open_campaign()
+    campaign.judge(mutant)
+    assert campaign.rows[0, mutant.key]["outcome"] == outcome, campaign.rows
+
+
+def test_a_campaign_goes_on_where_it_ended(
+    open_campaign: Callable[..., RandomCampaign], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = [Mutant("python", "tlrt/tape.py", i, 1, f"before {i}", f"after {i}") for i in range(9)]
+    monkeypatch.setattr(random_run, "sample", lambda kind, seed: iter(drawn))
+    tried: list[int] = []
+
+    def outcome(
+        self: RandomCampaign, mutant: Mutant, folder: Path, cores: object, passed: list[str]
+    ) -> tuple[str, str]:
+        tried.append(mutant.line)
+        if mutant.line == 4 and not passed:
+            passed.append("verify")
+            raise random_run.OutOfTimeError
+        return {1: "invalid", 2: "survived", 3: "equivalent"}.get(mutant.line, "killed"), ""
+
+    monkeypatch.setattr(RandomCampaign, "_try", outcome)
+    first = open_campaign()
+    first.run("python", 3, 1)
+    assert tried == [0, 1, 2, 3, 4]
+    assert first.target is not None
+    text = first.target.read_text(encoding="utf-8")
+    first.target.write_text(text + text.splitlines()[0][:40], encoding="utf-8")  # ended within a line
+    second = open_campaign()
+    second.run("python", 6, 1)
+    assert tried == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert second.counts(1) == {
+        "python": {"killed": 5, "survived": 1, "open": 0, "equivalent": 1, "argued": 0, "invalid": 1, "score": 0.8333}
+    }
+    (left,) = second.document(1, "abc")["mutants"]["results"]
+    assert left["mutant"] == drawn[2].key and left["outcome"] == "survived"
+    monkeypatch.setitem(random_run.REASONS, drawn[2].key, "equivalent: the same sum")
+    assert second.counts(1)["python"]["score"] == 1.0
+    third = open_campaign(again=True)
+    third.run("python", 6, 1)
+    assert tried[9:] == [2]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import time; print(1); time.sleep(99)", None),
+        ("import os, signal; os.killpg(0, signal.SIGKILL)", -9),
+        ("x = bytearray(5 << 30)", 1),
+        ("open('tmp/x', 'wb').truncate(300 << 20)", 1),
+        ("import os; print(os.sched_getaffinity(0))", 0),
+    ],
+)
+def test_a_mutant_is_held_in(tree: Scratch, code: str, status: int | None) -> None:
+    found, said = run_limited(
+        tree, [sys.executable, "-c", code], patience=60, silence=3, turn=Turn([min(os.sched_getaffinity(0))])
+    )
+    assert found == status, said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_file_has_a_quick_check_first_and_every_folder_last(kind: str, tree: Scratch) -> None:
+    for file in random_mutants.sources(kind):
+        found = list(checks(kind, file, tree))
+        assert len(set(found)) == len(found) and found[0].tool in ("import", "make", "verify"), file
+        assert {w.split("/")[1] for c in found for w in c.words if w.startswith("tests/")} >= {
+            "spec", "kernels", "verify", "runtime", "audit", "examples", "bench"}, file  # fmt: skip
