@@ -5,7 +5,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tlrt.verify import run as verify_run
 from tlrt.verify import verifier
 from tlrt.verify.inputs import InputError, cases_of, infer
 from tlspec import registry
+from tlspec.bounds import Bound
 from tlspec.cases import Case, draw_case
 from tlspec.compare import Comparison
 from tlspec.registry import Op
@@ -116,6 +119,38 @@ def test_failure_of_a_variant_gives_a_line_with_variants(
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
     assert lines and all(line.endswith(" --variants") for line in lines)
     assert verify.main(shlex.split(lines[0])[4:]) == 1
+
+
+def loosened(bound: Bound, output: int) -> Bound:
+    """A bound that allows a thousand times as much of one output."""
+
+    def function(*arguments: Any) -> list[Any]:
+        return [t * (1000 if i == output else 1) for i, t in enumerate(bound.function(*arguments))]
+
+    return replace(bound, function=function)
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "output"),
+    [("safe_log", "forward", 0), ("reduce_sum_axis1", "forward", 0), ("div", "vjp", 1), ("rotary", "vjp", 0),
+     ("selective_scan_diag", "vjp", 3)],
+)  # fmt: skip
+def test_a_bound_that_nothing_comes_near_fails(name: str, which: str, output: int) -> None:
+    """Of one output too, beside others that are come near; not where a run tries too little to say so."""
+    row = registry.get(name)
+    if which == "forward":
+        loose = replace(row, bound=loosened(row.bound, output))
+    else:
+        loose = replace(row, vjp_rule=replace(row.rule, bound=loosened(row.rule.bound, output)))
+    checks = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings())
+    checks.check_laws = lambda *_: None  # type: ignore[method-assign]
+    checks._repetitions = lambda *_: iter(())  # type: ignore[method-assign]
+    (right,), (wrong,) = checks.check(row, which), checks.check(loose, which)
+    assert right.ok, right.failures
+    (failure,) = wrong.failures
+    assert failure.kind == "slack" and failure.detail.startswith(f"{row.signature_of(which).outputs[output].name}: ")
+    checks.settings = verifier.Settings(cases=1)
+    assert checks.check(loose, which)[0].ok
 
 
 def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ class Failure:
 
     entry: str
     device: str
-    kind: str  # bound, bits, determinism, fault, error, law
+    kind: str  # bound, slack, bits, determinism, fault, error, law
     detail: str
     line: str
 
@@ -37,6 +37,8 @@ class Result:
     #: worst error as a share of the tolerance, and in float32 spacings of the reference
     share: float = 0.0
     ulp: float = 0.0
+    #: the worst share of each output whose tolerance is not 0
+    shares: dict[str, float] = field(default_factory=dict)
     #: the line that repeats the case with that share
     worst_line: str = ""
     #: bits equal to the first device's: None where not compared or not promised

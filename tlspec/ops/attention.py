@@ -161,12 +161,13 @@ def _attention_draw(d):
     return {"batch": batch, "n": n, "d": width, "mask_mode": mode, "scale": scale, "mask": mask}
 
 
-#: sequences and rows that Hopper's warp group products take
+#: sequences and rows that Hopper's warp group products take; short ones whose scores are large, so that their roundings show
 PATHS: list[dict[str, Any]] = [
     {"batch": 2, "n": 577, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
     {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
     {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},
     {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
+    {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
 ]
 
 

@@ -8,7 +8,8 @@ the bins congruent to k modulo m, at most max|X|. So every level perturbs a bin 
 a transform with h roundings on the path from an input to a bin by R(h)·u·√2·max|X| with R(h) = min(h, λ√h); the √2 pays for
 two real inputs packed into one complex number. (Norm-wise this is the theorem of Higham, Accuracy and Stability of
 Numerical Algorithms, 2nd ed., §24.1.) A factor 2 costs four roundings (twiddle, product, its sum, the butterfly's sum), a
-prime p up to 127 p + 4, and Bluestein's convolution three transforms over at most 4n points, two of them on the path.
+prime p up to 127 p + 4, and Bluestein's convolution three transforms over at most 4n points, two of them on the path. With
+n = 1, 2 or 4 all roots are ±1 and ±i, so that only the n - 1 sums round; with n a power of two a scaling by 1/n does not.
 """
 
 from typing import Any
@@ -22,11 +23,15 @@ from tlspec.registry import check, op
 #: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block on the CPU; with more modes no
 #: device truncates; blocks that share the grid on CUDA
 TILE, TILES, TRUNCATED, SHARES = 64, 64, 512, 528
+#: lengths of transforms whose products are exact
+EXACT_ROOTS = (1, 2, 4)
 DATA = ("normal", "uniform", "structured", "special")
 
 
 def _height(n):
     """Roundings from an input to an output of a transform of length n, whichever algorithm computes it."""
+    if n in EXACT_ROOTS:
+        return n - 1
     h, rest, p, large = 4, n, 2, False
     while rest > 1:
         while rest % p:
@@ -35,6 +40,11 @@ def _height(n):
         h += 4 if p == 2 else min(p, 127) + 4
         large |= p > 13
     return max(h, 8 * int(np.ceil(np.log2(4 * n))) + 12) if large else h
+
+
+def _scalings(n):
+    """Roundings of a product with a_k/n, and of the quotient."""
+    return 2 if n & (n - 1) else 0
 
 
 def _weights(n, bins):
@@ -96,12 +106,12 @@ def _rfft_tolerance(x):
 
 def _inverse_tolerance(x, n):
     size = np.abs(x).max(axis=1, keepdims=True, initial=0)
-    return factor(_height(n) + 2) * (U * np.sqrt(2) * size + n * TINY) + spacing(x) / 2
+    return factor(_height(n) + _scalings(n)) * (U * np.sqrt(2) * size + n * TINY) + spacing(x) / 2
 
 
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
     bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False, cuda="cuFFT", data=DATA,
-    checks=[check("n", "n >= 1")],
+    checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[
         laws.linear("x"), laws.adjoint("x"),
         laws.equation("irfft(rfft(x)) = x", lambda f, x, batch, n: [_back(f, x, batch, n)], exact=False),
@@ -136,7 +146,8 @@ def _inverse(spec, n):
 
 @op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
     bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
-    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], laws=[laws.linear("spec"), laws.adjoint("spec")],
+    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
+    laws=[laws.linear("spec"), laws.adjoint("spec")],
     source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
 def irfft1d_packed(spec, n):
     """Inverse of rfft1d_packed, scaled by 1/n.
@@ -154,7 +165,9 @@ def _irfft_vjp_tolerance(g):
     n = g.shape[1]
     X = _rfft(g, 1)
     scale = _weights(n, X.shape[1])[:, None] / n
-    return (_forward_error(X, n, 1)[..., None] + 2 * U * np.abs(_packed(X))) * scale + spacing(_packed(X) * scale) / 2
+    return (_forward_error(X, n, 1)[..., None] + _scalings(n) * U * np.abs(_packed(X))) * scale + spacing(
+        _packed(X) * scale
+    ) / 2
 
 
 @irfft1d_packed.vjp("g -> gspec", bound=custom(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n"))
@@ -211,6 +224,8 @@ def _tile_height(n, width, modes):
     """Roundings from an element to a bin of the truncated transform: a pair's sum, its cosine, a chain over the pairs of a tile
     that are not padding, root, product and difference of the tile's turn, then the sum over tiles in either device's order
     (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks)."""
+    if n in EXACT_ROOTS:
+        return n - 1
     tiles = -(-n // TILE)
     blocks = max(1, SHARES // max(1, -(-width // 64) * -(-modes // 16)))
     per_block = 4 * -(-tiles // (4 * blocks))
@@ -232,9 +247,9 @@ def _synthesis(A, error, n, y):
     independent ones: what a level of a transform gets wrong reaches the bins by a multiple of a unitary map, whose rows are
     orthogonal, and the bins of a truncated transform share no sums. The synthesis adds either a transform's roundings, or those
     of the sum itself: a turned coefficient has four, of parts that may be √2 of it, and the chain one per mode."""
-    own = _Error.rounded(_height(n) + 2, np.sqrt(2) * np.abs(y).max(axis=0, initial=0) + n * TINY / U)
+    own = _Error.rounded(_height(n) + _scalings(n), np.sqrt(2) * np.abs(y).max(axis=0, initial=0) + n * TINY / U)
     if len(A) <= TRUNCATED:
-        summed = _Error.rounded(len(A) + 8, np.abs(A).sum(axis=0))
+        summed = _Error.rounded(n - 1 if n in EXACT_ROOTS else len(A) + 8, np.abs(A).sum(axis=0))
         own = _Error(np.maximum(own.worst, summed.worst), np.maximum(own.variance, summed.variance))
     return (_Error(error.worst.sum(axis=0), error.variance.sum(axis=0)) + own).bound
 
@@ -255,7 +270,7 @@ def _conv_tolerance(x, wRe, wIm):
     X, eX = _analysis(x, modes)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
     Z = np.einsum("kc,kco->ko", X, W) * a
-    eZ = _mixed(X, eX, W, "kc,kco->ko").scaled(a) + _Error.rounded(2, np.abs(Z))
+    eZ = _mixed(X, eX, W, "kc,kco->ko").scaled(a) + _Error.rounded(_scalings(n), np.abs(Z))
     y = spectral_conv1d_rfft.reference(x, wRe, wIm)
     return _synthesis(Z, eZ, n, y) + spacing(y) / 2
 
@@ -266,7 +281,7 @@ def _conv_vjp_tolerance(x, wRe, wIm, g):
     G, eG = _analysis(g, modes)
     W, a = _complex(wRe, wIm), (_weights(n, modes) / n)[:, None]
     dZ = G * a
-    eZ = eG.scaled(a) + _Error.rounded(2, np.abs(dZ))
+    eZ = eG.scaled(a) + _Error.rounded(_scalings(n), np.abs(dZ))
     dX = np.einsum("ko,kco->kc", dZ, W.conj())
     edX = _mixed(dZ, eZ, W, "ko,kco->kc")
     # a part of X·conj dZ: the errors of either factor times the other, and of both, then three roundings
@@ -290,6 +305,8 @@ def _draw(d):
 
 @op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
     fwd=True, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
+    # so short that few bounds add up; one of many channels
+    paths=[{"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))],
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],
     laws=[laws.linear("x"), laws.linear("wRe", "wIm"), laws.adjoint("x"), laws.adjoint("wRe", "wIm")],
     source="torch.fft.rfft and irfft; Li et al., Fourier Neural Operator for Parametric Partial Differential Equations, 2021")  # fmt: skip
