@@ -1,5 +1,6 @@
 """The generated files: their paths and texts."""
 
+from codegen.boundaries import boundaries_module
 from codegen.entry_points import entry_points_source
 from codegen.kernel_headers import cpu_kernels_header, cpu_kernels_source, family_header, family_table
 from codegen.operations import operations_module
@@ -15,7 +16,8 @@ def generated_files() -> dict[str, str]:
     """Every generated file, by its path in the repository, and its text."""
     out = {"native/include/torchlean_cuda_ops.h": ops_header(), f"{GENERATED}/abi_hash.h": abi_hash_header(),
            f"{GENERATED}/cpu_kernels.h": cpu_kernels_header(), f"{GENERATED}/cpu_kernels.c": cpu_kernels_source(),
-           "tlrt/kernels.py": python_module(), "tlrt/_operations/forwarding.py": operations_module()}  # fmt: skip
+           "tlrt/kernels.py": python_module(), "tlrt/_operations/forwarding.py": operations_module(),
+           "tlspec/boundaries.py": boundaries_module()}  # fmt: skip
     for family in registry.families():
         out[f"{GENERATED}/{family}.h"] = family_header(family)
         out[f"{GENERATED}/{family}_entry_points.c"] = entry_points_source(family)

@@ -3,27 +3,36 @@
 A case is drawn from numpy's counter-based Philox generator keyed by those four, so one line reproduces it. Dimensions come
 from a list of mostly prime sizes around powers of two and the edges of the summation trees, distinct within a case, so
 that no two can be confused unnoticed; 0 and 1 appear, and sizes above 65,535 where the budget allows.
+
+Cases of the size "edges" lie next to the boundaries of the family's kernels (:mod:`tlspec.boundaries`), their multiples and
+the limits of number types: sizes, products of sizes, indices and parameters, alone and together. Seed and data class also pick
+one of the row's geometry classes, and the draw aims at it.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from tlspec import registry
-from tlspec.bounds import Bound, call_reference
+from tlspec import boundaries, registry
+from tlspec.bounds import Bound, call_named, call_reference
+from tlspec.classes import Near
 from tlspec.data import DATA, corners, double, fill, generator
 from tlspec.expressions import evaluate, names_in
 from tlspec.registry import Check, Op
 from tlspec.signature import Array, Signature
 
-__all__ = ["DATA", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "build_case", "cotangent_names",
-           "data_classes", "draw_case", "evaluate", "fill", "generator", "refused_by", "shape_of"]  # fmt: skip
+__all__ = ["DATA", "EDGES", "PATH", "SIZES", "Case", "Draw", "Expected", "break_check", "budget_of", "build_case",
+           "class_aimed_at", "cotangent_names", "data_classes", "draw_case", "evaluate", "fill", "generator", "refused_by",
+           "shape_of"]  # fmt: skip
 
+#: the size of a case next to boundaries
+EDGES = "edges"
 #: elements of all arrays of a case together
-SIZES = {"small": 2**10, "medium": 2**16, "large": 2**22}
+SIZES = {"small": 2**10, "medium": 2**16, EDGES: 5 * 2**16, "large": 2**22}
 #: the size of a case whose dimensions are one of the row's `paths`, counted by the seed
 PATH = "path"
 #: sizes dimensions are drawn from: primes, and the neighbours of powers of two and of the summation trees' widths
@@ -33,6 +42,10 @@ DIMS = (
 )  # fmt: skip
 #: the largest exactly representable run of integers
 INTEGERS = 2**24
+#: what numbers meet in any kernel: the ends of 16, 31, 32 and 63 bits, and of the integers that a float32 holds
+LIMITS = (2**16, INTEGERS, 2**31, 2**32, 2**63)
+#: multiply-adds of the reference in a case of the size "edges", of a row that counts them
+EDGE_WORK = 2**23
 
 
 class Draw:
@@ -40,8 +53,9 @@ class Draw:
     arrays may have together; the products of the drawn sizes are kept near it, and a case beyond it is drawn again."""
 
     def __init__(
-        self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True
-    ):
+        self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True,
+        edges: Sequence[int] = (),
+    ):  # fmt: skip
         self.rng = rng
         self.budget = budget
         #: whether sizes may be 0: decided once per case, since empty cases fit every budget and would win the redraws
@@ -50,15 +64,39 @@ class Draw:
         self.axes = axes
         #: whether sizes meet in one array, so that their products count
         self.paired = paired
+        #: boundaries; where there are any, sizes and integers are drawn next to them
+        self.edges = edges
         self._used: list[int] = []
+
+    def edge(self, low: int, high: int, edges: Sequence[int] = ()) -> int | None:
+        """A number in [low, high] next to a boundary or to a small multiple of one; None where a search finds none."""
+        for _ in range(12):
+            b, k, e = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3)), self.choice((-1, 0, 1))
+            n = b * k + e if self.rng.random() < 0.7 else (b + e) * k
+            if low <= n <= high:
+                return int(n)
+        return None
+
+    def factors(self, n: int, count: int) -> list[int]:
+        """`count` numbers whose product is n, which is at least 1."""
+        out = []
+        for _ in range(count - 1):
+            out.append(self.choice([k for k in range(1, min(n, 4096) + 1) if n % k == 0]))
+            n //= out[-1]
+        out.append(n)
+        self.rng.shuffle(out)
+        return [int(k) for k in out]
 
     def dim(self, low: int = 0, high: int | None = None) -> int:
         """One size in [low, high], different from those already drawn; pairs of sizes multiply to at most the budget."""
-        cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 3))
+        cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 2 if self.edges else 3))
         if high is not None:
             cap = min(cap, high)
         if self.axes:
             cap = max(low, min(cap, int(1.5 * self.budget ** (1 / self.axes))))
+        if self.edges and self.rng.random() < 0.8 and (near := self.edge(max(low, 1), cap)) is not None:
+            self._used.append(near)
+            return near
         choices = [n for n in DIMS if low <= n <= cap and (n or self.empty)] or [low]
         choices = [n for n in choices if n not in self._used] or choices
         u = self.rng.random()
@@ -89,12 +127,16 @@ class Draw:
         rank = self.rank() if rank is None else rank
         left = max(1, (self.budget if budget is None else budget) // 4)
         out: list[int] = []
+        if self.edges and rank and self.rng.random() < 0.5 and (near := self.edge(1, 2 * left)) is not None:
+            return self.factors(near, rank)
         for i in range(rank):
             cap = left if i == rank - 1 else max(1, int(left ** self.rng.uniform(0, 1)))
             choices = [n for n in DIMS if 1 <= n <= cap]
             choices = [n for n in choices if n not in out or n == 1] or [1]
             weights = np.array([n**0.5 for n in choices])
             n = int(self.rng.choice(choices, p=weights / weights.sum()))
+            if self.edges and self.rng.random() < 0.6:
+                n = self.edge(1, cap) or n
             if self.empty and self.rng.random() < 0.4:
                 n = 0
             out.append(n)
@@ -113,11 +155,15 @@ class Draw:
         if count:
             at = int(self.rng.integers(count))
             room = left - sum(out) + out[at]
-            out[at] = int(self.rng.choice([n for n in DIMS if n <= room][-4:]))
+            out[at] = (self.edges and self.edge(1, room)) or int(self.rng.choice([n for n in DIMS if n <= room][-4:]))
         return out
 
     def integer(self, low: int, high: int) -> int:
         """An integer in [low, high], both ends included."""
+        if self.edges and high - low > 64 and self.rng.random() < 0.5:
+            near = self.edge(low, high, LIMITS if self.rng.random() < 0.5 else ())
+            if near is not None:
+                return near
         return int(self.rng.integers(low, high, endpoint=True))
 
     def real(self, low: float, high: float) -> float:
@@ -141,6 +187,11 @@ class Draw:
             out[(style >= 0.5) & (style < 0.55)] = 2**32 - 1
             if n == 0:
                 out[style >= 0.55] = self.rng.integers(2**31)
+        if self.edges:
+            near = [m + e for b in self.edges for m in range(b, min(n, 64 * b) + 1, b) for e in (-1, 0, 1) if m + e < n]
+            where = style > 0.75
+            if near:
+                out[where] = self.rng.choice(np.array(near, np.uint32), size=int(where.sum()))
         return out
 
 
@@ -255,6 +306,14 @@ class Case:
         return shape_of(array, self.values)
 
     @property
+    def classes(self) -> list[str]:
+        """The row's geometry classes that the case is of."""
+        known = {**self.inputs, **self.values}
+        if self.op.signature.elementwise:
+            known["n"] = math.prod(self.shape(self.signature.outputs[0]))
+        return [name for name, holds in self.op.drawing.classes.items() if call_named(holds, known)]
+
+    @property
     def line(self) -> str:
         """The command that runs this case alone, on every device."""
         return (
@@ -358,31 +417,129 @@ def _values(op: Op, d: Draw) -> dict[str, Any]:
                 values[p.name] = d.dims()
         if p.kind == "float":
             values[p.name] = float(np.float32(values[p.name]))
-    for a in sig.inputs:
-        if a.kind == "u32" and a.name not in values:
-            rows = next((shape_of(b, values) for b in sig.buffers if not b.elementwise), (1,))
-            shape = shape_of(a, values)
-            values[a.name] = d.indices(int(np.prod(shape)), (rows or (1,))[0]).reshape(shape)
     return values
 
 
-def _elements(op: Op, values: Mapping[str, Any]) -> int:
-    arrays = op.signature.inputs + op.signature.outputs
-    return sum(int(np.prod(shape_of(a, values), dtype=np.int64)) for a in arrays)
+def _complete(op: Op, d: Draw, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with their arrays: those that the row gave as functions of the values are made (None: as its data class says),
+    and indices are drawn."""
+    out = {n: call_named(v, values) if callable(v) else v for n, v in values.items()}
+    for a in op.signature.inputs:
+        if not a.optional and a.name in out and out[a.name] is None:
+            del out[a.name]
+    for a in op.signature.inputs:
+        if a.kind == "u32" and a.name not in out:
+            rows = next((shape_of(b, out) for b in op.signature.buffers if not b.elementwise), (1,))
+            shape = shape_of(a, out)
+            out[a.name] = d.indices(int(np.prod(shape)), (rows or (1,))[0]).reshape(shape)
+    return out
 
 
-def _admissible(op: Op, rng: np.random.Generator, budget: int) -> dict[str, Any]:
-    """Values that pass the row's checks and stay within the budget."""
+def _elements(op: Op, values: Mapping[str, Any]) -> list[int]:
+    """The number of elements of each array."""
+    return [math.prod(shape_of(a, values)) for a in op.signature.inputs + op.signature.outputs]
+
+
+def _boundaries(table: Mapping[str, Mapping[str, Sequence[int]]], family: str) -> list[int]:
+    return sorted({v for values in table.get(family, {}).values() for v in values})
+
+
+@cache
+def edges_of(family: str) -> tuple[int, ...]:
+    """The boundaries of a family's kernels; those of the CPU are there three times, so that they are drawn more often."""
+    return (*_boundaries(boundaries.CPU, family) * 3, *_boundaries(boundaries.CUDA, family)) or LIMITS
+
+
+def _farthest(op: Op) -> int:
+    """The boundary that large cases are about: one on the CPU that neither their ordinary budget nor a path of the row reaches;
+    0 where none is."""
+    paths = max((max(_elements(op, p)) for p in op.drawing.paths), default=0)
+    far = [b for b in _boundaries(boundaries.CPU, op.family) if SIZES["large"] // 4 < b <= 2 * SIZES["large"]]
+    return max((b for b in far if b > paths), default=0)
+
+
+def budget_of(op: Op, size: str) -> int:
+    """The elements that all arrays of a case of a size may have together."""
+    arrays = len(op.signature.inputs + op.signature.outputs)
+    return max(SIZES[size], _farthest(op) * arrays * 17 // 16 if size == "large" else 0)
+
+
+def _move(op: Op, d: Draw, values: Mapping[str, Any], aim: Callable[..., bool] | None) -> dict[str, Any]:
+    """The values with one to three sizes such that their product is next to a boundary, the others being small or as they are,
+    and sometimes with a number among the parameters next to a boundary or a limit; or one size as an aim at a length asks."""
+    sig = op.signature
+    out = {n: list(v) if isinstance(v, (list, tuple)) else v for n, v in values.items()}
+    names = ["lengths"] if sig.lists else ["n"] if sig.elementwise else [n.lstrip("*") for n in sig.dims]
+
+    def places(names: Sequence[str]) -> list[tuple[dict[str, Any] | list[int], Any]]:
+        single = [(out, n) for n in names if isinstance(out[n], int)]
+        return [*single, *((out[n], i) for n in names if isinstance(out[n], list) for i in range(len(out[n])))]
+
+    sizes, numbers = places(names), places([p.name for p in sig.params if p.kind != "float"])
+    d.rng.shuffle(sizes)
+    length = aim.length if isinstance(aim, Near) and sizes and d.rng.random() < 0.7 else None
+    near, count = d.edge(1, d.budget), 1 if length else min(d.choice((1, 1, 2, 2, 3)), len(sizes))
+    if sizes and d.rng.random() < 0.5:
+        for to, at in sizes[count:]:
+            to[at] = d.choice((1, 1, 2, 3, 5))
+    if length is not None and isinstance(aim, Near):
+        (to, at), n, goal = sizes[0], max(1, call_named(length, out)), d.choice(aim.parts)
+        to[at] = max(1, d.choice((to[at] * goal // n, -(-to[at] * goal // n), to[at] + goal - n)))
+        return out
+    if sizes and near is not None and d.rng.random() < 0.75:
+        for (to, at), n in zip(sizes, d.factors(near, count), strict=False):
+            to[at] = n
+    if numbers and d.rng.random() < 0.4:
+        to, at = d.choice(numbers)
+        high = 2**64 - 1 if to is out and any(p.name == at and p.kind == "u64" for p in sig.params) else 2**32 - 1
+        near = d.edge(0, high, LIMITS if d.rng.random() < 0.5 else ())
+        to[at] = to[at] if near is None else near
+    return out
+
+
+def _admissible(
+    op: Op, rng: np.random.Generator, budget: int, edges: Sequence[int] = (), aim: Callable[..., bool] | None = None
+) -> dict[str, Any]:
+    """Values that pass the row's checks and stay within the budget; with `edges` next to these, and such that `aim` of them
+    holds if a search finds any."""
     widest = max(sum(not i.startswith("*") for i in a.dims) for a in op.signature.inputs + op.signature.outputs)
+    if isinstance(aim, Near):
+        edges = (*edges, *[aim.size] * len(edges))
     allowed, empty, axes = budget, rng.random() < 0.12, widest if widest > 1 and rng.random() < 0.7 else 0
-    for _ in range(200):
-        values = _values(op, Draw(rng, allowed, empty=empty, axes=axes, paired=widest > 1))
-        if refused_by(op, values) is None:
-            if _elements(op, values) <= budget:
-                return values
+    found: dict[str, Any] | None = None
+    for _ in range(1000 if aim else 200):
+        if edges:
+            allowed, empty = budget // int(rng.choice((1, 4, 4, 16, 64))), rng.random() < 0.1
+        d = Draw(rng, allowed, empty=empty, axes=axes, paired=widest > 1, edges=edges)
+        values = _values(op, d)
+        if edges and rng.random() < 0.6:
+            values = _move(op, d, values, aim)
+        if refused_by(op, {n: v for n, v in values.items() if not callable(v)}) is not None:
+            continue
+        if sum(_elements(op, values)) > budget:
             allowed = max(allowed * 2 // 3, 8)
+            continue
+        if edges and op.drawing.work is not None and call_named(op.drawing.work, values) > EDGE_WORK:
+            continue
+        values = _complete(op, d, values)
+        given = (a for a in op.signature.inputs if values.get(a.name) is not None)
+        if refused_by(op, values) is None and all(np.shape(values[a.name]) == shape_of(a, values) for a in given):
+            if aim is None or call_named(aim, values):
+                return values
+            found = found or values
+    if found is not None:
+        return found
     text = f"200 draws gave no case that passes its checks within {budget} elements; give the row a draw"
     raise RuntimeError(f"{op.name}: {text}")
+
+
+def class_aimed_at(op: Op, seed: int, data: str) -> str | None:
+    """The geometry class that the "edges" case of a seed and a data class aims at: three odd or three even seeds in a row with
+    each of a row's data classes aim at three times as many classes as there are data classes."""
+    own = data_classes(op) if data in data_classes(op) or op.vjp_rule is None else data_classes(op, "vjp")
+    at = own.index(data) if data in own else DATA.index(data)
+    names = list(op.drawing.classes)
+    return names[(seed // 2 * len(own) + at) % len(names)] if names else None
 
 
 def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "medium", which: str = "forward") -> Case:
@@ -402,7 +559,15 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
         chosen = row.drawing.paths[seed % len(row.drawing.paths)]
         values = {n: v(rng) if callable(v) else v for n, v in chosen.items()}
     else:
-        values = _admissible(row, rng, SIZES[size])
+        edges: tuple[int, ...] = ()
+        aim: Callable[..., bool] | None = None
+        if size == EDGES:
+            edges, name = edges_of(row.family), class_aimed_at(row, seed, data)
+            aim = row.drawing.classes[name] if name else None
+        elif size == "large" and (far := _farthest(row)):
+            sized = [a for a in row.signature.outputs if a.dims != ("1",)] or row.signature.inputs
+            edges, aim = (far,), lambda **values: max(math.prod(shape_of(a, values)) for a in sized) >= far
+        values = _admissible(row, rng, budget_of(row, size), edges, aim)
     given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
     return build_case(row, values, given, rng, seed=seed, data=data, size=size, which=which)
 

@@ -14,10 +14,11 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tlspec.bounds import Bound
+from tlspec.classes import ELEMENTWISE, Classes
 from tlspec.signature import Array, Param, Signature, split_list
 
 __all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families",
@@ -62,11 +63,17 @@ class Contract:
 class Drawing:
     """How the cases of an operation are drawn."""
 
-    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.cases.Draw`; what it leaves out is drawn there
+    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.cases.Draw`; what it leaves out is drawn there. An array
+    #: is a function of the values, called when these are settled
     draw: Callable[..., dict[str, Any]] | None = None
     #: dimensions and parameters that reach kernels which drawn sizes seldom do (a GPU's, for larger problems); verify and
     #: the tests try each. A value may be a function of a numpy Generator
     paths: tuple[dict[str, Any], ...] = ()
+    #: geometry classes: name -> predicate over dimensions, parameters and arrays by their names. Cases of the size "edges" aim at
+    #: them, and verify fails where its default cases reach one not at all
+    classes: Classes = field(default_factory=dict)
+    #: the multiply-adds of the reference, where they are many more than the elements: a limit of drawn sizes
+    work: Callable[..., int] | None = None
     #: inputs that are squares or norms, drawn as absolute values except among special ones
     nonnegative: tuple[str, ...] = ()
     #: value classes of tlspec.data the row is drawn with; None is the default of its bound
@@ -199,7 +206,8 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 def op(
     text: str, *, bound: Bound, order: str | None = None, same_bits: bool = True, cuda: str = "own",
     checks: Sequence[Check] = (), laws: Sequence[Any] = (), draw: Callable[..., dict[str, Any]] | None = None,
-    paths: Sequence[dict[str, Any]] = (), nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
+    paths: Sequence[dict[str, Any]] = (), classes: Classes | None = None,
+    work: Callable[..., int] | None = None, nonnegative: Sequence[str] = (), data: Sequence[str] | None = None,
     source: str = "", no_vjp: str | None = None, fwd: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:  # fmt: skip
     """Registers the decorated float64 reference as an operation; see the module's docstring for `text`.
@@ -213,12 +221,14 @@ def op(
         rows: dict[str, Op] = function.__globals__.setdefault(_ROWS, {})
         if name in rows:
             raise ValueError(f"operation {name} is registered twice")
+        signature = Signature.parse(text, order)
+        own = dict(classes if classes is not None else ELEMENTWISE if signature.elementwise else {})
         row = Op(
-            name=name, family=function.__module__.rpartition(".")[2], text=text, signature=Signature.parse(text, order),
-            reference=function, bound=bound,
+            name=name, family=function.__module__.rpartition(".")[2], text=text, signature=signature, reference=function, bound=bound,
             contract=Contract(checks=tuple(checks), laws=tuple(laws), same_bits=same_bits, cuda=cuda),
             drawing=Drawing(
-                draw=draw, paths=tuple(paths), nonnegative=tuple(nonnegative), data=None if data is None else tuple(data)
+                draw=draw, paths=tuple(paths), classes=own, work=work, nonnegative=tuple(nonnegative),
+                data=None if data is None else tuple(data),
             ),
             doc=_documentation(function), source=source, no_vjp=no_vjp, fwd=fwd,
         )  # fmt: skip

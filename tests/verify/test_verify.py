@@ -287,3 +287,17 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 )  # fmt: skip
 def test_a_campaign_is_named(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(verify.main, words) == 2 and f"python -m audit {command}" in capsys.readouterr().err
+
+
+def test_unreached_geometry_class_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(ELEMENTWISE.drawing.classes))
+    monkeypatch.setitem(ELEMENTWISE.drawing.classes, "never", lambda n: n < 0)
+    check = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}).check
+    (result,) = check(ELEMENTWISE, "forward")
+    (failure,) = result.failures
+    assert failure.kind == "coverage" and "'never'" in failure.detail and result.classes[name] > 0
+    assert not check(ELEMENTWISE, "forward", [draw_case(ELEMENTWISE, 0, "normal", "small")])[0].failures
+    assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu"]) == 1
+    words = capsys.readouterr().out
+    assert "'never'" in words and "geometry classes were reached" in words
+    assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu", "--size", "small"]) == 0

@@ -17,7 +17,7 @@ class Failure:
 
     entry: str
     device: str
-    kind: str  # bound, slack, bits, determinism, fault, error, law
+    kind: str  # bound, slack, bits, determinism, fault, error, law, coverage
     detail: str
     line: str
 
@@ -46,6 +46,8 @@ class Result:
     seconds: float = 0.0
     #: the laws of the row that were checked
     laws: int = 0
+    #: geometry class of the row -> the cases that were of it
+    classes: dict[str, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -123,6 +125,8 @@ def summarise(report: Report, shown: int = 3) -> str:
     verdict = (
         f"{bad} of {len(report.results)} entry points FAILED" if bad else f"all {len(report.results)} entry points pass"
     )
+    if classes := [n for r in report.results for n in r.classes.values()]:
+        lines.append(f"{sum(n > 0 for n in classes)} of {len(classes)} geometry classes were reached")
     lines.append(
         f"{verdict}: {total} cases on {', '.join(report.devices)} in {report.seconds:.1f} s, seed {report.seed}"
     )

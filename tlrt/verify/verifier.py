@@ -18,12 +18,12 @@ import numpy as np
 from tlrt.verify.report import Failure, Result
 from tlrt.verify.run import Fault, Runtime, cpu_settings, cpu_variants
 from tlspec import laws
-from tlspec.cases import PATH, Case, data_classes, draw_case
+from tlspec.cases import EDGES, PATH, Case, data_classes, draw_case
 from tlspec.compare import compare_outputs, reproduction, same_bits
 from tlspec.registry import Op
 
 #: sizes of the cases of one data class, in turn
-ROTATION = ("medium", "small", "small", "medium", "small", "small")
+ROTATION = ("medium", EDGES, "small", EDGES, "small", EDGES)
 #: the share of its tolerance that an output's worst error must reach over a whole plan: a bound further away could not fail
 NEAR = 0.1
 
@@ -38,6 +38,11 @@ class Settings:
     data: tuple[str, ...] | None = None
     variants: bool = False
     trace: bool = False  # name every case on stderr before it runs
+
+    @property
+    def covering(self) -> bool:
+        """Whether the cases are those that must reach every geometry class, and come near every bound."""
+        return self.whole and self.data is None
 
     @property
     def whole(self) -> bool:
@@ -81,9 +86,10 @@ class Verifier:
 
     def check(self, op: Op, which: str, cases: Iterator[Case] | Sequence[Case] | None = None) -> list[Result]:
         """Runs one entry point; one result per device. Without `cases` those of :func:`plan_cases` are drawn."""
-        entry, bound = op.entry(which), op.bound_of(which).text
+        entry, bound, given = op.entry(which), op.bound_of(which).text, cases
         results = {d: Result(op.name, entry, op.family, which, d, bound) for d in self.runtimes}
-        drawn = cases is None
+        for result in results.values():
+            result.classes = dict.fromkeys(op.drawing.classes, 0)
         if cases is None:
             cases = (
                 draw_case(op, seed, data, size, which) for seed, data, size in plan_cases(op, which, self.settings)
@@ -92,8 +98,10 @@ class Verifier:
                 self.check_laws(op, results)
         for case in cases:
             self.check_case(case, results)
-        if drawn and self.settings.whole and self.settings.data is None:
+        if given is None and self.settings.covering:
             self.check_slack(results)
+            for result in results.values():
+                self._check_coverage(op, result)
         return list(results.values())
 
     def check_slack(self, results: Mapping[str, Result]) -> None:
@@ -107,6 +115,13 @@ class Verifier:
                 detail = f"{name}: the worst error is {share:.3g} of its bound, expected {NEAR} or more: {first.bound}"
                 line = f"python -m tlrt verify --ops {first.op} --cases {self.settings.cases}"
                 first.failures.append(Failure(first.entry, first.device, "slack", detail, line))
+
+    def _check_coverage(self, op: Op, result: Result) -> None:
+        """Enters a failure for each geometry class of the row that no case of a run with default settings was of."""
+        for name in (n for n, count in result.classes.items() if count == 0):
+            line = f"python -m tlrt verify --ops {op.name} --seed {self.settings.seed} --device {result.device}"
+            text = f"no case of {result.cases} was of the geometry class {name!r}: mend the row's draw, or the class"
+            result.failures.append(Failure(result.entry, result.device, "coverage", text, line))
 
     def check_laws(self, op: Op, results: Mapping[str, Result]) -> None:
         """Checks the laws that the row names, on the reference and on every device."""
@@ -165,6 +180,8 @@ class Verifier:
         option: tuple[str, ...] = ()
         result.cases += 1
         result.elements += sum(o.size for o in expected.outputs)
+        for name in case.classes:
+            result.classes[name] = result.classes.get(name, 0) + 1
         try:
             outs = runtime.run(case)
             found = compare_outputs(expected, outs)

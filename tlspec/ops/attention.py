@@ -20,6 +20,7 @@ import numpy as np
 from tlspec import laws
 from tlspec.bounds import TINY, U, custom, factor, spacing
 from tlspec.cases import DIMS
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.registry import check, op
 
 #: the score that replaces a blocked one in mask_mode 1
@@ -155,11 +156,53 @@ def _attention_draw(d):
     if d.empty and d.rng.random() < 0.3:
         batch = 0
     mode = d.integer(0, 3)
-    mask = _draw_mask(d.rng, batch, n) if mode in (1, 2) or d.rng.random() < 0.2 else None
+    masked = mode in (1, 2) or d.rng.random() < 0.2
+    mask = (lambda batch, n: _draw_mask(d.rng, batch, n)) if masked else None
     # around 1/√d scores keep a spread that float32 exponentials can tell from 0
     scale = d.choice([1.0, 0.25, -0.5, 1.5, d.real(0.5, 1.5)]) / max(width, 1) ** 0.5
     return {"batch": batch, "n": n, "d": width, "mask_mode": mode, "scale": scale, "mask": mask}
 
+
+TILE, POSITIONS = boundary("attention", "TILE"), 2**24
+
+
+def _blocked_part(mask, n, size):
+    """Per row and tile of keys whether all keys are blocked, and whether none is."""
+    blocked = np.pad(mask == 0, [(0, 0), (0, 0), (0, -n % size)], mode="edge").reshape(len(mask), n, -1, size)
+    return blocked.all(axis=3), ~blocked.any(axis=3)
+
+
+def _masked(test):
+    """A class of masks over several tiles."""
+
+    def holds(mask, mask_mode, n, batch):
+        read = mask_mode in (1, 2) and mask is not None and n > TILE and batch > 0
+        return read and bool(test(*_blocked_part(mask, n, TILE)))
+
+    return holds
+
+
+CLASSES: Classes = {
+    **tiles("keys", lambda n, batch: n * (batch > 0), TILE),
+    "several blocks of queries": lambda n: n > boundary("attention", "BLOCK"),
+    "coordinates with a rest": lambda d: d > boundary("attention", "WIDTH") and d % boundary("attention", "WIDTH") != 0,
+    "whole coordinates": lambda d: d >= boundary("attention", "WIDTH") and d % boundary("attention", "WIDTH") == 0,
+    "causal over several tiles": lambda n, mask_mode: mask_mode == 3 and n > TILE,
+    "scores filled over several tiles": lambda n, mask_mode: mask_mode == 1 and n > TILE,
+    "a mask that is not read": lambda mask, mask_mode, n: mask is not None and mask_mode in (0, 3) and n > 1,
+    "a blocked region that ends inside a tile": _masked(lambda all_, none: (~all_ & ~none).any()),
+    "a tile blocked whole": _masked(lambda all_, none: (all_.any(axis=2) & ~all_.all(axis=2)).any()),
+    "a row blocked whole": _masked(lambda all_, none: all_.all(axis=2).any()),
+}  # fmt: skip
+
+_POSITIONS: Classes = {
+    **tiles("numbers of the positions", lambda n, d: n * d, boundary("attention", "RUN")),
+    "from the start": lambda n, batch, start: n > 1 and batch > 0 and start == 0,
+    "from an offset": lambda n, batch, start: n > 1 and batch > 0 and start > 0,
+    "positions beyond 2^24": lambda n, batch, start: n > 1 and batch > 0 and start + n > POSITIONS + 1,
+    "positions beyond 2^31": lambda n, batch, start: n > 1 and batch > 0 and start + n > 2**31,
+}
+_HALVES: Classes = {f"halves = {k}": (lambda n, batch, halves, k=k: n * batch > 1 and halves == k) for k in (0, 1)}
 
 #: sequences and rows that Hopper's warp group products take; short ones whose scores are large, so that their roundings show
 PATHS: list[dict[str, Any]] = [
@@ -203,6 +246,7 @@ def _rows_of_ones(f, V, mask, mask_mode, n):
 
 
 @op("Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n]; mask_mode: u32, scale: float -> out[batch, n, d]",
+    classes=CLASSES, work=lambda batch, n, d: batch * n * n * (2 * d + 20),
     bound=custom(_attention_tolerance, "weights + f(n)·u·P|V|"), fwd=True, same_bits=False,
     checks=[check("mask_mode", "mask_mode <= 3"),
             check("mask", "mask_mode == 0 or mask_mode == 3 or given(mask)", say="a mask, unless mask_mode is 0 or 3")],
@@ -281,7 +325,7 @@ def _turn_tolerance(x, base, start, halves, sign):
 def _rotary_draw(d):
     n = d.dim(0, max(1, d.budget // 2))
     width = 2 * d.integer(0 if d.empty else 1, max(1, min(64, d.budget // (8 * max(n, 1)))))
-    start = d.choice([0, 0, 1, 4095, 10**6])
+    start = d.choice([0, 0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5])
     return {"n": n, "d": width, "base": d.choice([1e4, 1e4, 500.0, d.real(2, 1e6)]), "start": start,
             "halves": d.integer(0, 1)}  # fmt: skip
 
@@ -299,7 +343,7 @@ POSITION_CHECKS = [check("base", "base > 0 and base < 1e38", say="0 < base < 1e3
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0, halves: u32 = 0 -> out[batch, n, d]",
-    bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
+    classes={**_POSITIONS, **_HALVES}, bound=custom(lambda x, base, start, halves: _turn_tolerance(x, base, start, halves, 1.0),
                  "5u·(|x||cos| + |x'||sin|) + angle"),
     checks=[*POSITION_CHECKS, check("d", "d % 2 == 0", "SHAPE", say="an even d"), check("halves", "halves <= 1")],
     draw=_rotary_draw,
@@ -346,7 +390,7 @@ def _sinusoidal_draw(d):
 
 
 @op("x[batch, n, d]; base: float = 10000, start: u32 = 0 -> out[batch, n, d]",
-    bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"), checks=POSITION_CHECKS, draw=_sinusoidal_draw,
+    classes=_POSITIONS, bound=custom(_sinusoidal_tolerance, "4u + angle + ½ ulp"), checks=POSITION_CHECKS, draw=_sinusoidal_draw,
     source="Vaswani et al., Attention Is All You Need, NeurIPS 2017, section 3.5")  # fmt: skip
 def sinusoidal(x, base, start):
     """Adds the sinusoidal position encoding.

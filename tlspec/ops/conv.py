@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import call_named, column_height, tree, tree_height
+from tlspec.classes import WINDOWS, Near, boundary, on_two_axes, tiles
 from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
 from tlspec.shapes import conv_out, conv_transpose_out
@@ -234,6 +235,33 @@ def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
             "kernel": [kernel] * r, "stride": [stride] * r, "padding": [padding] * r}  # fmt: skip
 
 
+ROWS = boundary("conv", "TILE_ROWS")
+
+
+def _classes(size):
+    """Windows, tiles of the product's three sizes, and whether a window ends before the padded input does."""
+    windows = {n: f for n, f in WINDOWS.items() if size is conv_out or n != "a window of padding alone"}
+    return {
+        **windows,
+        **tiles("inner", lambda in_channels, kernel: in_channels * math.prod(kernel), boundary("conv", "KC")),
+        **tiles("positions", lambda spatial, kernel, stride, padding: math.prod(size(spatial, kernel, stride, padding)),
+                boundary("conv", "TILE_COLUMNS")),
+        "several tiles of output channels": Near(lambda out_channels: out_channels > ROWS, ROWS),
+        "several images": lambda batch: batch > 1,
+    }  # fmt: skip
+
+
+def _work(size):
+    def work(batch, in_channels, out_channels, spatial, kernel, stride, padding):
+        return (
+            batch * in_channels * out_channels * math.prod(kernel) * math.prod(size(spatial, kernel, stride, padding))
+        )
+
+    return work
+
+
+CLASSES, TRANSPOSE_CLASSES = _classes(conv_out), _classes(conv_transpose_out)
+
 #: convolutions large enough for Hopper's warp group products, a first layer, and small images whose inner dimension is cut
 PATHS = [_path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1), _path(4, 3, 61, (61, 67), 7, 2, 3),
          _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
@@ -248,7 +276,8 @@ TRANSPOSE_PATHS = [
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
-    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES, laws=LAWS,
+    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES,
+    classes=CLASSES, work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d")  # fmt: skip
 def conv(x, w, b, stride, padding):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
@@ -275,7 +304,8 @@ def conv_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
-    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1], laws=LAWS,
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS[:1],
+    classes=TRANSPOSE_CLASSES, work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d")  # fmt: skip
 def conv_transpose(x, w, b, stride, padding):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
@@ -306,6 +336,7 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
     bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
     checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
+    classes=on_two_axes(CLASSES), work=_on_lists(_work(conv_out)),
     laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d")  # fmt: skip
 def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Convolution of images; conv with two spatial axes.
@@ -330,7 +361,8 @@ def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
     bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False,
     checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
-    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], laws=[*LAWS, _same_as("conv_transpose")],
+    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=on_two_axes(TRANSPOSE_CLASSES),
+    work=_on_lists(_work(conv_transpose_out)), laws=[*LAWS, _same_as("conv_transpose")],
     source="torch.nn.functional.conv_transpose2d")  # fmt: skip
 def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
     """Transposed convolution of images; conv_transpose with two spatial axes.

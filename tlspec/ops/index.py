@@ -8,6 +8,7 @@ that the references give in float32 (``np.add.at`` adds in the order of its indi
 import numpy as np
 
 from tlspec.bounds import moved, ordered
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
 
@@ -40,13 +41,13 @@ def hits(indices, length):
 def draw_vec(d):
     """Dimensions and indices of a vector of any length; an empty one puts every index out of range."""
     n, k = d.dim(), d.dim()
-    return {"n": n, "k": k, "indices": d.indices(k, n, outside=True)}
+    return {"n": n, "k": k, "indices": lambda n, k: d.indices(k, n, outside=True)}
 
 
 def draw_rows(d):
     """The same for the rows of a matrix."""
     rows, cols, k = d.dim(), d.dim(), d.dim()
-    return {"rows": rows, "cols": cols, "k": k, "indices": d.indices(k, rows, outside=True)}
+    return {"rows": rows, "cols": cols, "k": k, "indices": lambda rows, k: d.indices(k, rows, outside=True)}
 
 
 def draw_row(d):
@@ -55,8 +56,26 @@ def draw_row(d):
     return {"rows": rows, "cols": d.dim(), "i": d.integer(0, rows - 1)}
 
 
+def _meets(test):
+    """Whether indices meet a number of rows."""
+    return lambda indices, n=None, rows=None: bool(test(indices, n if rows is None else rows))
+
+
+INDICES: Classes = {
+    "an index out of range": _meets(lambda indices, n: (indices >= n).any() and n > 0),
+    "a repeated index": _meets(lambda indices, n: len(set(indices[indices < n])) < (indices < n).sum()),
+    "the first and the last row": _meets(lambda indices, n: n > 1 and {0, n - 1} <= set(indices)),
+    **tiles("indices", lambda k: k, boundary("index", "CHUNK")),
+}
+VECTOR = tiles("elements", lambda n: n, boundary("index", "BLOCK"))
+MATRIX: Classes = {
+    **tiles("elements", lambda rows, cols: rows * cols, boundary("index", "BLOCK")),
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("index", "BLOCK_COLUMNS")),
+}
+
+
 @op("vec[n], indices: u32[k] -> out[k]",
-    bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
+    classes={**INDICES, **VECTOR}, bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
     source="numpy.take; an index out of range reads 0")  # fmt: skip
 def gather_vec(vec, indices):
     """Elements of a vector picked by host indices.
@@ -76,7 +95,7 @@ def gather_vec_vjp(indices, g, n):
 
 
 @op("mat[rows, cols], indices: u32[k] -> out[k, cols]",
-    bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
+    classes={**INDICES, **MATRIX}, bound=moved(), draw=draw_rows, laws=[linear("mat"), adjoint("mat")],
     source="torch.nn.functional.embedding; an index out of range reads a zero row")  # fmt: skip
 def gather_rows(mat, indices):
     """Rows of a matrix picked by host indices.
@@ -96,7 +115,7 @@ def gather_rows_vjp(indices, g, rows, cols):
 
 
 @op("x[n], values[k], indices: u32[k] -> out[n]",
-    bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
+    classes={**INDICES, **VECTOR}, bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
     laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
@@ -117,7 +136,7 @@ def scatter_add_vjp(indices, g):
 
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    classes={**INDICES, **MATRIX}, bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
     laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add")  # fmt: skip
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
@@ -139,7 +158,7 @@ def scatter_add_rows_vjp(indices, g):
 
 
 @op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",
-    draw=draw_row, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
+    draw=draw_row, classes=MATRIX, bound=ordered(lambda mat, i: (np.arange(mat.shape[0]) == i)[:, np.newaxis]),
     checks=[check("i", "i < rows", "INDEX", say="i < rows")], laws=[linear("mat", "row"), adjoint("mat", "row")],
     source="IEEE 754-2019, 5.4.1")  # fmt: skip
 def scatter_add_row(mat, row, i):

@@ -14,6 +14,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import column_height, custom, factor, tree
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.registry import op
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
@@ -24,8 +25,20 @@ BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m":
                {"batch": 6, "m": 132, "n": 196, "p": 260}, {"batch": 1030, "m": 52, "n": 36, "p": 60}]  # fmt: skip
 
 
+def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Classes:
+    """The three sizes of a product against the tiles of the kernel, by their names in the row."""
+
+    def of(name):
+        return lambda **v: v[name] * (min(v[rows], v[inner], v[columns], v.get(batch, 1)) > 0)
+
+    found = {**tiles("inner", of(inner), boundary("linalg", "KC")), **tiles("rows", of(rows), boundary("linalg", "TILE_ROWS")),
+             **tiles("columns", of(columns), boundary("linalg", "TILE_COLUMNS"))}  # fmt: skip
+    return {**found, "one row": lambda **v: of(rows)(**v) == 1, "one column": lambda **v: of(columns)(**v) == 1,
+            "one term": lambda **v: of(inner)(**v) == 1}  # fmt: skip
+
+
 @op("A[m, n], B[n, p] -> out[m, p]",
-    bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("m", "n", "p"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=PATHS,
     source="torch.matmul, numpy.matmul")  # fmt: skip
 def matmul(A, B):
@@ -45,7 +58,7 @@ def matmul_vjp(A, B, g):
 
 
 @op("A[batch, m, n], B[batch, n, p] -> out[batch, m, p]",
-    bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("m", "n", "p", "batch"), bound=tree(lambda n: n), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("A"), laws.linear("B"), laws.adjoint("A"), laws.adjoint("B")], paths=BATCH_PATHS,
     source="torch.bmm")  # fmt: skip
 def bmm(A, B):
@@ -65,7 +78,7 @@ def bmm_vjp(A, B, g):
 
 
 @op("W[outputs, inputs], x[batch, inputs], b[outputs] -> y[batch, outputs]",
-    bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
+    classes=product_classes("batch", "inputs", "outputs"), bound=tree(lambda inputs: inputs + 1), same_bits=False, cuda="own kernel, cuBLAS",
     laws=[laws.linear("W", "b"), laws.adjoint("W", "b")],
     paths=[{"batch": p["m"], "inputs": p["n"], "outputs": p["p"]} for p in PATHS],
     source="torch.nn.functional.linear")  # fmt: skip
@@ -92,7 +105,7 @@ def _dgemm_tolerance(A, B):
 
 
 @op("A: f64[m, n], B: f64[n, p] -> out: f64[m, p]",
-    bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, cuda="cuBLAS",
+    classes=product_classes("m", "n", "p"), bound=custom(_dgemm_tolerance, "min(h, λ√h)·2⁻⁵³·M"), same_bits=False, cuda="cuBLAS",
     data=["normal", "uniform", "integers", "special", "structured"], source="BLAS dgemm",
     no_vjp="works on host arrays; the fast kernels write gA = dgemm(g, Bᵀ), gB = dgemm(Aᵀ, g) themselves")  # fmt: skip
 def dgemm(A, B):

@@ -6,7 +6,8 @@ Sums follow the row tree of ``native/src/formula/sum_tree.h``; both back ends gi
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
-from tlspec.ops.softmax import exponentials, shifted
+from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.ops.softmax import CLASSES, exponentials, shifted
 from tlspec.registry import check, op
 
 
@@ -24,7 +25,7 @@ def mse_vjp_tolerance(yhat, target, g):
 
 @op("yhat[n], target[n] -> out[1]",
     data=("normal", "uniform", "integers", "special", "structured"),
-    bound=tree(
+    classes=tiles("elements", lambda n: n, boundary("loss", "TL_SUM_LEAF")), bound=tree(
         lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
         peak=lambda yhat, target: squares(yhat, target),
     ), source="native/src/formula/sum_tree.h")  # fmt: skip
@@ -76,16 +77,24 @@ def draw_labels(d):
     """Logits and labels within their columns; without columns there are no rows either."""
     rows, cols = d.dim(), d.dim()
     rows = rows if cols else 0
-    return {"rows": rows, "cols": cols, "labels": d.indices(rows, cols)}
+    return {"rows": rows, "cols": cols, "labels": lambda rows, cols: d.indices(rows, cols)}
 
 
+LEAF = boundary("loss", "TL_SUM_LEAF")
+LABEL_CLASSES: Classes = {
+    "the first and the last label": lambda labels, cols: cols > 1 and {0, cols - 1} <= set(labels),
+    "a label at a multiple of the leaf": Near(lambda labels: ((labels > 0) & (labels % LEAF == 0)).any(), LEAF),
+    "a label before a multiple of the leaf": Near(lambda labels: (labels % LEAF == LEAF - 1).any(), LEAF),
+}
 LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
 
 
 @op("logits[rows, cols], labels: u32[rows] -> out[1]",
-    bound=custom(
+    classes={**CLASSES, **LABEL_CLASSES}, bound=custom(
         cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
     ), checks=[LABELS], data=("normal", "uniform", "special", "structured"), draw=draw_labels,
+    # one loss, as the errors of several cancel
+    paths=[{"rows": 1, "cols": n, "labels": lambda rng: rng.integers(0, 2, 1, np.uint32)} for n in (2, 2, 2, 2, 3, 3, 3, 3)],
     source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h")  # fmt: skip
 def cross_entropy(logits, labels):
     """Mean negative log-likelihood of integer labels under the softmax of each row of logits.

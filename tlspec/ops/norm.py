@@ -18,7 +18,9 @@ Write f = min(h, λ√h) for the row tree's factor.
 import numpy as np
 
 from tlspec.bounds import TINY, U, column_height, custom, factor, tree_height
+from tlspec.classes import Classes, boundary, derived
 from tlspec.laws import equation
+from tlspec.ops.softmax import CLASSES as ROWS
 from tlspec.registry import check, op
 
 DATA = ("normal", "uniform", "integers", "special", "structured")
@@ -116,6 +118,17 @@ def layer_norm_vjp_tolerance(x, gamma, g, eps):
     return gx[1], ggamma[1][0], summed(exactly(g), 0, height)[1][0]
 
 
+CHUNK, TILE = boundary("norm", "TL_COLUMN_CHUNK"), boundary("norm", "TILE")
+CLASSES: Classes = {
+    **ROWS,
+    "chunks of rows as tasks": lambda rows, cols: cols > 1 and rows >= CHUNK * boundary("norm", "MANY_CHUNKS"),
+    "chunks of rows and tiles of columns, both with a rest": lambda rows, cols: (
+        rows > CHUNK and cols > TILE and rows % CHUNK * (cols % TILE) > 0
+    ),
+    "whole chunks of rows": lambda rows, cols: cols > 1 and rows > 0 and rows % CHUNK == 0,
+}
+
+
 def draw_rows(d):
     """A matrix, and an ε from negligible to dominant."""
     return {"rows": d.dim(), "cols": d.dim(), "eps": d.choice([1e-6, 1e-6, 1e-5, 1e-3, 1.0])}
@@ -130,7 +143,7 @@ def _shift(f, x):
 
 
 @op("x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
-    bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
+    classes=CLASSES, bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
     data=DATA, checks=[EPS_CHECK], draw=draw_rows,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)],
     # rows in turn; so few that the error of a row is most of a column's bound
@@ -192,6 +205,7 @@ def _channel(f, x, gamma, beta, channels):
 
 
 @op("x[channels, height, width], gamma[channels], beta[channels]; eps: float = 1e-6 -> out[channels, height, width]",
+    classes=derived(ROWS, lambda v: {"rows": v["channels"], "cols": v["height"] * v["width"]}),
     bound=custom(batchnorm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
     data=DATA, checks=[EPS_CHECK], draw=draw_image,
     laws=[equation("f(x + 3) = f(x)", _shift, exact=False),

@@ -15,6 +15,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import F64, OVERFLOW, TINY, Bound, U, call_named, custom, spacing, tree_height
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.registry import check, op
 
 ADAM = "Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1"
@@ -136,8 +137,16 @@ def _sgd_run(ps: F64, gs: F64, lr: float, weight_decay: float) -> Run:
     return Run.of(-lr).fma(_decayed(p, Run.of(gs), weight_decay), p)
 
 
+CLASSES: Classes = {
+    **tiles("elements of the longest", lambda lengths: max(lengths, default=0), boundary("optim", "TL_SPAN")),
+    "no buffer": lambda lengths: len(lengths) == 0,
+    "an empty buffer among others": lambda lengths: min(lengths, default=1) == 0 < max(lengths, default=0),
+    "many buffers in a task": lambda lengths: len(lengths) > 16,
+}
+
+
 @op("ps: list[count], gs: list[count]; lr: float = 0.01, weight_decay: float = 0.0 -> ps_out: list[count]",
-    bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
+    classes=CLASSES, bound=followed(_sgd_run), draw=_rates, checks=RATES, no_vjp=NO_VJP,
     laws=[split2, _unchanged_at_zero_rate("sgd_step")],
     source="Robbins and Monro, Ann. Math. Statist. 22, 1951")  # fmt: skip
 def sgd_step(ps, gs, lr, weight_decay):
@@ -171,7 +180,7 @@ def _draw_momentum(d: Any) -> dict[str, Any]:
 
 @op("ps: list[count], gs: list[count], vs: list[count]; lr: float = 0.01, momentum: float = 0.9, dampening: float = 0.0, "
     "weight_decay: float = 0.0, nesterov: u32 = 0 -> ps_out: list[count], vs_out: list[count]",
-    bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
+    classes=CLASSES, bound=followed(_momentum_run), draw=_draw_momentum, no_vjp=NO_VJP,
     checks=[*RATES, check("momentum", f"momentum >= 0 and momentum < {FINITE}", say="momentum finite and 0 or more"),
             check("dampening", f"dampening > -{FINITE} and dampening < {FINITE}", say="dampening finite"),
             check("nesterov", "nesterov == 0 or (nesterov == 1 and momentum > 0 and dampening == 0)",
@@ -251,7 +260,7 @@ adam_is_adamw = laws.equation(
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    classes=CLASSES, bound=followed(_coupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
     laws=[split4], source=ADAM)  # fmt: skip
 def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of Adam on every tensor of a list, weight decay coupled (added to the gradient).
@@ -275,7 +284,7 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
     "-> ps_out: list[count], ms_out: list[count], vs_out: list[count]",
-    bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
+    classes=CLASSES, bound=followed(_decoupled_run), draw=_draw_adam, nonnegative=("vs",), checks=ADAM_CHECKS, no_vjp=NO_VJP,
     laws=[split4, adam_is_adamw], source=ADAMW)  # fmt: skip
 def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     """A step of AdamW on every tensor of a list, weight decay decoupled.
@@ -303,7 +312,7 @@ def _norm_tolerance(gs: F64, lengths: list[int]) -> F64:
 
 
 @op("gs: list[count] -> out[1]",
-    bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
+    classes=CLASSES, bound=custom(_norm_tolerance, "½ ulp"), no_vjp="clipping is not part of what is differentiated",
     laws=[laws.homogeneous("gs"),
           laws.equation("the norm of a list is the norm of all its numbers",
                         lambda f, lengths: [(f(), f(values={"lengths": [sum(lengths)], "count": 1}))], exact=False)],
@@ -337,7 +346,7 @@ def _draw_clip(d: Any) -> dict[str, Any]:
 
 
 @op("gs: list[count], norm[1]; max_norm: float, eps: float = 1e-6 -> gs_out: list[count]",
-    bound=followed(_clip_run), nonnegative=("norm",), no_vjp="clipping is not part of what is differentiated",
+    classes=CLASSES, bound=followed(_clip_run), nonnegative=("norm",), no_vjp="clipping is not part of what is differentiated",
     draw=_draw_clip,
     checks=[check("max_norm", "max_norm >= 0"),
             check("eps", f"eps >= 0 and eps < {FINITE}", say="eps finite and 0 or more")],

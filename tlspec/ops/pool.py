@@ -15,10 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
+from tlspec.classes import WINDOWS, Classes, boundary, on_two_axes, tiles
 from tlspec.laws import adjoint, equation, homogeneous, linear
 from tlspec.ops.conv import AXES, flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
+from tlspec.shapes import pool_out
 
 
 def _windows(x, kernel, stride, padding, fill):
@@ -129,6 +131,26 @@ _CHECKS_2D = [
 #: beta is already rounded to float32 where the check is made; the limit lies between the largest float32 and infinity
 _BETA = [check("beta", "-3.41e38 < beta < 3.41e38 and beta != 0.0", say="beta finite and not 0 as a float32")]
 
+
+def _work(channels, spatial, kernel, stride, padding):
+    """The cells that the reference's windows have together."""
+    return 4 * channels * math.prod(kernel) * math.prod(pool_out(spatial, kernel, stride, padding))
+
+
+CLASSES: Classes = {
+    **WINDOWS,
+    **tiles("outputs of a row", lambda spatial, kernel, stride, padding: pool_out(spatial, kernel, stride, padding)[-1],
+            boundary("pool", "BLOCK")),
+    "several tasks": lambda channels, spatial: channels * math.prod(spatial) > boundary("pool", "TASK"),
+    "cells that no window meets": lambda spatial, kernel, stride, padding: any(
+        (n + 2 * p - k) % s > p for n, k, s, p in zip(spatial, kernel, stride, padding, strict=True)),
+}  # fmt: skip
+
+
+def _work_2d(channels, in_h, in_w, **v):
+    return _work(channels, [in_h, in_w], *_axes(v))
+
+
 _TEXT = (
     "x[channels, *spatial]; kernel: dims, stride: dims, padding: dims{}"
     " -> out[channels, *pool_out(spatial, kernel, stride, padding)]"
@@ -149,7 +171,7 @@ def _winner(x, kernel, stride, padding):
 
 
 @op(_TEXT.format(""),
-    bound=exact(), checks=_CHECKS, draw=_draw, laws=[homogeneous("x")],
+    classes=CLASSES, work=_work, bound=exact(), checks=_CHECKS, draw=_draw, laws=[homogeneous("x")],
     source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool(x, kernel, stride, padding):
     """Maximum over windows.
@@ -178,7 +200,7 @@ def max_pool_vjp(x, g, kernel, stride, padding):
 
 
 @op(_TEXT_2D.format(""),
-    bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
+    classes=on_two_axes(CLASSES), work=_work_2d, bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
     laws=[homogeneous("x"), _same_as("max_pool")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
     """Maximum over 2-D windows: max_pool with two spatial axes.
@@ -199,7 +221,7 @@ def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padd
 
 
 @op(_TEXT.format(""),
-    bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
+    classes=CLASSES, work=_work, bound=tree(lambda spatial, kernel: math.prod(min(n, k) for n, k in zip(spatial, kernel, strict=True))),
     checks=_CHECKS, draw=_draw, laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/count.h")  # fmt: skip
 def avg_pool(x, kernel, stride, padding):
@@ -222,7 +244,7 @@ def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
 
 
 @op(_TEXT_2D.format(""),
-    bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
+    classes=on_two_axes(CLASSES), work=_work_2d, bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
     draw=lambda d: flatten_axes(_draw(d, 2)), laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
     source="native/src/formula/count.h")  # fmt: skip
 def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
@@ -299,7 +321,7 @@ def _shift(f, x, padding):
 
 
 @op(_TEXT.format(", beta: float"),
-    bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
+    classes=CLASSES, work=_work, bound=custom(_smooth_bound, "ln of the window's sum"), checks=[*_CHECKS, *_BETA], draw=_smooth_draw,
     laws=[equation("f(x + 1) = f(x) + 1", _shift, exact=False)], source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool(x, kernel, stride, padding, beta):
     """Smooth maximum over windows (β > 0) or smooth minimum (β < 0).
@@ -328,7 +350,7 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
 
 
 @op(_TEXT_2D.format(", beta: float"),
-    bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
+    classes=on_two_axes(CLASSES), work=_work_2d, bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
     checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
     source="native/src/formula/explog.h")  # fmt: skip
 def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import F64, U, custom, exact
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.registry import check, op
 
 SOURCE = "Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)"
@@ -32,7 +33,14 @@ def _draw_key(d: Any) -> dict[str, Any]:
     return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
 
 
-@op("; key: u64 -> out[n]", bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE)
+CLASSES: Classes = {
+    **tiles("elements", lambda n: n, boundary("random", "TL_SPAN")),
+    "a key of 64 bits": lambda n, key: n > 1 and key >= 2**63,
+    "a counter that wraps": lambda n, key: key + n > 2**64,
+}
+
+
+@op("; key: u64 -> out[n]", classes=CLASSES, bound=exact(), draw=_draw_key, no_vjp=NO_VJP, source=SOURCE)
 def rand_uniform(n, key):
     """Uniform numbers in [0, 1).
 
@@ -44,7 +52,7 @@ def rand_uniform(n, key):
 
 
 @op("; key: u64, keep: float -> out[n]",
-    bound=exact(), no_vjp=NO_VJP, source=SOURCE,
+    classes=CLASSES, bound=exact(), no_vjp=NO_VJP, source=SOURCE,
     draw=lambda d: {**_draw_key(d), "keep": d.choice([0.0, 1.0, 0.5, 0.9, d.real(0, 1)])},
     checks=[check("keep", "keep >= 0 and keep <= 1", say="0 <= keep <= 1")])  # fmt: skip
 def bernoulli_mask(n, key, keep):
@@ -74,7 +82,7 @@ def _normal_tolerance(n: int, key: int, mean: float, std: float) -> F64:
 
 
 @op("; key: u64, mean: float = 0.0, std: float = 1.0 -> out[n]",
-    bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"), no_vjp=NO_VJP,
+    classes=CLASSES, bound=custom(_normal_tolerance, "7u·|std·z| + u·|out|"), no_vjp=NO_VJP,
     source=SOURCE + "; Box and Muller, Ann. Math. Statist. 29, 1958",
     draw=lambda d: {**_draw_key(d), "mean": d.choice([0.0, d.real(-3, 3)]), "std": d.choice([1.0, 0.0, d.real(0, 3)])},
     checks=[check("std", "std >= 0")])  # fmt: skip

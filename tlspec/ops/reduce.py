@@ -5,11 +5,13 @@ is seen as the middle one of (outer, length, inner): with inner = 1 its elements
 tree, otherwise by the column tree.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from tlspec.bounds import axis_height, exact, tree, tree_height
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.laws import adjoint, homogeneous, linear
 from tlspec.registry import check, op
 from tlspec.shapes import drop
@@ -26,8 +28,31 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     return [0 if i == axis else i + (i < axis) for i in range(len(dims))]
 
 
+LEAF, LANES, CHUNK = (boundary("reduce", f"TL_{n}") for n in ("SUM_LEAF", "SUM_LANES", "COLUMN_CHUNK"))
+VECTOR: Classes = {**tiles("elements", lambda n: n, LEAF), **tiles("elements", lambda n: n, LANES)}
+ROWS: Classes = {
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), LEAF),
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), LANES),
+    "several tasks": lambda rows, cols: rows > 1 and rows * cols > boundary("reduce", "TASK"),
+    "many short rows": lambda rows, cols: rows > boundary("reduce", "MANY") and 0 < cols < boundary("reduce", "MANY"),
+}
+COLUMNS: Classes = {
+    **tiles("rows", lambda rows, cols: rows * (cols > 0), CHUNK),
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("reduce", "TL_COLUMN_TILE")),
+    "several tasks": lambda rows, cols: rows * cols > boundary("reduce", "TASK"),
+    "chunks of chunks": lambda rows, cols: cols > 0 and rows > CHUNK * CHUNK,
+}
+AXIS: Classes = {
+    "the last axis": lambda dims, axis: axis == len(dims) - 1 and len(dims) > 1,
+    "the first axis": lambda dims, axis: axis == 0 and len(dims) > 1,
+    "an axis between others": lambda dims, axis: 0 < axis < len(dims) - 1,
+    **tiles("sum over", lambda dims, axis: dims[axis] * (math.prod(dims) > 0), CHUNK),
+    "several tasks": lambda dims: math.prod(dims) > boundary("reduce", "TASK"),
+}
+
+
 @op("x[n] -> out[1]",
-    bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    classes=VECTOR, bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum(x):
     """Sum over all elements.
@@ -47,7 +72,7 @@ def reduce_sum_vjp(g, n):
 
 
 @op("x[rows, cols] -> out[cols]",
-    bound=tree(lambda rows, cols: axis_height(rows, cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    classes=COLUMNS, bound=tree(lambda rows, cols: axis_height(rows, cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis0(x):
     """Sum down the rows of a matrix, one for each column.
@@ -67,7 +92,7 @@ def reduce_sum_axis0_vjp(g, rows, cols):
 
 
 @op("x[rows, cols] -> out[rows]",
-    bound=tree(lambda cols: tree_height(cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    classes=ROWS, bound=tree(lambda cols: tree_height(cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis1(x):
     """Sum across the columns of a matrix, one for each row.
@@ -87,7 +112,7 @@ def reduce_sum_axis1_vjp(g, rows, cols):
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    classes=AXIS, bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis(x, axis):
     """Sum along one axis, which is dropped.
@@ -109,7 +134,7 @@ def reduce_sum_axis_vjp(g, dims, axis):
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
-    bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
+    classes=AXIS, bound=tree(lambda dims, axis: _axis_height(dims, axis) + 1, peak=lambda x, axis: np.abs(x).sum(axis=axis)),
     checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
     source="native/src/formula/sum_tree.h, native/src/formula/count.h")  # fmt: skip
 def reduce_mean(x, axis):
@@ -147,7 +172,7 @@ def _shares(x, out, g, axis: int):
 
 
 @op("x[rows, cols] -> out[cols]",
-    bound=exact(), checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
+    classes=COLUMNS, bound=exact(), checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def reduce_max_axis0(x):
     """Maximum down the rows of a matrix, one for each column.
@@ -169,7 +194,7 @@ def reduce_max_axis0_vjp(x, out, g):
 
 
 @op("x[rows, cols] -> out[rows]",
-    bound=exact(), checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
+    classes=ROWS, bound=exact(), checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
     laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
 def reduce_max_axis1(x):
     """Maximum across the columns of a matrix, one for each row.

@@ -7,6 +7,7 @@ operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alo
 import numpy as np
 
 from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor
+from tlspec.classes import Classes, boundary, tiles
 from tlspec.laws import Value, adjoint, equation, homogeneous, linear
 from tlspec.registry import op
 
@@ -128,14 +129,21 @@ def _stable(d, shape):
 
 
 def _draw_constant(d):
-    v = _draw(d)
-    return v if v["seq_len"] <= 31 else {**v, "A": _stable(d, (v["state"],))}
+    return {**_draw(d), "A": lambda seq_len, state: None if seq_len <= 31 else _stable(d, (state,))}
 
 
 def _draw_variable(d):
-    v = _draw(d)
-    return v if v["seq_len"] <= 31 else {**v, "A": _stable(d, (v["seq_len"], v["state"]))}
+    return {**_draw(d), "A": lambda seq_len, state: None if seq_len <= 31 else _stable(d, (seq_len, state))}
 
+
+CHUNK, WIDTH = boundary("scan", "TL_SCAN_CHUNK"), boundary("scan", "WIDTH")
+CLASSES: Classes = {
+    **tiles("steps", lambda seq_len, state: seq_len * (state > 0), CHUNK),
+    **tiles("channels", lambda seq_len, state: state * (seq_len > 0), WIDTH),
+    "chunks as tasks": lambda seq_len, state: seq_len > 16 * CHUNK and 0 < state <= boundary("scan", "NARROW"),
+    "state beyond the stack": lambda seq_len, state: seq_len > 0 and state * 8 > boundary("scan", "FEW"),
+    "several chunks and blocks": lambda seq_len, state: seq_len > CHUNK and state > boundary("scan", "NARROW"),
+}
 
 _DATA = ("normal", "uniform", "integers", "special", "structured")
 
@@ -162,7 +170,7 @@ def _same_as_variable(f, A, B, x, h0, seq_len, state):
 
 
 @op("A[state], B[state], x[seq_len, state], h0[state] -> out[seq_len, state]",
-    order="seq_len, state", bound=custom(_constant_bound, "λ·std of the chunked recurrence"), draw=_draw_constant,
+    order="seq_len, state", classes=CLASSES, bound=custom(_constant_bound, "λ·std of the chunked recurrence"), draw=_draw_constant,
     data=_DATA,
     laws=[
         linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
@@ -219,7 +227,7 @@ def _composed(f, A, B, x, h0, seq_len, state):
 
 
 @op("A[seq_len, state], B[seq_len, state], x[seq_len, state], h0[state] -> out[seq_len, state]",
-    bound=custom(_variable_bound, "λ·std of the chunked recurrence"), draw=_draw_variable, data=_DATA,
+    classes=CLASSES, bound=custom(_variable_bound, "λ·std of the chunked recurrence"), draw=_draw_variable, data=_DATA,
     laws=[
         linear("x", "h0"), adjoint("x", "h0"), homogeneous("x", "h0"),
         equation("(a2, b2)∘(a1, b1) = (a2·a1, a2·b1 + b2)", _composed, exact=False),

@@ -10,12 +10,73 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import axis_height, moved, tree, tree_height
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
 
+TASK, CHUNK, PANEL, BAND = (boundary("shape", n) for n in ("TASK", "CHUNK", "PANEL", "BAND"))
+MATRIX: Classes = {
+    **tiles("rows", lambda rows, cols: rows * (cols > 0), BAND),
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), BAND),
+    **tiles("elements", lambda rows, cols: rows * cols, TASK),
+    **tiles("elements", lambda rows, cols: rows * cols, PANEL),
+}
+PARTS: Classes = {
+    "part from the start": lambda n, start, len: start == 0 < len < n,
+    "part inside": lambda n, start, len: 0 < start < start + len < n,
+    "part to the end": lambda n, start, len: 0 < start < start + len == n,
+    "everything": lambda n, start, len: start == 0 < len == n,
+    "nothing": lambda n, len: len == 0 < n,
+}
+VECTORS: Classes = {
+    "both": lambda n, m: n > 0 and m > 0,
+    "the first alone": lambda n, m: n > 0 == m,
+    "the second alone": lambda n, m: m > 0 == n,
+    **tiles("elements", lambda n, m: n + m, TASK),
+}
+CUBE: Classes = {
+    **{f"{name} with a rest": (lambda a, b, c, at=i: (n := (a, b, c)[at]) > BAND and n % BAND > 0 and min(a, b, c) > 1)
+       for i, name in enumerate(("first", "second", "third"))},
+    "a long run": lambda a, b, c: c >= boundary("shape", "LONG_RUN") and a * b > 1,
+    **tiles("elements", lambda a, b, c: a * b * c, TASK),
+}  # fmt: skip
+SWAPS: Classes = {
+    "the first axes": lambda dims, depth: depth == 0 and len(dims) > 2 and math.prod(dims) > 1,
+    "the last axes": lambda dims, depth: 0 < depth == len(dims) - 2 and math.prod(dims) > 1,
+    "axes between others": lambda dims, depth: 0 < depth < len(dims) - 2 and math.prod(dims) > 1,
+    "a long run": lambda dims, depth: math.prod(dims[depth + 2 :]) >= boundary("shape", "LONG_RUN"),
+    "both with a rest": lambda dims, depth: all(n > BAND and n % BAND for n in dims[depth : depth + 2]),
+    **tiles("elements", lambda dims: math.prod(dims), TASK),
+}
 
-@op("a[n], b[m] -> out[n + m]", bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")
+
+def _repeats(test):
+    """A class of broadcasts of more than one number, given the output's axes: their sizes and whether each is repeated."""
+
+    def holds(in_dims, out_dims, axis_map):
+        axes = [(n, k == 0 or in_dims[k - 1] != n) for n, k in zip(out_dims, axis_map, strict=True) if n != 1]
+        return math.prod(out_dims) > 1 and bool(test(axes))
+
+    return holds
+
+
+BROADCASTS: Classes = {
+    "nothing repeated": _repeats(lambda axes: not any(r for _, r in axes)),
+    "a scalar": _repeats(lambda axes: all(r for _, r in axes)),
+    "repeated rows": _repeats(lambda axes: len(axes) > 1 and axes[0][1] and not axes[-1][1]),
+    "repeated numbers": _repeats(lambda axes: len(axes) > 1 and axes[-1][1] and not axes[0][1]),
+    "repeated between": _repeats(lambda axes: any(r for _, r in axes[1:-1])),
+    "axes out of order": lambda out_dims, axis_map: (k := [k for n, k in zip(out_dims, axis_map) if k and n > 1]) != sorted(k),
+    "a long period": Near(_repeats(lambda axes: len(axes) > 1 and axes[0][1] and axes[-1] == (max(axes[-1][0], CHUNK), False)), CHUNK),
+    "eight axes": lambda out_dims: len(out_dims) == 8,
+    "no axis": lambda out_dims: len(out_dims) == 0,
+    **tiles("elements", lambda out_dims: math.prod(out_dims), TASK),
+}  # fmt: skip
+
+
+@op("a[n], b[m] -> out[n + m]",
+    classes=VECTORS, bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")  # fmt: skip
 def concat1d(a, b):
     """Two vectors, one after the other.
 
@@ -35,12 +96,12 @@ def concat1d_vjp(g, n):
 
 def _draw_slice(d):
     n = d.dim()
-    start = d.integer(0, n)
-    return {"n": n, "start": start, "len": d.integer(0, n - start)}
+    start = d.choice([0, d.integer(0, min(n, 64)), d.integer(0, n)])
+    return {"n": n, "start": start, "len": d.choice([n - start, d.integer(0, n - start)])}
 
 
 @op("x[n]; start: u32, len: u32 -> out[len]",
-    bound=moved(), checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
+    classes=PARTS, bound=moved(), checks=[check("start", "start + len <= n", status="INDEX", say="start + len at most n")],
     draw=_draw_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing")  # fmt: skip
 def slice1d(x, start, len):
     """A run of consecutive elements.
@@ -64,7 +125,7 @@ def slice1d_vjp(g, n, start, len):
 
 
 @op("vec[cols] -> out[rows, cols]",
-    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
+    order="rows, cols", classes=MATRIX, bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_rows(vec, rows, cols):
     """A vector repeated as every row of a matrix.
 
@@ -83,7 +144,7 @@ def broadcast_vec_to_rows_vjp(g):
 
 
 @op("vec[rows] -> out[rows, cols]",
-    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
+    order="rows, cols", classes=MATRIX, bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
 def broadcast_vec_to_cols(vec, rows, cols):
     """A vector repeated as every column of a matrix.
 
@@ -149,13 +210,14 @@ def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequen
 
 
 def _draw_broadcast(d):
-    form = d.choice(["any", "any", "any", "any", "square", "column", "scalar", "same"])
+    form = d.choice(["any", "any", "any", "any", "square", "column", "row", "scalar", "same"])
     if form == "square":  # (n) -> (n, n) under both maps
         n = d.dim(high=math.isqrt(d.budget))
         return {"in_dims": [n], "out_dims": [n, n], "axis_map": d.choice([[1, 0], [0, 1]])}
-    if form == "column":  # (C) -> (C, H)
+    if form in ("column", "row"):  # (C) -> (C, H) or (H, C)
         c, h = d.dims(2)
-        return {"in_dims": [c], "out_dims": [c, h], "axis_map": [1, 0]}
+        out_dims, axis_map = ([c, h], [1, 0]) if form == "column" else ([h, c], [0, 1])
+        return {"in_dims": [c], "out_dims": out_dims, "axis_map": axis_map}
     rank = d.integer(0, 8)
     out_dims = list(d.dims(rank))
     if form == "scalar":  # rank 0 to any shape
@@ -179,7 +241,7 @@ _MAP_CHECK = check("axis_map", "axis_map_ok(in_dims, out_dims, axis_map)", statu
 
 
 @op("x[*in_dims]; axis_map: dims -> out[*out_dims]",
-    bound=moved(), checks=[_MAP_CHECK], draw=_draw_broadcast, laws=[linear("x"), adjoint("x")],
+    classes=BROADCASTS, bound=moved(), checks=[_MAP_CHECK], draw=_draw_broadcast, laws=[linear("x"), adjoint("x")],
     source="numpy.broadcast_to")  # fmt: skip
 def broadcast_to(x, in_dims, out_dims, axis_map):
     """An array repeated along new axes and along its axes of size 1.
@@ -207,7 +269,7 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
 
 
 @op("x[*out_dims]; axis_map: dims -> out[*in_dims]",
-    order="*in_dims, *out_dims", bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
+    order="*in_dims, *out_dims", classes=BROADCASTS, bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
     laws=[linear("x"), adjoint("x")], source="the adjoint of numpy.broadcast_to")  # fmt: skip
 def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
     """The adjoint of broadcast_to: the sum of all output elements that read one input element.
@@ -235,7 +297,7 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 
 
 @op("x[rows, cols] -> out[cols, rows]",
-    bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
+    classes=MATRIX, bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose2d(x):
     """The transpose of a matrix.
@@ -258,7 +320,7 @@ def _draw_swap(d):
 
 
 @op("x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
-    bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
+    classes=SWAPS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
     draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
     source="numpy.swapaxes")  # fmt: skip
 def swap_adjacent_at_depth(x, depth):
@@ -279,7 +341,7 @@ def swap_adjacent_at_depth_vjp(g, depth):
 
 
 @op("x[a, b, c] -> out[b, c, a]",
-    bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
+    classes=CUBE, bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_bca(x):
     """The axes (a, b, c) reordered to (b, c, a).
@@ -297,7 +359,7 @@ def transpose3d_bca_vjp(g):
 
 
 @op("x[a, b, c] -> out[c, a, b]",
-    bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
+    classes=CUBE, bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_cab(x):
     """The axes (a, b, c) reordered to (c, a, b).
@@ -315,7 +377,7 @@ def transpose3d_cab_vjp(g):
 
 
 @op("x[a, b, c] -> out[a, c, b]",
-    bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
+    classes=CUBE, bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
     source="numpy.transpose")  # fmt: skip
 def transpose3d_acb(x):
     """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).

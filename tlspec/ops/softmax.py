@@ -8,6 +8,7 @@ A row is shifted by its maximum m, so no exponential overflows and the largest t
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree_height
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.laws import equation
 from tlspec.registry import op
 
@@ -80,8 +81,19 @@ def draw_rows(d):
 LAWS = [equation("f(x + 3) = f(x)", _shift, exact=False), equation("a row does not depend on the others", _batch)]
 
 
+#: rows in leaves, many narrow rows at once, tasks of rows, rows whose work does not fit the stack
+TASK = boundary("softmax", "TL_ROW_TASK")
+CLASSES: Classes = {
+    **tiles("columns", lambda rows, cols: cols * (rows > 0), boundary("softmax", "TL_SUM_LEAF")),
+    **tiles("rows", lambda rows, cols: rows * (cols > 0), boundary("softmax", "TL_ROWS_MANY")),
+    "several tasks": lambda rows, cols: rows > 1 and rows * cols > TASK,
+    "work beyond the stack": lambda rows, cols: rows > 1 and boundary("softmax", "TL_ROW_FEW") < cols,
+    "a long row, and few": Near(lambda rows, cols: rows > 0 and cols > TASK, TASK),
+}
+
+
 @op("x[rows, cols] -> out[rows, cols]",
-    bound=custom(softmax_tolerance, "y·(u|x − m| + 3u + their mean + f(h)·u + 2u)"), data=DATA, draw=draw_rows,
+    classes=CLASSES, bound=custom(softmax_tolerance, "y·(u|x − m| + 3u + their mean + f(h)·u + 2u)"), data=DATA, draw=draw_rows,
     laws=LAWS, source="max-shifted softmax; native/src/formula/sum_tree.h")  # fmt: skip
 def softmax(x):
     """Softmax of each row of a matrix.
@@ -103,7 +115,7 @@ def softmax_vjp(out, g):
 
 
 @op("x[rows, cols] -> out[rows, cols]",
-    bound=custom(log_softmax_tolerance, "u|x − m| + ΔS/S + 1½ ulp(ln S) + u|out|"), data=DATA, draw=draw_rows,
+    classes=CLASSES, bound=custom(log_softmax_tolerance, "u|x − m| + ΔS/S + 1½ ulp(ln S) + u|out|"), data=DATA, draw=draw_rows,
     laws=LAWS, source="max-shifted log-softmax; native/src/formula/sum_tree.h")  # fmt: skip
 def log_softmax(x):
     """Logarithm of the softmax of each row of a matrix, without forming the softmax.

@@ -18,6 +18,7 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import LAMBDA, TINY, U, column_height, custom, factor, spacing
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.registry import check, op
 
 #: the truncated transform of native/src/formula/dft_tile.h: rows of a tile, tiles of a block on the CPU; with more modes no
@@ -109,8 +110,42 @@ def _inverse_tolerance(x, n):
     return factor(_height(n) + _scalings(n)) * (U * np.sqrt(2) * size + n * TINY) + spacing(x) / 2
 
 
+def _rest(n):
+    """What is left of n without its primes up to 13."""
+    for p in (2, 3, 5, 7, 11, 13):
+        while n and n % p == 0:
+            n //= p
+    return n
+
+
+DIRECT, BLOCK = boundary("spectral", "TL_FFT_DIRECT"), boundary("spectral", "TILE") ** 2
+LENGTHS: Classes = {
+    "a power of two": lambda batch, n: batch > 0 and n > 16 and n & (n - 1) == 0,
+    "odd factors up to 13": lambda batch, n: batch > 0 and _rest(n) == 1 and n % 2 == 1 and n > 16,
+    "even with odd factors": lambda batch, n: batch > 0 and _rest(n) == 1 and n % 2 == 0 and n & (n - 1) > 0,
+    "an odd length with a large prime": lambda batch, n: batch > 0 and _rest(n) > 1 and n % 2 == 1,
+    "an even length with a large prime": lambda batch, n: batch > 0 and _rest(n) > 1 and n % 2 == 0,
+    "one number": lambda batch, n: batch > 0 and n == 1,
+    "a long power of two": Near(lambda batch, n: batch > 0 and n > DIRECT and n & (n - 1) == 0, DIRECT),
+    "long with a large prime": lambda batch, n: batch > 0 and n > DIRECT and _rest(n) > 1,
+    "rows alone": lambda batch, n: batch >= boundary("spectral", "ROWS_ALONE") and n > DIRECT,
+    "a row on all threads": lambda batch, n: 0 < batch < boundary("spectral", "ROWS_ALONE") and n > DIRECT,
+    "rows in lanes with a rest": lambda batch, n: batch > 16 and batch % 16 != 0 and n > 1,
+}
+MODES: Classes = {
+    "an odd grid": lambda grid, width, modes: grid % 2 == 1 and modes > 1 and width > 0,
+    "an even grid": lambda grid, width, modes: grid % 2 == 0 and modes > 1 and width > 0,
+    "all modes of an even grid": lambda grid, width, modes: width > 0 and 2 * modes == grid + 2,
+    "all modes of an odd grid": lambda grid, width, modes: width > 0 and 2 * modes == grid + 1 and modes > 1,
+    "one mode": lambda grid, width, modes: width > 0 and modes == 1 < grid,
+    "many modes": lambda grid, width, modes: width > 0 and modes > 32 + 4 * grid.bit_length(),
+    "few modes of a long grid": Near(lambda grid, width, modes: width > 0 and 1 < modes <= 32 and grid > BLOCK, BLOCK),
+    **tiles("channels", lambda modes, width: width * (modes > 0), boundary("spectral", "CHANNELS")),
+}
+
+
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
-    bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False, cuda="cuFFT", data=DATA,
+    classes=LENGTHS, bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False, cuda="cuFFT", data=DATA,
     checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[
         laws.linear("x"), laws.adjoint("x"),
@@ -145,7 +180,7 @@ def _inverse(spec, n):
 
 
 @op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
-    bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
+    classes=LENGTHS, bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
     cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[laws.linear("spec"), laws.adjoint("spec")],
     source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
@@ -304,7 +339,8 @@ def _draw(d):
 
 
 @op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
-    fwd=True, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, data=DATA, draw=_draw,
+    fwd=True, classes=MODES, bound=custom(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False,
+    data=DATA, draw=_draw,
     # so short that few bounds add up; one of many channels
     paths=[{"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))],
     checks=[check("grid", "grid >= 1"), check("modes", "modes <= grid // 2 + 1")],

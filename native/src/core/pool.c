@@ -20,7 +20,7 @@
 /* From here on the CPU path maps its own pages, so that they can be huge ones and go back to the system when freed. */
 static const uint64_t map_from = UINT64_C(4) << 20;
 static const uint64_t huge_page = UINT64_C(2) << 20;
-enum { TL_BLOCK_ALIGNMENT = 256, TL_FIRST_BUCKETS = 64 };
+enum { TL_BLOCK_ALIGNMENT = 256, TL_FIRST_BUCKETS = 64, TL_FINE_MOST = 2048 };
 
 /* ---- the driver ------------------------------------------------------------------------------------------------ */
 
@@ -68,7 +68,7 @@ static void driver_free(struct tl_pool *pool, tl_block *block)
 /* Class of a request and, through *size, the bytes of the class; -1 if it is beyond anything a machine has. */
 static int32_t class_of(uint64_t bytes, uint64_t *size)
 {
-    if (bytes <= 2048) {
+    if (bytes <= TL_FINE_MOST) {
         uint64_t steps = bytes ? (bytes + 255) / 256 : 1;
         *size = steps * 256;
         return (int32_t)steps - 1;

@@ -24,7 +24,7 @@
 #include "float_mode.h"
 #include "interrupt.h"
 
-enum { TL_SPIN_NANOSECONDS = 20000, TL_COPY_TASK = 1 << 18 };
+enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };
 
 #define GATE_OPEN (UINT64_C(1) << 31)
 #define GATE_INSIDE (GATE_OPEN - 1)
@@ -79,7 +79,7 @@ static uint32_t enter_job(uint32_t seen)
         int64_t deadline = now() + TL_SPIN_NANOSECONDS;
         uint64_t gate;
         do {
-            for (int32_t i = 0; i < 32; i++) {
+            for (int32_t i = 0; i < TL_SPINS; i++) {
                 gate = atomic_load_explicit(&pool.gate, memory_order_relaxed);
                 while (offered(gate, seen))
                     if (atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
@@ -161,7 +161,7 @@ static void close_gate(void)
     if (!(gate & GATE_INSIDE)) return;
     int64_t deadline = now() + TL_SPIN_NANOSECONDS;
     do {
-        for (int32_t i = 0; i < 32; i++) {
+        for (int32_t i = 0; i < TL_SPINS; i++) {
             if (!(atomic_load_explicit(&pool.gate, memory_order_acquire) & GATE_INSIDE)) return;
             relax();
         }

@@ -181,8 +181,8 @@ static double fold_lanes(double *t)
 #define SQUARE(k) tl_square(x[k])
 static double leaf_of_squares(const float *x, int64_t n)
 {
-    if (n <= 16) { /* the tensors of biases and scales: a plain halving tree over 16 lanes */
-        double t[16] = {0};
+    if (n <= TL_SUM_FOLD) { /* the tensors of biases and scales: a plain halving tree over 16 lanes */
+        double t[TL_SUM_FOLD] = {0};
         for (int64_t k = 0; k < n; k++)
             t[k] = SQUARE(k);
         for (int64_t s = 8; s > 0; s /= 2)

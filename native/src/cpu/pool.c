@@ -18,6 +18,7 @@
 
 enum {
     BLOCK = 768,  /* outputs of a unit: accumulators of 3 KiB each */
+    LOOK = 64,    /* rows of cells between two looks for an interruption */
     TASK = 65536, /* cells read (forward) or owned (gradients) that make a task */
 };
 
@@ -195,7 +196,7 @@ static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const 
     do {
         const int64_t base = offset(v, c);
         pass(x + base, base, v, r, b, beta);
-    } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % 64 == 0 && tl_interrupted()));
+    } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted()));
 }
 
 static void start_at(pool_block *b, const pool_row *r, float value)

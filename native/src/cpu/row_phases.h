@@ -72,6 +72,7 @@
 enum {
     TL_ROW_STATS = 4,    /* statistics of a row */
     TL_ROW_TASK = 65536, /* elements per task: 256 KiB, which pays for handing it to a thread */
+    TL_ROW_LOOK = 64,    /* leaves between two looks for an interruption */
     TL_ROWS_MANY = 64,   /* rows that occupy the threads by themselves */
     TL_ROW_FEW = 2048    /* floats of scratch that a task has on its stack, which may be that of a small thread */
 };
@@ -129,7 +130,7 @@ static void tl_row_task(void *arg, int64_t task, int32_t worker)
     const int64_t last = (task + 1) * r.per_task < r.rows ? (task + 1) * r.per_task : r.rows;
     for (int64_t row = task * r.per_task; row < last; row++)
         for (int32_t p = 0; p < r.count; p++) {
-            for (int64_t l = 0; l < r.leaves && !(l % 64 == 63 && tl_interrupted()); l++) {
+            for (int64_t l = 0; l < r.leaves && !(l % TL_ROW_LOOK == TL_ROW_LOOK - 1 && tl_interrupted()); l++) {
                 r.phases[p].leaf(r.job,
                                  &(tl_leaf){row, l * TL_SUM_LEAF, tl_leaf_length(&r, l), row * r.cols + l * TL_SUM_LEAF,
                                             r.leaves == 1 ? work : NULL, sums + l, sums + r.leaves + l, stat});

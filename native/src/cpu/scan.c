@@ -17,6 +17,7 @@ enum {
     NARROW = 16,  /* and at least: a line of the cache */
     ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
     STATE_ROWS = 4 + ROWS + 2 * TL_COLUMN_CHAINS,
+    MANY_CHUNKS = 16,
     FEW = 2048, /* floats of state on the stack, which may be that of a small thread */
 };
 
@@ -288,7 +289,7 @@ static int32_t scan(tl_context *ctx, scan_call f)
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
-    const int cut = f.blocks == 1 && f.chunks >= 16; /* by chunks too */
+    const int cut = f.blocks == 1 && f.chunks >= MANY_CHUNKS; /* by chunks too */
     const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0;
     const int64_t maps = cut ? 3 * f.chunks * f.D : 0;
     void *scratch = NULL;

@@ -14,6 +14,7 @@
 
 enum {
     TASK = 1 << 16, /* elements of a task */
+    FEW_TIMES = 16, /* repetitions of a number that one pass over the numbers writes */
     CHUNK = 3072,   /* 12 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
 
@@ -93,7 +94,7 @@ static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, flo
     case 3: stretch3(x, count, out); break;
     case 4: stretch4(x, count, out); break;
     default:
-        if (times <= 16) {
+        if (times <= FEW_TIMES) {
             stretch_few(x, times, count, out);
             break;
         }

@@ -45,37 +45,38 @@ static inline float tl_fold_lanes(float *t, int64_t lanes)
 /* The least power of two >= n, at least 16: lanes past a row's end hold +0, so more of them change nothing. */
 static inline int64_t tl_lanes_for(int64_t n)
 {
-    return n <= 16 ? 16 : (int64_t)1 << (64 - __builtin_clzll((unsigned long long)n - 1));
+    return n <= TL_SUM_FOLD ? TL_SUM_FOLD : (int64_t)1 << (64 - __builtin_clzll((unsigned long long)n - 1));
 }
 
 /* The first n < 16 of 16 elements, the others 0; with masked loads it is one instruction. */
 static inline void tl_read_16(float *t, const float *x, int64_t n)
 {
-    for (int64_t l = 0; l < 16; l++)
+    for (int64_t l = 0; l < TL_SUM_FOLD; l++)
         t[l] = l < n ? x[l] : 0.0f;
 }
 
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
 {
-    _Alignas(64) float t[TL_SUM_LANES], rest[16];
-    if (n < 16) {
+    _Alignas(64) float t[TL_SUM_LANES], rest[TL_SUM_FOLD];
+    if (n < TL_SUM_FOLD) {
         tl_read_16(rest, x, n);
-        for (int l = 0; l < 16; l++)
+        for (int l = 0; l < TL_SUM_FOLD; l++)
             t[l] = 0.0f + rest[l];
         return tl_fold_16(t);
     }
     if (n <= TL_SUM_LANES) { /* one element per lane: the first level of the fold reads x itself, 16 lanes at a time */
-        const int64_t half = tl_lanes_for(n) / 2 > 16 ? tl_lanes_for(n) / 2 : 16, whole = (n - half) / 16 * 16;
-        for (int64_t b = 0; b < whole; b += 16)
-            for (int l = 0; l < 16; l++)
+        const int64_t half = tl_lanes_for(n) / 2 > TL_SUM_FOLD ? tl_lanes_for(n) / 2 : TL_SUM_FOLD,
+                      whole = (n - half) / TL_SUM_FOLD * TL_SUM_FOLD;
+        for (int64_t b = 0; b < whole; b += TL_SUM_FOLD)
+            for (int l = 0; l < TL_SUM_FOLD; l++)
                 t[b + l] = (0.0f + x[b + l]) + x[half + b + l];
-        for (int64_t b = whole; b < half; b += 16)
-            for (int l = 0; l < 16; l++)
+        for (int64_t b = whole; b < half; b += TL_SUM_FOLD)
+            for (int l = 0; l < TL_SUM_FOLD; l++)
                 t[b + l] = 0.0f + x[b + l];
         if (half + whole < n) {
             tl_read_16(rest, x + half + whole, n - half - whole);
-            for (int l = 0; l < 16; l++)
+            for (int l = 0; l < TL_SUM_FOLD; l++)
                 t[whole + l] += rest[l];
         }
         return tl_fold_lanes(t, half);

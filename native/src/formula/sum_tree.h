@@ -17,4 +17,4 @@
  * tlspec.bounds derives the heights of both; the numbers here and there must agree, and a test compares them. */
 #pragma once
 
-enum { TL_SUM_LANES = 1024, TL_SUM_LEAF = 16384, TL_COLUMN_CHUNK = 128, TL_COLUMN_CHAINS = 4 };
+enum { TL_SUM_LANES = 1024, TL_SUM_LEAF = 16384, TL_SUM_FOLD = 16, TL_COLUMN_CHUNK = 128, TL_COLUMN_CHAINS = 4 };

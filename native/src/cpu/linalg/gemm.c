@@ -35,6 +35,8 @@
 #define TILE_ROWS 256
 #define TILE_COLUMNS 512
 #define TILE_COLUMNS_ONE_ROW 4096
+/* A product no larger than this, of a long inner dimension, is cut along it. */
+#define TILE_SMALL 128
 /* With fewer tasks than this, tiles are halved, down to TASK_COST multiply-adds (about 15 microseconds of one core). */
 #define MANY_TASKS 8
 #define TASK_COST 1e6

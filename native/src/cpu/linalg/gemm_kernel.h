@@ -460,7 +460,7 @@ int32_t FN(tl_gemm)(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const
         args.m *= args.batch;
         args.batch = 1;
     }
-    if (args.batch == 1 && args.n >= 8 * KC && args.m <= 128 && args.p <= 128)
+    if (args.batch == 1 && args.n >= 8 * KC && args.m <= TILE_SMALL && args.p <= TILE_SMALL)
         return FN(split_inner)(ctx, &args, A, B, C);
     return FN(product)(ctx, &args, A, B, C);
 }

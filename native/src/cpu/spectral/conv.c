@@ -12,14 +12,14 @@
 #include "generated/spectral.h"
 
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
-enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF };
+enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF, FEW_MODES = 32 };
 
 static int64_t up(int64_t n, int64_t to) { return tl_ceil_div(n, to) * to; }
 
 /* A product and a sum per mode and element against about 5·log2(n)/2 butterflies' operations, twice over memory. */
 static int truncated(int64_t grid, int64_t modes)
 {
-    return modes <= 32 + 4 * (64 - __builtin_clzll((unsigned long long)grid));
+    return modes <= FEW_MODES + 4 * (64 - __builtin_clzll((unsigned long long)grid));
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
-enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4 };
+enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MOST = 1 << 18 };
 
 /* One operation, from real rows (batch, n) to packed ones (batch, bins, 2) or back. */
 struct job {
@@ -285,7 +285,7 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
         return status;
     }
     /* many rows: one per task; few or long ones: all threads on each */
-    job.alone = batch >= ROWS_ALONE && n <= 1 << 18;
+    job.alone = batch >= ROWS_ALONE && n <= ALONE_MOST;
     const int64_t numbers = n % 2 ? 2 * n : inverse ? f->n : 0, wide = (numbers * 2 + 15) / 16 * 16;
     const int64_t vectors = tl_fft_large_scratch(f) * (int64_t)sizeof(tl_cvec);
     job.per_worker = (tl_fft_large_memory(f) + wide + 32) * (int64_t)sizeof(float);
