@@ -136,10 +136,7 @@ class _Behaviour(ast.NodeTransformer):
     def _without_words(self, node: ast.AST) -> Any:
         for inner in ast.walk(node):
             for name, value in ast.iter_fields(inner):
-                if isinstance(value, list):
-                    setattr(inner, name, [self._silent(v) for v in value])
-                else:
-                    setattr(inner, name, self._silent(value))
+                setattr(inner, name, [*map(self._silent, value)] if isinstance(value, list) else self._silent(value))
         return node
 
     def _silent(self, value: Any) -> Any:
@@ -162,12 +159,8 @@ class _Behaviour(ast.NodeTransformer):
             node.annotation = None
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation):
             node.annotation = ast.Constant("")
-        for name in ("lineno", "end_lineno"):
-            if hasattr(node, name):
-                setattr(node, name, 1)
-        for name in ("col_offset", "end_col_offset"):
-            if hasattr(node, name):
-                setattr(node, name, 0)
+        for name in {"lineno", "end_lineno", "col_offset", "end_col_offset"} & {*dir(node)}:
+            setattr(node, name, 1)
         return node
 
 
