@@ -11,7 +11,7 @@ from audit.scratch import Scratch
 from tlspec import registry
 
 #: seconds for one check, for a test that says nothing, and for a case of verify
-PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 30.0
+PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
