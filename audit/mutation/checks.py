@@ -35,7 +35,8 @@ REST = (
 
 @dataclass(frozen=True)
 class Check:
-    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), or modules to import ("import")."""
+    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), modules to import ("import"), or a module
+    that compares with ``--check`` what it writes ("generated")."""
 
     tool: str
     words: tuple[str, ...] = ()
@@ -90,6 +91,9 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
     early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
+    if kind == "specification":
+        yield Check("generated", ("codegen",))
+        yield Check("generated", ("bench.results",))
     if kind == "specification" or (native and "/core/" not in file) or "_operations/" in file:
         yield small
         if ops:
@@ -115,6 +119,8 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     if check.tool == "verify":
         command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
         command += ["--ops", check.ops] if check.ops else []
+    elif check.tool == "generated":
+        command = [sys.executable, "-m", *check.words, "--check"]
     elif check.tool == "import":
         command = [sys.executable, "-c", f"import {', '.join(check.words)}"]
     status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)
