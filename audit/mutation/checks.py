@@ -22,7 +22,7 @@ OWN = {
     "core/threads": "process", "core/": "buffer device kernels copies",
     "_binding/": "buffer library kernels scalar_types copies observer device", "_capture/": "capture capture_*",
     "_operations/": "tape_operations tape_errors", "nn/": "nn nn_layers training", "tape": "tape session tape_* optim",
-    "session": "session session_lifetime tape optim checkpoint", "optim": "optim capture_optim", "tensor": "tensor session",
+    "session": "session session_lifetime tape optim checkpoint capture", "optim": "optim capture_optim", "tensor": "tensor session",
     "parameter": "session optim capture_parameters", "capture": "capture capture_*", "buffer": "buffer", "context": "device",
     "differential": "observer", "errors": "library buffer", "spec": "session tape", "kernels": "kernels fast_kernels",
 }  # fmt: skip
