@@ -77,7 +77,7 @@ def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Chec
 def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     """What may see a change of a file, the cheapest first."""
     native = kind in ("c", "cuda")
-    ops = families_reached(tree, file) if native else family_of(file)
+    ops = families_reached(tree, file) if native else family_of(file) if kind == "specification" else ""
     device = "cuda" if kind == "cuda" else "cpu"
     chosen = ("-k", "cuda") if kind == "cuda" else ()
     if not native:
@@ -94,7 +94,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if kind == "specification":
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))
-    if kind == "specification" or (native and "/core/" not in file) or "_operations/" in file:
+    if kind == "specification" or (native and "/core/" not in file):
         yield small
         if ops:
             yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
