@@ -272,5 +272,7 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
 
 
 def get(name: str) -> Op:
-    """The row of one operation."""
-    return next(r for r in ops(name) if r.name == name)
+    """The row of one operation. Raises KeyError, also for a family or a pattern."""
+    if row := next((r for r in ops(name) if r.name == name), None):
+        return row
+    raise KeyError(f"no operation {name!r}")

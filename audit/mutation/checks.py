@@ -11,7 +11,7 @@ from audit.scratch import Scratch
 from tlspec import registry
 
 #: seconds for one check, for a test that says nothing, and for a case of verify
-PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 30.0
+PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
@@ -22,7 +22,7 @@ OWN = {
     "core/threads": "process", "core/": "buffer device kernels copies",
     "_binding/": "buffer library kernels scalar_types copies observer device", "_capture/": "capture capture_*",
     "_operations/": "tape_operations tape_errors", "nn/": "nn nn_layers training", "tape": "tape session tape_* optim",
-    "session": "session session_lifetime tape optim checkpoint", "optim": "optim capture_optim", "tensor": "tensor session",
+    "session": "session session_lifetime tape optim checkpoint capture", "optim": "optim capture_optim", "tensor": "tensor session",
     "parameter": "session optim capture_parameters", "capture": "capture capture_*", "buffer": "buffer", "context": "device",
     "differential": "observer", "errors": "library buffer", "spec": "session tape", "kernels": "kernels fast_kernels",
 }  # fmt: skip
@@ -35,7 +35,8 @@ REST = (
 
 @dataclass(frozen=True)
 class Check:
-    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), or modules to import ("import")."""
+    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), modules to import ("import"), or a module
+    that compares with ``--check`` what it writes ("generated")."""
 
     tool: str
     words: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Chec
 def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     """What may see a change of a file, the cheapest first."""
     native = kind in ("c", "cuda")
-    ops = families_reached(tree, file) if native else family_of(file)
+    ops = families_reached(tree, file) if native else family_of(file) if kind == "specification" else ""
     device = "cuda" if kind == "cuda" else "cpu"
     chosen = ("-k", "cuda") if kind == "cuda" else ()
     if not native:
@@ -90,7 +91,10 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
     early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
-    if kind == "specification" or (native and "/core/" not in file) or "_operations/" in file:
+    if kind == "specification":
+        yield Check("generated", ("codegen",))
+        yield Check("generated", ("bench.results",))
+    if kind == "specification" or (native and "/core/" not in file):
         yield small
         if ops:
             yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
@@ -115,6 +119,8 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     if check.tool == "verify":
         command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
         command += ["--ops", check.ops] if check.ops else []
+    elif check.tool == "generated":
+        command = [sys.executable, "-m", *check.words, "--check"]
     elif check.tool == "import":
         command = [sys.executable, "-c", f"import {', '.join(check.words)}"]
     status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)

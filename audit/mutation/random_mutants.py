@@ -130,21 +130,22 @@ def sample(kind: str, seed: int) -> Iterator[Mutant]:
             yield chosen
 
 
+#: where every node of a tree is said to stand
+PLACE = ast.Constant("", lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)
+
+
+class _Silence(ast.NodeTransformer):
+    """Empties texts."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.copy_location(ast.Constant(""), PLACE) if isinstance(node.value, str) else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Constant:
+        return ast.copy_location(ast.Constant(""), PLACE)
+
+
 class _Behaviour(ast.NodeTransformer):
     """Takes out what is said, and where it stands."""
-
-    def _without_words(self, node: ast.AST) -> Any:
-        for inner in ast.walk(node):
-            for name, value in ast.iter_fields(inner):
-                if isinstance(value, list):
-                    setattr(inner, name, [self._silent(v) for v in value])
-                else:
-                    setattr(inner, name, self._silent(value))
-        return node
-
-    def _silent(self, value: Any) -> Any:
-        text = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        return ast.Constant("") if text or isinstance(value, ast.JoinedStr) else value
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -153,7 +154,7 @@ class _Behaviour(ast.NodeTransformer):
         called = node.func if isinstance(node, ast.Call) else None
         name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
         if isinstance(node, ast.Raise) or name in SPEAKING or (isinstance(node, ast.keyword) and node.arg in MESSAGES):
-            node = self._without_words(node)
+            node = _Silence().visit(node)
         if isinstance(node, ast.Assert):
             node.msg = None
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -162,13 +163,7 @@ class _Behaviour(ast.NodeTransformer):
             node.annotation = None
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation):
             node.annotation = ast.Constant("")
-        for name in ("lineno", "end_lineno"):
-            if hasattr(node, name):
-                setattr(node, name, 1)
-        for name in ("col_offset", "end_col_offset"):
-            if hasattr(node, name):
-                setattr(node, name, 0)
-        return node
+        return ast.copy_location(node, PLACE)
 
 
 def compiles(text: str) -> bool:

@@ -116,3 +116,10 @@ print(cut > 20, len(rows), len({r.name for r in rows}))
 """
     done = python(code)
     assert done.stdout.split() == ["True", *[str(len(registry.ops()))] * 2], done.stderr
+
+
+def test_a_row_is_found_by_its_whole_name_alone():
+    assert all(registry.get(row.name) is row for row in registry.ops())
+    for name in ("elementwise", "re*", "conv,relu", "no such"):
+        with pytest.raises(KeyError, match="no operation"):
+            registry.get(name)
