@@ -25,7 +25,7 @@ LEAST = 0.97
 #: what is counted of a file
 COUNTS = ("lines", "lines_reached", "branches", "branches_reached", "excepted")
 #: the tests that call the two packages; one rings an alarm more often than a traced handler can return
-TESTS = ("tests/runtime", "tests/spec", "tests/kernels", "tests/verify", "tests/examples", "tests/repo/test_generated.py",
+TESTS = ("tests/runtime", "tests/spec", "tests/kernels", "tests/verify", "tests/repo/test_generated.py",
          "tests/repo/test_codegen_refusals.py", "--deselect",
          "tests/runtime/test_process.py::test_interrupts_leak_nothing")  # fmt: skip
 #: the arguments of Python, run by run
@@ -33,8 +33,48 @@ STEPS = (
     ("-m", "tlrt", "verify"),
     ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(processors()), "--dist", "worksteal", *TESTS),
 )
+GPU = "only with a CUDA library or a GPU: bench.gpu"
+FAULT = "only where C refuses memory: audit faults"
+THREAD = "only where another thread comes at one moment: audit contention"
 #: (files, a part of the line's text, why no run here reaches all of its branches)
-EXCEPTIONS: tuple[tuple[str, str, str], ...] = ()
+EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
+    ("tlrt/_capture/replay.py", "capture_begin(", GPU),
+    ("tlrt/_capture/replay.py", "capture_end(", GPU),
+    ("tlrt/_capture/replay.py", "for call in calls:", GPU),
+    ("tlrt/_capture/replay.py", "if begun and slot", GPU),
+    ("tlrt/_capture/replay.py", "UnavailableError", GPU),
+    ("tlrt/_binding/library.py", "if missing is None or spec is None:", GPU),
+    ("tlrt/_binding/library.py", "for f", GPU),
+    ("tlrt/_binding/library.py", "_preload(str(error)", GPU),
+    ("tlrt/doctor.py", "if driver:", GPU),
+    ("tlrt/doctor.py", "if not driver:", GPU),
+    ("tlrt/doctor.py", "if not cuda_build:", GPU),
+    ("tlrt/doctor.py", "CUDA_VISIBLE_DEVICES", GPU),
+    ("tlrt/doctor.py", "cuDriverGetVersion", GPU),
+    ("tlrt/doctor.py", "if len(context.devices()) == 1:", GPU),
+    ("tlrt/doctor.py", "if buffer.numpy().tolist()", "of a device that computes wrongly"),
+    ("tlrt/_binding/handles.py", "if status := complete_call(", FAULT),
+    ("tlrt/_binding/handles.py", "if status := _release(self._handle):", FAULT),
+    ("tlrt/_binding/handles.py", "device_describe(", FAULT),
+    ("tlrt/_binding/handles.py", "if not _finalizing():", "at the interpreter's end, after the count"),
+    ("tlrt/_capture/record.py", "if status:", FAULT),
+    ("tlrt/_capture/record.py", "if status := complete_call(", FAULT),
+    ("tlrt/capture.py", "if status", FAULT),
+    ("tlrt/capture.py", "(status := place.storage.copy(", FAULT),
+    ("tlrt/optim.py", "if status", FAULT),
+    ("tlrt/session.py", "if self._owns_device and status:", FAULT),
+    ("tlrt/_capture/record.py", "if not status:", THREAD),
+    ("tlrt/_capture/record.py", "if is_empty:", THREAD),
+    ("tlrt/_capture/aliases.py", "if before ==", THREAD),
+    ("tlrt/_binding/library.py", "if _loaded is None:", THREAD),
+    ("tlrt/session.py", "if id >= len(nodes):", THREAD),
+    ("tlrt/session.py", "if leaves[parameter] is leaf:", THREAD),
+    ("tlrt/session.py", "if self.epoch != epoch:", THREAD),
+    ("tlrt/tape.py", "if self._undone is undone:", THREAD),
+    ("tlrt/tape.py", "self.nodes is n", THREAD),
+    ("tlrt/tape.py", "if len(grads) > len(nodes):", THREAD),
+    ("*.py", 'if __name__ == "__main__":', "of a process that the tests do not start"),
+)
 
 SETTINGS = """
 [run]
