@@ -161,11 +161,6 @@ class Parameter(Arithmetic):
         if self._mirror is None or self._mirror.released:
             raise refusal(ReleasedError, self.name, "mirror", "none", "one: the device was closed before it was read")
 
-    def _release(self) -> None:
-        if self._mirror is not None:
-            self._mirror.release()
-            self._mirror = None
-
     def __repr__(self) -> str:
         state = "stale host" if self._host is None else "mirrored" if self._mirror is not None else "host only"
         return f"Parameter({self.name!r}, shape={self.shape}, {state}{'' if self.requires_grad else ', frozen'})"

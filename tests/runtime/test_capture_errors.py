@@ -15,7 +15,15 @@ from tests import run_in_thread, unchanged_memory
 from tlrt import Session, kernels, nn, optim
 from tlrt._binding import handles
 from tlrt._capture import calls, replay
-from tlrt.errors import ArgumentTypeError, CaptureError, IndexOutOfRangeError, ReleasedError, ShapeError, TorchleanError
+from tlrt.errors import (
+    ArgumentTypeError,
+    CaptureError,
+    DeviceMismatchError,
+    IndexOutOfRangeError,
+    ReleasedError,
+    ShapeError,
+    TorchleanError,
+)
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -191,6 +199,47 @@ def test_what_differs_must_be_said(program: Program) -> None:
     assert step(X, "train", True) is step.outputs
     for bad in ((X, "test", True), (X, "train", False), (X, "train", 1), (X, None, True)):
         assert_raises(CaptureError, step, *bad)
+
+
+def test_arguments_without_axes_and_of_another_session(program: Program) -> None:
+    s = program.session
+    assert_raises_regex(TypeError, "argument 0: got a number, expected at least one axis", s.capture, len, 1.0)
+    with Session("cpu") as other:
+        said = "an argument of another session's captured function"
+        assert_raises_regex(DeviceMismatchError, said, s.capture, lambda x: other.const(x), X)
+
+
+def test_a_function_of_the_specification() -> None:
+    """What it raises leaves the results of before; results of other shapes are refused."""
+    with Session("spec") as s:
+        sizes, fails = [2], [False]
+
+        def step() -> list[Any]:
+            made = [s.zeros(sizes[0]) + 1.0]
+            return [*made, 1 // (not fails[0])] if fails[0] else made
+
+        again = s.capture(step)
+        kept = again.outputs[0]
+        fails[0] = True
+        assert_raises(ZeroDivisionError, again)
+        sizes[0], fails[0] = 3, False
+        assert_raises_regex(CaptureError, r"got results of shapes \[\(3,\)\], expected those of before", again)
+        assert kept.numpy().tolist() == [1.0, 1.0]
+        live = s.device.memory().live_buffers
+        sizes[0] = 2
+        assert again()[0] is kept and s.device.memory().live_buffers == live
+
+
+def test_captures_of_another_session_meanwhile(dev: tlrt.Device) -> None:
+    """Of the same thread, and of another one on the same device."""
+    with Session(dev) as s, Session(dev) as t, Session("cpu") as far:
+        assert_raises_regex(CaptureError, "a call within a captured", s.capture, lambda: far.capture(lambda: None))
+
+        def meanwhile() -> None:
+            said = "one whose calls are being captured"
+            run_in_thread(lambda: assert_raises_regex(CaptureError, said, t.capture, lambda: None))
+
+        assert s.capture(meanwhile)() is None
 
 
 def test_replaying_within_a_capture(program: Program) -> None:

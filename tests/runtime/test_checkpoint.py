@@ -187,6 +187,29 @@ def test_spoilt_descriptions_are_refused(tmp_path, how):
         assert w.value.tolist() == [5, 6] and (optimizer.lr, optimizer.steps) == (0.01, 0)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda entry: entry.update(shape=[-4, -3]), "sizes that are no natural numbers"),
+        (lambda entry: entry.update(shape=[4, 2]), r"48 bytes for float32 of shape \(4, 2\)"),
+        (
+            lambda entry: entry.update(data_offsets=[n + 4 for n in entry["data_offsets"]]),
+            "overlap or leave bytes over",
+        ),
+    ],
+)
+def test_tables_that_do_not_account_for_every_byte(tmp_path, spoil, said):
+    run, path = Run("cpu"), tmp_path / "a.safetensors"
+    run.save(path)
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    table = json.loads(content[8:end])
+    spoil(table["layer.weight"])
+    header = json.dumps(table).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    refused(run, path, said)
+
+
 def test_an_optimizer_state_of_another_type_is_refused(tmp_path):
     with Session("cpu") as s:
         optimizer = optim.AdamW([s.param([1.0, 2.0], "w")])

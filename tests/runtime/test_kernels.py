@@ -89,6 +89,35 @@ def test_released_and_foreign(name, argument):
             assert str(foreign.value).startswith(f"{name}: ")
 
 
+class Interrupting:
+    """An operand at which a signal handler raises."""
+
+    def __getattr__(self, name):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_exception_that_is_no_refusal(name):
+    """It goes on as it is; results given for the call keep their content, and those of a refused one too."""
+    entry, function = ENTRIES[name], getattr(kernels, name)
+    with tlrt.Device.new() as device:
+        operand, kind = next(
+            (a.name, a.kind) for a in entries.arguments(entry) if a.kind in ("buffer", "list", "device")
+        )
+        for given in (False, True):
+            held = [device.full(1, 9) for _ in entry.outputs]
+            values, places = (
+                plain(entry, device),
+                [[b] if o.listed else b for b, o in zip(held, entry.outputs, strict=True)],
+            )
+            if given:
+                values["out"] = places if len(places) > 1 else places[0]
+            live = device.memory().live_buffers
+            for wrong, raised in ((Interrupting(), KeyboardInterrupt), (object(), errors.ArgumentTypeError)):
+                assert_raises(raised, function, **{**values, operand: [wrong] if kind == "list" else wrong})
+            assert all(b.numpy().tolist() == [9] for b in held) and device.memory().live_buffers <= live
+
+
 @pytest.mark.parametrize("value", [-1, 2**32, 2**70])
 @pytest.mark.parametrize(
     ("name", "argument"), [(n, a.name) for n, e in ENTRIES.items() for a in entries.arguments(e) if a.kind == "dim"]

@@ -104,6 +104,32 @@ def test_an_update_and_its_count_are_one_act(device, captured, observed, make):
         optimizer.close(), other.close()
 
 
+def test_states_of_other_optimizers(s):
+    """Refused for other parameters and for settings that do not go together, with and without somebody who observes."""
+
+    class Early(optim.SGD):
+        def __init__(self, parameters):
+            self.lr = 0.5  # before there is a session that could be observed
+            super().__init__(parameters, lr=self.lr, momentum=0.5)
+
+    v, w = s.param([1.0], "v"), s.param([2.0], "w")
+    one, both = Early([w]), Early([v, w])
+    settings, arrays = one.state()
+    assert_raises_regex(
+        ValueError, r"parameters: got \['w'\], expected \['v', 'w'\]", both.load_state, settings, arrays
+    )
+    wrong = {**settings, "momentum": 0.0, "nesterov": True}
+    assert_raises_regex(ValueError, "nesterov: got True with momentum 0", one.load_state, wrong, arrays)
+    observer = Observer()
+    s.device.observe(observer)
+    one.load_state({**settings, "lr": 0.125}, arrays)
+    s.device.ignore(observer)
+    assert one.lr == 0.125 and both.lr == 0.5
+    with Session(s.device) as other:
+        assert_raises_regex(ValueError, "those of several sessions", optim.SGD, [w, other.param([1.0], "x")])
+    one.close(), both.close()
+
+
 def test_two_threads_at_one_step(s):
     w = s.param([1.0], "w")
 

@@ -31,8 +31,7 @@ def plan_memory(items: Sequence[Call | HostWork]) -> None:
     idle: dict[int, list[Storage]] = {}
     for place, item in enumerate(items):
         for storage in item.creates if isinstance(item, Call) else ():
-            if not storage.is_pinned:
-                storage.is_pinned = count_references(storage.handle, "capture") > 1
+            storage.is_pinned = count_references(storage.handle, "capture") > 1
             if not storage.is_pinned and (free := idle.get(storage.size)):
                 storage.reused = free.pop()
         for storage in {id(s): s for s in item.storages}.values():

@@ -1,0 +1,116 @@
+"""What sessions, tapes and the specification refuse that no other test asks for: each with its words, changing nothing."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_raises_regex
+
+import tlrt
+from tests import unchanged_memory
+from tlrt import Session, spec
+from tlrt import tape as tape_module
+from tlrt.tape import AnyBuffer, Tape
+
+#: words of the refusal -> a call of a session
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    r"attention: mask: got \(2, 2\), expected \(1, 2, 2\)": lambda s: s.attention(
+        *(s.zeros((1, 2, 3)),) * 3, mask=s.zeros((2, 2))
+    ),
+    "attention: mask_mode: got 4, expected 0, 1, 2 or 3": lambda s: s.attention(
+        *(s.zeros((1, 2, 3)),) * 3, mask_mode=4
+    ),
+    r"multi_head_attention: wk, wv: got shapes \(4, 2\) and \(4, 4\)": lambda s: s.multi_head_attention(
+        s.zeros((3, 4)), s.zeros((4, 4)), s.zeros((4, 2)), s.zeros((4, 4)), s.zeros((4, 4)), 2
+    ),
+    "multi_head_attention: heads: got 3, expected a divisor of 4": lambda s: heads(s, 3),
+    "multi_head_attention: causal: got True with a mask": lambda s: heads(
+        s, 2, mask=np.ones((3, 3), bool), causal=True
+    ),
+    r"multi_head_attention: mask: got shape \(2, 3\) of bool": lambda s: heads(s, 2, mask=np.ones((2, 3), bool)),
+    "cross_entropy: logits: got a scalar": lambda s: s.cross_entropy(s.const(1.0), 0),
+    r"slice_range0: x: got a scalar": lambda s: s.slice_range0(s.const(1.0), 0, 1),
+    "max_pool2d.*: got 3 entries, expected 2": lambda s: s.max_pool2d(s.zeros((1, 1, 4, 4)), (2, 2, 2), 1),
+    "param: name: got 3, expected a name": lambda s: s.param([1.0], 3),
+    "clip_grad_norm: parameters: got str, expected Parameter": lambda s: s.clip_grad_norm(1.0, ["w"]),
+    "clip_grad_norm: parameters: got .*'w'.*, expected those of the last backward": lambda s: s.clip_grad_norm(
+        1.0, s.param([1.0], "w")
+    ),
+    "copy: got False": lambda s: np.asarray(s.nat_vec([1]), copy=False),
+    "AnyBuffer: copy: got False": lambda s: np.asarray(s.zeros(1).value, copy=False),
+}
+
+
+def heads(s: Any, count: int, **options: Any) -> Any:
+    """Attention of that many heads, of width 4."""
+    return s.multi_head_attention(s.zeros((3, 4)), *(s.zeros((4, 4)),) * 4, count, **options)
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(s: Session, said: str) -> None:
+    assert_raises_regex((ValueError, TypeError), said, REFUSED[said], s)
+
+
+def test_results_and_numbers_of_a_session(s: Session) -> None:
+    assert s.shape(3.0) == ()
+    kept, n = s.capture(lambda: s.zeros(2)).outputs, s.nat(1)
+    with Session(s.device) as other:
+        assert_raises_regex(ValueError, "one of another session", other.relu, kept)
+    s.reset()
+    assert repr(n) == "NatRef(of an earlier step)"
+
+
+def test_more_plans_than_are_kept(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape_module, "_PLANS", 2)
+    with Tape(dev) as tape:
+        for n in range(1, 6):
+            assert tape.value(tape.relu(tape.leaf(np.ones(n)))).numpy().tolist() == [1.0] * n
+        assert len(tape._plans) <= 2
+
+
+def test_gradients_that_are_one_buffer_or_wanted_by_nobody(dev: tlrt.Device) -> None:
+    with Tape(dev) as tape:
+        x, still = tape.leaf(np.ones(2)), tape.leaf(np.ones(2), "still", False)
+        g = AnyBuffer((2,), dev.full(2, 3.0))
+        gradients: list[AnyBuffer | None] = [g, None]
+        tape.add_grad(gradients, x, g)
+        assert gradients[0] is not None and gradients[0].numpy().tolist() == [6.0, 6.0] and g.buffer.released
+        gradients[0].release()
+
+        def both(g: AnyBuffer) -> list[tuple[int, AnyBuffer]]:
+            return [(x, g.copy()), (still, g.copy())]
+
+        value = AnyBuffer((2,), dev.zeros(2))
+        y = tape.add_node(tape_module.Node("both", value, True, (x, still), both))
+        found = tape.backward_sparse(y, None, np.ones(2))
+        assert list(found) == [x] and found[x].numpy().tolist() == [1.0, 1.0]
+        found[x].release()
+        with unchanged_memory(dev):
+            said = "both: forward: got a buffer of"
+            with tlrt.Device.new("cpu") as far, far.zeros(2) as foreign:
+                assert_raises_regex(
+                    ValueError, said, tape.unary, "both", x, (2,), (2,), lambda b: foreign, lambda b, g: g
+                )
+            said = "both: AnyBuffer: buffer: got 2 elements, expected 3"
+            assert_raises_regex(ValueError, said, tape.unary, "both", x, (2,), (3,), lambda b: b, lambda b, g: g)
+            gc.collect()
+
+
+def test_the_specification_refuses_what_the_library_refuses() -> None:
+    device = spec.SpecDevice()
+    a, b = device.zeros(2), device.zeros(3)
+    a.release(), a.release()
+    assert a.released
+    for said, call in (
+        ("relu: got 2 positional arguments, expected 1", lambda: spec.kernels.relu(b, b)),
+        ("sgd_step: device: missing", lambda: spec.kernels.sgd_step([], [])),
+        ("sgd_step: lists: got lengths", lambda: spec.kernels.sgd_step([b], [device.zeros(1)])),
+        ("sgd_step: out: got 2 entries, expected 1", lambda: spec.kernels.sgd_step([b], [b], out=[b, b])),
+        ("rand_uniform: device: missing", lambda: spec.kernels.rand_uniform(None, 3, 1)),
+        ("broadcast_to: .*: got", lambda: spec.kernels.broadcast_to(b, [3], ["3"], [0])),
+    ):
+        assert_raises_regex((ValueError, TypeError), said, call)
+    other = spec.SpecDevice(np.longdouble)
+    assert other.exact([0.1]).array.dtype == np.longdouble

@@ -1,0 +1,72 @@
+"""Files of a user's arrays: what fits an operation, and what is said of what does not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_raises_regex
+
+from tlrt.verify.inputs import InputError, cases_of
+from tlspec import registry
+
+A23, SIX, ONE = np.ones((2, 3)), np.ones(6), np.ones(1)
+#: operations, the file's arrays, words of the refusal
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("bmm", {"A": A23}, "bmm: B: not in the file"),
+    ("bmm,matmul", {"A": A23}, "which fit no operation:\n  (bmm|matmul): "),
+    ("add,matmul", {"a": ONE, "b": ONE, "A": A23}, "matmul: B: not in the file"),
+    ("rand_uniform", {"key": 1}, "rand_uniform: n: not given by a shape"),
+    (
+        "broadcast_to",
+        {"x": ONE, "in_dims": [1] * 9, "out_dims": [1] * 9, "axis_map": [0] * 9},
+        "got 9 axes, expected at",
+    ),
+    ("scale", {"x": ONE}, "scale: c: not in the file, and it has no default"),
+    ("scale", {"x": ONE, "c": [1.0, 2.0]}, "c: got float64 of shape \\(2,\\), expected one number"),
+    ("add", {"a": ONE, "b": A23}, "add: b: got 6 elements, expected 1, as the other operands"),
+    ("add", {"a": ONE, "b": ONE, "g": A23}, "add: g: got shape \\(2, 3\\), expected \\(1,\\)"),
+    ("add", {"a": ONE.astype(complex), "b": ONE}, "a: got dtype complex128"),
+    ("matmul", {"A": A23, "B": np.ones((4, 5))}, "matmul: B: got shape \\(4, 5\\): n = 4, expected n = 3"),
+    ("matmul", {"A": A23, "B": SIX}, "matmul: B: got shape \\(6,\\), expected 2 axes"),
+    ("matmul", {"A": A23, "B": SIX, "m": 2, "n": 4, "p": 2}, "matmul: A: got shape \\(2, 3\\): n = 3"),
+    (
+        "matmul",
+        {"A": SIX, "B": SIX, "m": 2, "n": 3, "p": 3},
+        "matmul: B: got shape \\(6,\\), expected \\[",
+    ),
+    ("gather_vec", {"vec": ONE, "indices": [-1]}, "indices: expected integers in \\[0, 2\\^32\\)"),
+    (
+        "avg_pool",
+        {"x": np.ones((1, 1, 2)), "kernel": [[1.5]], "stride": [1], "padding": [0]},
+        "expected a list of integers",
+    ),
+    ("avg_pool", {"x": np.ones((1, 1, 2)), "kernel": [5], "stride": [1], "padding": [0]}, "avg_pool: .*: expected "),
+    (
+        "sgd_step",
+        {"ps": A23, "gs": A23, "lengths": [2, 4], "count": 3},
+        "count: got 3, expected 2, as there are lengths",
+    ),
+    ("sgd_step", {"ps": SIX, "gs": ONE}, "sgd_step: gs: got shape \\(1,\\), expected"),
+]
+
+
+def read(path: Path, operations: str, arrays: dict[str, Any]) -> list[Any]:
+    """The cases of operations asked for by name."""
+    np.savez(path, **{name: np.asarray(array) for name, array in arrays.items()})
+    return list(cases_of(path, registry.ops(operations), named=True))
+
+
+@pytest.mark.parametrize(("operations", "arrays", "said"), REFUSED)
+def test_what_does_not_fit_is_named(tmp_path: Path, operations: str, arrays: dict[str, Any], said: str) -> None:
+    assert_raises_regex(InputError, said, read, tmp_path / "a.npz", operations, arrays)
+
+
+def test_what_fits(tmp_path: Path) -> None:
+    """Flat arrays with their dimensions in the file, and lists cut where the file says."""
+    ((_, _, (case,)), _) = read(tmp_path / "a.npz", "matmul", {"A": SIX, "B": np.ones(3), "m": 2, "n": 3, "p": 1})
+    assert case.inputs["A"].shape == (2, 3) and case.inputs["B"].shape == (3, 1)
+    ((_, _, (case,)),) = read(tmp_path / "b.npz", "sgd_step", {"ps": SIX, "gs": SIX, "lengths": [2, 4], "count": 2})
+    assert case.values["lengths"] == [2, 4]
+    ((_, _, (case,)),) = read(tmp_path / "c.npz", "sgd_step", {"ps": SIX, "gs": SIX})
+    assert case.values["lengths"] == [6]
