@@ -12,6 +12,7 @@ from audit import (
     alarms,
     checkpoint_files,
     contention,
+    coverage,
     determinism,
     environments,
     evidence,
@@ -63,7 +64,13 @@ def _parser() -> argparse.ArgumentParser:
         "tests. Exit status: 0 if nothing failed, 1 if something did, 2 if the command line is wrong.",
     )
     add = p.add_argument
-    add("commands", nargs="+", metavar="COMMAND", choices=[*CAMPAIGNS, "all"], help=f"{', '.join(CAMPAIGNS)}; all")
+    add(
+        "commands",
+        nargs="+",
+        metavar="COMMAND",
+        choices=[*CAMPAIGNS, "all"],
+        help=f"{', '.join(CAMPAIGNS)}; all (but coverage)",
+    )
     add("--short", action="store_true", help="a few seconds of each campaign")
     add("--device", "--devices", dest="devices", metavar="NAMES", help="cpu, cuda, cuda:1 (default: all present)")
     add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
@@ -144,7 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"audit: {error}\n")
 
     document: dict[str, Any] = {"command": format_command(["python", "-m", "audit", *words]), **describe_run(devices)}
-    chosen = [name for name in CAMPAIGNS if name in args.commands or "all" in args.commands]
+    # coverage runs most tests in a build of its own, which no device changes
+    chosen = [n for n in CAMPAIGNS if n in args.commands or ("all" in args.commands and n != "coverage")]
     failed, start = False, time.monotonic()
     for name in chosen:
         began = time.monotonic()
@@ -285,6 +293,12 @@ def _environments(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return _outcome(environments, environments.campaign(args.drawn))
 
 
+def _coverage(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
+    """Of the CPU library: gcov counts nothing on a GPU."""
+    native = coverage.campaign()
+    return Outcome({"native": native}, coverage.ok(native), coverage.table(native))
+
+
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     return _outcome_of_runs(soak, [soak.soak(device, args.steps) for device in devices])
 
@@ -292,5 +306,5 @@ def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Outcome]] = {
     "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
     "hostile": _hostile, "faults": _faults, "interrupts": _interrupts, "contention": _contention,
-    "environments": _environments, "soak": _soak,
+    "environments": _environments, "soak": _soak, "coverage": _coverage,
 }  # fmt: skip

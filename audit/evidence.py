@@ -29,6 +29,7 @@ PARTS: Mapping[str, str] = {
     "soak": "long runs in flat memory",
     "mutants": "random mutants",
     "mutation": "planted defects",
+    "coverage": "lines and branches that no run reaches",
     "sanitizer": "GPU memory checkers",
 }
 #: what only one part's own document has
@@ -91,6 +92,9 @@ soak/*: text device; count steps live_bytes live_buffers microseconds; number gr
 mutants/*: count seed; table kinds
 mutants/*/kinds/*: count killed survived equivalent argued invalid; figure score
 mutants/*/results/*: text mutant kind outcome reason; count line
+coverage/*/native: list missed; texts failures
+coverage/*/native/files/*: text file; count lines lines_reached branches branches_reached excepted
+coverage/*/native/missed/*: text file text why; count line left of
 mutation/*: count listed run; texts survivors; text score; table results
 mutation/*/results/*: number number; text name outcome by
 steps/*/*: number status; text command
@@ -409,6 +413,12 @@ def _faults(d: Mapping[str, Any]) -> Found:
             yield ("", str(r.get("device", "")), str(text), f"python -m audit faults --device {r.get('device', '')}")
 
 
+def _coverage(d: Mapping[str, Any]) -> Found:
+    for half in ("native", "python"):
+        for text in d.get(half, {}).get("failures", []):
+            yield "", "", str(text), "python -m audit coverage"
+
+
 def _mutation(d: Mapping[str, Any]) -> Found:
     numbers = {r["name"]: r["number"] for r in d["results"].values()}
     for name in d["survivors"]:
@@ -447,7 +457,7 @@ _FINDERS: Mapping[str, Callable[[Mapping[str, Any]], Found]] = {
     "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
     "hostile": _hostile, "checkpoints": _plain, "faults": _faults, "soak": _plain,
     "interrupts": _plain, "contention": _plain, "environments": _plain, "mutation": _mutation,
-    "mutants": _mutants, "sanitizer": _sanitizer, "steps": _steps,
+    "mutants": _mutants, "coverage": _coverage, "sanitizer": _sanitizer, "steps": _steps,
 }  # fmt: skip
 
 

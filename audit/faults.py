@@ -54,6 +54,8 @@ class _Switch:
         self._seen.restype = self._failed.restype = ctypes.c_uint64
         self._where = library.torchlean_cuda_faults_where
         self._where.argtypes, self._where.restype = [ctypes.POINTER(ctypes.c_int32)], ctypes.c_char_p
+        #: keeps what gcov counts in a trial's process; a build that does not count has nothing to keep
+        self.keep_counts: Callable[[], Any] = getattr(library, "torchlean_cuda_faults_counted", int)
 
     def fail(self, k: int, mode: str) -> None:
         self._set(k, k if mode == "one" else 2**64 - 1)
@@ -225,6 +227,7 @@ def _run_in_fork(device: str, k: int, mode: str, switch: _Switch) -> dict[str, A
         if child == 0:
             try:
                 text = json.dumps(trial(device, k, mode, switch))
+                switch.keep_counts()
                 os.write(file.fileno(), text.encode())
                 os._exit(0)
             except BaseException as error:

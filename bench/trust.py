@@ -317,6 +317,14 @@ def _environments(d: Any) -> tuple[str, str]:
     return f"{format_count(d['modes'][0]['cases'])} results in each mode: {modes}", f"{len(d['failures'])} modes differ"
 
 
+def _coverage(d: Any) -> tuple[str, str]:
+    files, missed = d["native"]["files"], d["native"]["missed"]
+    branches, reached = (sum(r[k] for r in files) for k in ("branches", "branches_reached"))
+    reasons = sum(m["left"] for m in missed if m["why"])
+    tried = f"{format_count(branches)} branches of the CPU library, over verify and the tests"
+    return tried, f"{format_count(reached)} reached; {reasons} have a reason not to be"
+
+
 def _soak(d: Any) -> tuple[str, str]:
     said = f"{len(d['failures'])} changes; {format_count(d['live_bytes'])} live bytes after every step, the process grew by "
     return f"{format_count(d['steps'])} steps on {d['device']}", said + format_count(d["growth"])
@@ -356,7 +364,7 @@ def _sanitizer(d: Any) -> tuple[str, str]:
 _TOTALS = {"verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
            "alarms": _alarms, "hostile": _hostile, "checkpoints": _checkpoints, "faults": _faults, "soak": _soak,
            "interrupts": _interrupts, "contention": _contention, "environments": _environments,
-           "mutation": _mutation, "mutants": _mutants, "sanitizer": _sanitizer}  # fmt: skip
+           "mutation": _mutation, "mutants": _mutants, "coverage": _coverage, "sanitizer": _sanitizer}  # fmt: skip
 
 
 INTRODUCTION = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from audit import command, evidence
+from audit import command, coverage, evidence
 from audit.environment import EVIDENCE
 from audit.evidence import Evidence
 from audit.figures import plural
@@ -150,6 +150,11 @@ def failing() -> dict[str, dict[str, Any]]:
         "contention": {"threads": 8, "subjects": [{"subject": "tape", "turns": 9, "right": 8, "refused": 1, "other": 0}],
                        "failures": ["planted race"]},
         "environments": {"modes": [{"mode": "ftz", "digest": "0", "cases": 4}], "failures": ["planted flush"]},
+        "coverage": {"native": {
+            "files": [{"file": "src/core/a.c", **dict.fromkeys(coverage.COUNTS, 2)}],
+            "missed": [{"file": "src/core/a.c", "line": 3, "left": 1, "of": 2, "text": "if (a)", "why": ""}],
+            "failures": ["planted gap"],
+        }},
         "soak": {"device": "cpu", "steps": 9, "seconds": 1, "microseconds": 1, "live_bytes": 8, "live_buffers": 1, "growth": 0,
                  "samples": [], "failures": ["planted growth"]},
         "mutants": {"seed": 1, "kinds": {"c": {**dict.fromkeys(("survived", "killed"), 1), "equivalent": 0, "argued": 0,

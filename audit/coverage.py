@@ -1,0 +1,221 @@
+"""Lines and branches of the CPU library that verify and the tests reach, counted by gcov.
+
+The build with ``COVERAGE=1`` inlines nothing, so the branches of a line are those of its source and not of what becomes of it in
+one caller or another. What is reached in one SIMD variant, or through one of the files that include a header, is reached. Copies
+of a line that have different numbers of branches hold different code (``#if``), and count apart. An if without an else has two
+branches, and so has each operand of ``&&``; what gcc knows, or chooses without a jump, has none.
+
+Allocations fail in a build of their own (``FAULTS=1``), whose switch stands before the branches of the source on a line.
+"""
+
+import fnmatch
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from audit import faults
+from audit.build import BuildError, make
+from audit.environment import ROOT, processors
+from tlrt._terminal import format_table
+
+NATIVE = ROOT / "native"
+BUILD = NATIVE / "build" / "coverage"
+FAULTS = BUILD / "faults"
+#: the share of branches that runs must reach, exceptions apart
+LEAST = 0.98
+#: the folders that must reach it, and those that are shown
+JUDGED = ("src/core", "src/cpu", "src/formula")
+FOLDERS = (*JUDGED, "generated")
+#: what is counted of a file
+COUNTS = ("lines", "lines_reached", "branches", "branches_reached", "excepted")
+
+_GPU = "needs a GPU"
+_SYSTEM = "needs a system call that fails without a shortage"
+_PROCESSOR = "needs another processor"
+_INTERRUPT = "needs an interrupt within this loop, of which the tests have one per kind of kernel"
+#: (files, a part of the line's text, why no run here reaches all of its branches)
+EXCEPTIONS: tuple[tuple[str, str, str], ...] = (
+    ("src/core/graph.c", "", _GPU),
+    ("src/core/no_cuda.c", "", _GPU),
+    ("src/core/*", "cuda", _GPU),
+    ("src/core/*", "capture", _GPU),
+    ("src/core/*", "graph", _GPU),
+    ("src/core/objects.c", "for (uint64_t i = 0; i < count; i++)", _GPU),
+    ("src/core/call.c", "call->out[i].storage", _GPU),
+    ("src/core/call.c", "&& !status; i++)", _GPU),
+    ("src/core/pool.c", "if (block->held_by", _GPU),
+    ("src/core/pool.c", "if (!held)", _GPU),
+    ("src/core/device.c", "fgets(", _SYSTEM),
+    ("src/core/device.c", "if (!file) return;", _SYSTEM),
+    ("src/core/device.c", "colon", _SYSTEM),
+    ("src/core/errors.c", "snprintf(last->text", _SYSTEM),
+    ("src/core/threads.c", "sched_getaffinity", _SYSTEM),
+    ("src/core/threads.c", "n < 1", _SYSTEM),
+    ("src/core/dispatch.c", "__builtin_cpu_supports", _PROCESSOR),
+    ("src/core/dispatch.c", ".supported()", _PROCESSOR),
+    ("src/cpu/*", "tl_interrupted()", _INTERRUPT),
+)
+
+
+@dataclass
+class Line:
+    """A line of a source: how often it ran, and how often each branch did, for every number of branches that copies have."""
+
+    count: int = 0
+    branches: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, count: int, taken: Sequence[int], known: Iterable[int] = ()) -> None:
+        """Enters a copy; one that has more branches than all `known` copies begins with those of the faults' switch."""
+        self.count += count
+        most = max(known, default=len(taken))
+        taken = taken[len(taken) - most :] if len(taken) > most else taken
+        if taken:
+            before = self.branches.get(len(taken), (0,) * len(taken))
+            self.branches[len(taken)] = tuple(a + b for a, b in zip(before, taken, strict=True))
+
+
+Lines = dict[str, dict[int, Line]]
+
+
+def _gcov(note: Path) -> list[dict[str, Any]]:
+    words = ["gcov", "--branch-probabilities", "--json-format", "--stdout", str(note)]
+    done = subprocess.run(words, cwd=note.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
+    return [f for line in done.stdout.splitlines() for f in json.loads(line)["files"]]
+
+
+def read(build: Path = BUILD) -> Lines:
+    """What the runs since :func:`clear` have counted, by file below native/ and by line."""
+    found: Lines = {}
+    faults = build / FAULTS.name
+    notes = sorted(build.rglob("*.gcno"), key=lambda p: (faults in p.parents, p))
+    with ThreadPoolExecutor(processors()) as pool:
+        for note, files in zip(notes, pool.map(_gcov, notes), strict=True):
+            for file in files:
+                if not file["file"].startswith(FOLDERS):
+                    continue
+                lines = found.setdefault(file["file"], {})
+                for x in file["lines"]:
+                    line = lines.setdefault(x["line_number"], Line())
+                    known = list(line.branches) if faults in note.parents else []
+                    line.add(x["count"], [b["count"] for b in x["branches"]], known)
+    return found
+
+
+def clear(build: Path = BUILD) -> None:
+    """Forgets what was counted."""
+    for file in build.rglob("*.gcda"):
+        file.unlink()
+
+
+def run() -> list[str]:
+    """Verify and the tests that concern the library, in the counting builds; what failed."""
+    for goals in (("cpu",), ("cpu", "FAULTS=1"), ("build/coverage/core_test",)):
+        make(*goals, "COVERAGE=1")
+    clear()
+    failed = []
+    for words, build, threads in STEPS:
+        environment = {
+            **os.environ,
+            "TORCHLEAN_CUDA_LIBRARY": str(build / "libtorchlean_cuda.so"),
+            "TORCHLEAN_CPU_THREADS": threads,
+        }
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            failed.append(f"{' '.join(words)}: status {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
+    return failed
+
+
+#: what runs: a command, the folder of its library, its threads ("" for one per processor)
+STEPS: tuple[tuple[tuple[str, ...], Path, str], ...] = (
+    ((str(BUILD / "core_test"),), BUILD, ""),
+    ((sys.executable, "-m", "tlrt", "verify", "--device", "cpu", "--variants"), BUILD, "1"),
+    ((sys.executable, "-m", "pytest", "-q", "tests/kernels", "tests/runtime"), BUILD, ""),
+    ((sys.executable, "-m", "audit.faults", "cpu", "1", *faults.MODES), FAULTS, "3"),
+)
+
+
+def exception(file: str, text: str) -> tuple[str, str, str]:
+    """Why branches of a line need not be reached: an entry of EXCEPTIONS, or three empty texts."""
+    fitting = (e for e in EXCEPTIONS if fnmatch.fnmatch(file, e[0]) and e[1] in text)
+    return next(fitting, ("", "", ""))
+
+
+def judge(found: Lines, sources: Path = NATIVE) -> dict[str, Any]:
+    """What was reached of every file, what was not, and the exceptions that are none any more."""
+    files: list[dict[str, Any]] = []
+    missed: list[dict[str, Any]] = []
+    used: set[tuple[str, str, str]] = set()
+    for name, lines in sorted(found.items()):
+        text = (sources / name).read_text(encoding="utf-8").splitlines()
+        row = dict.fromkeys(COUNTS, 0)
+        for number, line in sorted(lines.items()):
+            source = text[number - 1].strip()
+            branches = [b for copy in line.branches.values() for b in copy]
+            left, why = branches.count(0), ""
+            if left:
+                used.add(reason := exception(name, source))
+                why = reason[2]
+                missed.append(
+                    {"file": name, "line": number, "left": left, "of": len(branches), "text": source, "why": why}
+                )
+            row["lines"] += 1
+            row["lines_reached"] += line.count > 0
+            row["branches"] += len(branches)
+            row["branches_reached"] += len(branches) - left
+            row["excepted"] += left if why else 0
+        files.append({"file": name, **row})
+    stale = [f"no branch is left of the exception {e[0]}: {e[1]}" for e in EXCEPTIONS if e not in used]
+    failures = [
+        f"{r['name']}: {r['share']:.2%} of the branches are reached, expected {LEAST:.0%}"
+        for r in folders(files)
+        if r["name"] in JUDGED and r["branches"] and r["share"] < LEAST
+    ]
+    return {"files": files, "missed": missed, "failures": stale + failures}
+
+
+def folders(files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The sums over folders; a branch that is an exception is no branch of `share`."""
+    out = []
+    for name in FOLDERS:
+        rows = [f for f in files if f["file"].startswith(name + "/")]
+        row: dict[str, Any] = {k: sum(r[k] for r in rows) for k in COUNTS}
+        row["share"] = row["branches_reached"] / max(row["branches"] - row["excepted"], 1)
+        out.append({"name": name, **row})
+    return out
+
+
+def campaign() -> dict[str, Any]:
+    """Builds, runs and judges. Raises BuildError where there is no gcov."""
+    if shutil.which("gcov") is None:
+        raise BuildError("no gcov on PATH; it comes with gcc")
+    failed = run()
+    document = judge(read())
+    document["failures"] = failed + document["failures"]
+    return document
+
+
+def ok(document: Mapping[str, Any]) -> bool:
+    """Whether every run passed and enough is reached."""
+    return not document["failures"]
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """One line per folder and per file with something left, then the branches that no run reaches and no reason excuses."""
+    rows = [
+        (r.get("name") or r["file"], *(f"{r[f'{k}_reached']}/{r[k]}" for k in ("lines", "branches")), r["excepted"])
+        for r in [*folders(document["files"]), *document["files"]]
+    ]
+    text = format_table(("", "lines", "branches", "excepted"), rows)
+    for m in document["missed"]:
+        if not m["why"]:
+            text += f"\n{m['file']}:{m['line']}: {m['left']} of {m['of']} branches: {m['text']}"
+    return text + "".join(f"\nFAIL {f}" for f in document["failures"])

@@ -1,0 +1,55 @@
+"""A kernel whose scratch does not fit says so, gives back what it has taken, and computes the same once there is room."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import tlrt
+from tests.kernels.test_errors import has_kernel
+from tlrt import errors
+from tlrt.verify.run import Runtime
+from tlspec.cases import PATH, Case, draw_case
+from tlspec.compare import same_bits
+from tlspec.registry import Op
+
+
+def grow(case: Case, dev: tlrt.Device) -> int:
+    """Calls under a memory cap that leaves ever more room, until there is enough; how many calls were refused."""
+    runtime = Runtime(dev.name, upload=partial(tlrt.Buffer.from_numpy, device=dev))
+    runtime.device = dev
+    arguments = runtime.place(case)
+    dev.collect()
+    made = runtime.call(case.name, arguments, case.values)
+    outs = made if isinstance(made, tuple) else (made,)
+    bits = [np.asarray(o) if isinstance(o, np.ndarray) else o.numpy() for o in outs]
+    dev.collect()
+    refused, before, room = 0, dev.memory(), 1
+    while True:
+        dev.cap(max(before.live_bytes, 1) + room)
+        try:
+            runtime.call(case.name, arguments, case.values, out=made)
+            break
+        except errors.OutOfMemoryError as error:
+            text = str(error)
+        assert text.startswith(case.name) and "cap" in text
+        refused, room = refused + 1, 4 * room
+        after = dev.memory()
+        assert (after.live_bytes, after.live_buffers) == (before.live_bytes, before.live_buffers)
+        dev.collect()
+    dev.cap(0)
+    for out, want in zip(outs, bits, strict=True):
+        assert same_bits(out if isinstance(out, np.ndarray) else out.numpy(), want).ok
+    return refused
+
+
+@pytest.mark.only(where=has_kernel)
+def test_scratch_that_does_not_fit(entry: tuple[Op, str], dev: tlrt.Device) -> None:
+    row, which = entry
+    for size, seeds in (("small", 1), ("medium", 2), (PATH, len(row.drawing.paths))):
+        for seed in range(seeds):
+            grow(draw_case(row, seed, "normal", size, which), dev)
+
+
+def test_some_kernels_take_scratch(dev: tlrt.Device) -> None:
+    assert grow(draw_case("conv", 1, "normal", "medium", "vjp"), dev) > 1
