@@ -21,7 +21,7 @@ def boundary(family: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class Near:
-    """A class about a boundary: the draw aims next to it, and where `length` and `parts` are given at these lengths."""
+    """A class about a boundary: the draw aims next to it, and where `length` is given best at one of the lengths `parts`."""
 
     test: Callable[..., bool]
     size: int
@@ -39,11 +39,9 @@ def tiles(what: str, length: Callable[..., int], size: int) -> Classes:
         return Near(lambda **values: test(call_named(length, values)), size, length, parts)
 
     return {
-        f"{what} below {size}": holds(lambda n: 0 < n < size, 1, size // 2, size - 1),
-        f"{what} whole multiples of {size}": holds(lambda n: n >= size and n % size == 0, size, size, 2 * size),
-        f"{what} above {size} with a rest": holds(
-            lambda n: n > size and n % size != 0, size + 1, 2 * size - 1, size * 3 // 2
-        ),
+        f"{what} below {size}": holds(lambda n: 0 < n < size, size - 1),
+        f"{what} whole multiples of {size}": holds(lambda n: n >= size and n % size == 0, size, 2 * size),
+        f"{what} above {size} with a rest": holds(lambda n: n > size and n % size != 0, size + 1),
     }
 
 

@@ -63,7 +63,7 @@ class Contract:
 class Drawing:
     """How the cases of an operation are drawn."""
 
-    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.cases.Draw`; what it leaves out is drawn there. An array
+    #: draws dimensions and parameters: draw(d) -> dict, d a :class:`tlspec.draws.Draw`; what it leaves out is drawn there. An array
     #: is a function of the values, called when these are settled
     draw: Callable[..., dict[str, Any]] | None = None
     #: dimensions and parameters that reach kernels which drawn sizes seldom do (a GPU's, for larger problems); verify and

@@ -75,7 +75,7 @@ def test_constants_are_those_of_the_header() -> None:
     named = {m[1]: int(m[2]) for m in re.finditer(r"(TL_\w+) = (\d+)", HEADER.read_text())}
     assert named == {
         "TL_SUM_LANES": bounds.LANES, "TL_SUM_LEAF": bounds.LEAF, "TL_COLUMN_CHUNK": bounds.COLUMN_CHUNK,
-        "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS,
+        "TL_COLUMN_CHAINS": bounds.COLUMN_CHAINS, "TL_SUM_FOLD": 16,
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ops", metavar="NAMES", help="operations, families and * patterns, comma-separated (default: all)")
     add("--cases", type=int, default=6, metavar="N", help="cases per operation and data class (default 6)")
     add("--seed", type=int, default=0, help="seed of the first case (default 0); case i has seed + i")
-    add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small and medium, and a large one)")
+    add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small, medium and edges, and a large one)")
     add("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
     add("--variants", action="store_true", help="also run every SIMD variant, with 1 and 2 threads by turns: same bits")
     add("--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them")

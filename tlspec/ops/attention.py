@@ -19,8 +19,8 @@ import numpy as np
 
 from tlspec import laws
 from tlspec.bounds import TINY, U, custom, factor, spacing
-from tlspec.cases import DIMS
 from tlspec.classes import Classes, boundary, tiles
+from tlspec.draws import DIMS
 from tlspec.registry import check, op
 
 #: the score that replaces a blocked one in mask_mode 1

@@ -82,15 +82,15 @@ def draw_labels(d):
 
 LEAF = boundary("loss", "TL_SUM_LEAF")
 LABEL_CLASSES: Classes = {
-    "the first and the last label": lambda labels, cols: cols > 1 and {0, cols - 1} <= set(labels),
     "a label at a multiple of the leaf": Near(lambda labels: ((labels > 0) & (labels % LEAF == 0)).any(), LEAF),
     "a label before a multiple of the leaf": Near(lambda labels: (labels % LEAF == LEAF - 1).any(), LEAF),
+    "the first and the last label": lambda labels, cols: cols > 1 and {0, cols - 1} <= set(labels),
 }
 LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
 
 
 @op("logits[rows, cols], labels: u32[rows] -> out[1]",
-    classes={**CLASSES, **LABEL_CLASSES}, bound=custom(
+    classes={**LABEL_CLASSES, **{n: f for n, f in CLASSES.items() if not n.startswith("rows")}}, bound=custom(
         cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
     ), checks=[LABELS], data=("normal", "uniform", "special", "structured"), draw=draw_labels,
     # one loss, as the errors of several cancel

@@ -7,7 +7,7 @@ operations is in ``native/src/formula/scan_chunks.h`` and depends on seq_len alo
 import numpy as np
 
 from tlspec.bounds import COLUMN_CHUNK, LAMBDA, TINY, U, column_height, custom, factor
-from tlspec.classes import Classes, boundary, tiles
+from tlspec.classes import Classes, Near, boundary, tiles
 from tlspec.laws import Value, adjoint, equation, homogeneous, linear
 from tlspec.registry import op
 
@@ -136,10 +136,11 @@ def _draw_variable(d):
     return {**_draw(d), "A": lambda seq_len, state: None if seq_len <= 31 else _stable(d, (seq_len, state))}
 
 
-CHUNK, WIDTH = boundary("scan", "TL_SCAN_CHUNK"), boundary("scan", "WIDTH")
+CHUNK, WIDTH, NARROW = (boundary("scan", n) for n in ("TL_SCAN_CHUNK", "WIDTH", "NARROW"))
 CLASSES: Classes = {
     **tiles("steps", lambda seq_len, state: seq_len * (state > 0), CHUNK),
     **tiles("channels", lambda seq_len, state: state * (seq_len > 0), WIDTH),
+    "a block of one channel": Near(lambda seq_len, state: seq_len > 0 and state == NARROW + 1, NARROW),
     "chunks as tasks": lambda seq_len, state: seq_len > 16 * CHUNK and 0 < state <= boundary("scan", "NARROW"),
     "state beyond the stack": lambda seq_len, state: seq_len > 0 and state * 8 > boundary("scan", "FEW"),
     "several chunks and blocks": lambda seq_len, state: seq_len > CHUNK and state > boundary("scan", "NARROW"),

@@ -70,6 +70,8 @@ BROADCASTS: Classes = {
     "axes out of order": lambda out_dims, axis_map: (k := [k for n, k in zip(out_dims, axis_map) if k and n > 1]) != sorted(k),
     "a long period": Near(_repeats(lambda axes: len(axes) > 1 and axes[0][1] and axes[-1] == (max(axes[-1][0], CHUNK), False)), CHUNK),
     "eight axes": lambda out_dims: len(out_dims) == 8,
+    "a square filled along its columns": lambda in_dims, out_dims, axis_map: (
+        list(axis_map) == [1, 0] and len(in_dims) == 1 and out_dims[0] == out_dims[1] > 1),
     "no axis": lambda out_dims: len(out_dims) == 0,
     **tiles("elements", lambda out_dims: math.prod(out_dims), TASK),
 }  # fmt: skip

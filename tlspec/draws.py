@@ -1,0 +1,163 @@
+"""What a row's ``draw(d)`` draws dimensions and parameters with: sizes from a list, or next to boundaries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+#: sizes dimensions are drawn from: primes, and the neighbours of powers of two and of the summation trees' widths
+DIMS = (
+    0, 1, 2, 3, 5, 7, 11, 13, 17, 31, 32, 33, 61, 64, 65, 127, 128, 129, 251, 255, 256, 257, 509, 513, 1021, 1023, 1024, 1025,
+    2039, 2049, 4093, 4097, 8191, 16381, 16384, 16385, 32771, 65521, 65537, 131071, 262147, 524287, 1048573, 2097143,
+)  # fmt: skip
+#: the largest exactly representable run of integers
+INTEGERS = 2**24
+#: what numbers meet in any kernel: the ends of 16, 31, 32 and 63 bits, and of the integers that a float32 holds
+LIMITS = (2**16, INTEGERS, 2**31, 2**32, 2**63)
+
+
+class Draw:
+    """What a row's ``draw(d)`` draws its dimensions and parameters with. `budget` is the number of elements the case's
+    arrays may have together; the products of the drawn sizes are kept near it, and a case beyond it is drawn again."""
+
+    def __init__(
+        self, rng: np.random.Generator, budget: int, *, empty: bool = False, axes: int = 0, paired: bool = True,
+        edges: Sequence[int] = (),
+    ):  # fmt: skip
+        self.rng = rng
+        self.budget = budget
+        #: whether sizes may be 0: decided once per case, since empty cases fit every budget and would win the redraws
+        self.empty = empty
+        #: not 0: all sizes are near the budget's root of this degree (blocks), rather than spread over all magnitudes
+        self.axes = axes
+        #: whether sizes meet in one array, so that their products count
+        self.paired = paired
+        #: boundaries; where there are any, sizes and integers are drawn next to them
+        self.edges = edges
+        self._used: list[int] = []
+
+    def edge(self, low: int, high: int, edges: Sequence[int] = ()) -> int | None:
+        """A number in [low, high] next to a boundary or to a small multiple of one; None where a search finds none."""
+        for _ in range(12):
+            b, k, e = self.choice(edges or self.edges), self.choice((1, 1, 1, 2, 3)), self.choice((-1, 0, 1))
+            n = b * k + e if self.rng.random() < 0.7 else (b + e) * k
+            if low <= n <= high:
+                return int(n)
+        return None
+
+    def factors(self, n: int, count: int) -> list[int]:
+        """`count` numbers whose product is n, which is at least 1."""
+        out = []
+        for _ in range(count - 1):
+            out.append(self.choice([k for k in range(1, min(n, 4096) + 1) if n % k == 0]))
+            n //= out[-1]
+        out.append(n)
+        self.rng.shuffle(out)
+        return [int(k) for k in out]
+
+    def dim(self, low: int = 0, high: int | None = None) -> int:
+        """One size in [low, high], different from those already drawn; pairs of sizes multiply to at most the budget."""
+        cap = max(low, self.budget // (max([1, *self._used]) if self.paired else 2 if self.edges else 3))
+        if high is not None:
+            cap = min(cap, high)
+        if self.axes:
+            cap = max(low, min(cap, int(1.5 * self.budget ** (1 / self.axes))))
+        if self.edges and self.rng.random() < 0.8 and (near := self.edge(max(low, 1), cap)) is not None:
+            self._used.append(near)
+            return near
+        choices = [n for n in DIMS if low <= n <= cap and (n or self.empty)] or [low]
+        choices = [n for n in choices if n not in self._used] or choices
+        u = self.rng.random()
+        if u < 0.3 and choices[0] == 0:
+            n = 0
+        elif u < 0.06 and 1 in choices:
+            n = 1
+        elif u < 0.25 and choices[-1] > 65535:
+            n = int(self.rng.choice([k for k in choices if k > 65535]))
+        else:
+            bottom, top = np.log(max(choices[0], 1)), np.log(max(choices[-1], 1) + 1)
+            # without company the larger sizes are the interesting ones
+            share = self.rng.random() if self._used and self.paired else max(self.rng.random(), self.rng.random())
+            if self.axes:
+                bottom = max(top - 2, bottom)
+            target = bottom + (top - bottom) * share
+            n = min((k for k in choices if k > 0), key=lambda k: abs(np.log(k) - target), default=choices[0])
+        self._used.append(n)
+        return n
+
+    def rank(self, low: int = 1, high: int = 8) -> int:
+        """A number of axes in [low, high]; small ones are likelier."""
+        weights = np.array([1.0 / (1 + abs(r - 2.5)) for r in range(low, high + 1)])
+        return int(self.rng.choice(np.arange(low, high + 1), p=weights / weights.sum()))
+
+    def dims(self, rank: int | None = None, budget: int | None = None) -> list[int]:
+        """A dimension list whose product is at most `budget`, in random order."""
+        rank = self.rank() if rank is None else rank
+        left = max(1, (self.budget if budget is None else budget) // 4)
+        out: list[int] = []
+        if self.edges and rank and self.rng.random() < 0.5 and (near := self.edge(1, 2 * left)) is not None:
+            return self.factors(near, rank)
+        for i in range(rank):
+            cap = left if i == rank - 1 else max(1, int(left ** self.rng.uniform(0, 1)))
+            choices = [n for n in DIMS if 1 <= n <= cap]
+            choices = [n for n in choices if n not in out or n == 1] or [1]
+            weights = np.array([n**0.5 for n in choices])
+            n = int(self.rng.choice(choices, p=weights / weights.sum()))
+            if self.edges and self.rng.random() < 0.6:
+                n = self.edge(1, cap) or n
+            if self.empty and self.rng.random() < 0.4:
+                n = 0
+            out.append(n)
+            left //= max(n, 1)
+        self.rng.shuffle(out)
+        return out
+
+    def lengths(self, lists: int) -> list[int]:
+        """The lengths of the elements of `lists` lists: 1, 3, 17 or 100 elements (0 where the case may be empty), some of no
+        or of one number, and one that takes most of the budget."""
+        count = self.choice([1, 3, 17, 100, *([0] if self.empty else [])])
+        left = max(1, self.budget // lists)
+        cap = max(1, left // (2 * max(count, 1)))
+        choices = [n for n in DIMS if n <= cap]
+        out = [0 if self.rng.random() < 0.1 else int(self.rng.choice(choices)) for _ in range(count)]
+        if count:
+            at = int(self.rng.integers(count))
+            room = left - sum(out) + out[at]
+            out[at] = (self.edges and self.edge(1, room)) or int(self.rng.choice([n for n in DIMS if n <= room][-4:]))
+        return out
+
+    def integer(self, low: int, high: int) -> int:
+        """An integer in [low, high], both ends included."""
+        if self.edges and high - low > 64 and self.rng.random() < 0.5:
+            near = self.edge(low, high, LIMITS if self.rng.random() < 0.5 else ())
+            if near is not None:
+                return near
+        return int(self.rng.integers(low, high, endpoint=True))
+
+    def real(self, low: float, high: float) -> float:
+        """A real in [low, high], rounded to float32."""
+        return float(np.float32(self.rng.uniform(low, high)))
+
+    def choice(self, items: Sequence[Any]) -> Any:
+        """One of `items`."""
+        return items[int(self.rng.integers(len(items)))]
+
+    def indices(self, k: int, n: int, outside: bool = False) -> np.ndarray:
+        """k indices into n rows: random ones, repeats, the first and the last row; with `outside` also n and 2^32 - 1."""
+        out = self.rng.integers(0, max(n, 1), size=k, dtype=np.uint32)
+        style = self.rng.random(k)
+        if n > 0:
+            out[style < 0.15] = 0
+            out[(style >= 0.15) & (style < 0.3)] = n - 1
+            out[(style >= 0.3) & (style < 0.4)] = self.rng.integers(n)
+        if outside:
+            out[(style >= 0.4) & (style < 0.5)] = n
+            out[(style >= 0.5) & (style < 0.55)] = 2**32 - 1
+            if n == 0:
+                out[style >= 0.55] = self.rng.integers(2**31)
+        if self.edges:
+            near = [m + e for b in self.edges for m in range(b, min(n, 64 * b) + 1, b) for e in (-1, 0, 1) if m + e < n]
+            where = style > 0.75
+            if near:
+                out[where] = self.rng.choice(np.array(near, np.uint32), size=int(where.sum()))
+        return out
