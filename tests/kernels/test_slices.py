@@ -6,6 +6,7 @@ Which dimensions these are is read off the signature and asked of the float64 re
 input has once or not at all.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -131,3 +132,15 @@ def test_a_last_bit_at_an_end_is_seen(name: str) -> None:
 
     cases = [draw_case(name, seed, "normal", "small") for seed in range(6)]
     assert any(wrong(case, Runtime("cpu", kernels=Other())) for case in cases)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm"])
+def test_equal_columns_give_equal_results(name: str, runtime: Runtime) -> None:
+    """Whichever lane, tail or leaf computes them, though a row is a sum over its columns."""
+    for seed, size in itertools.product(range(6), ("small", "medium")):
+        case = draw_case(name, seed, "normal", size)
+        for x in case.inputs.values():
+            if x is not None:
+                x[..., -1:] = x[..., :1]
+        (out,) = runtime.run(case)
+        assert out is not None and same_bits(out[..., -1:], out[..., :1]).ok, case.values
