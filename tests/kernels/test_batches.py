@@ -10,7 +10,7 @@ input, that stands nowhere else among the inputs, and rows of which the float64 
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -99,8 +99,10 @@ def _batch_dimension(name: str, which: str) -> tuple[str, tuple[int, ...]] | Non
         carries = any(leads(a, dim) and not a.host and not a.optional for a in sig.inputs)
         if not outputs or elsewhere or not carries:
             continue
-        for data in ("normal", "integers"):  # small integers have ties
-            whole = batch_of(row, dim, which, data)
+        for data, pick in product(
+            ("normal", "integers"), range(SIZES)
+        ):  # small integers have ties; indices may miss all rows
+            whole = batch_of(row, dim, which, data, pick)
             if whole is None:
                 outputs = ()
                 break

@@ -28,7 +28,10 @@ def mse_vjp_tolerance(yhat, target, g):
     classes=tiles("elements", lambda n: n, boundary("loss", "TL_SUM_LEAF")), bound=tree(
         lambda n: tree_height(n) + 4, lambda yhat, target: squares(yhat, target) / max(yhat.size, 1),
         peak=lambda yhat, target: squares(yhat, target),
-    ), source="native/src/formula/sum_tree.h")  # fmt: skip
+    ),
+    # few errors, as those of many cancel
+    paths=[{"n": n} for n in (2, 2, 2, 2, 2, 3, 3, 3, 3, 3)],
+    source="native/src/formula/sum_tree.h")  # fmt: skip
 def mse_loss(yhat, target):
     """Mean of the squared differences.
 
