@@ -520,6 +520,6 @@ def test_state_machine() -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60 + 8 * chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
+            max_examples=40 + 2 * chosen.max_examples, stateful_step_count=60, report_multiple_bugs=False, phases=PHASES
         ),
     )
