@@ -77,12 +77,12 @@ def interrupt(
     return where or None  # Python ignores what is raised while a generator is finalised, too
 
 
-def interruptions(work: Callable[[], Any]) -> Iterator[int]:
-    """Runs work once for each point, interrupted there, and gives the point's number each time; then once to its end."""
+def interruptions(work: Callable[[], Any], stride: int = 1) -> Iterator[int]:
+    """Runs work once for each point whose number the stride divides, interrupted there, and gives the number; then once to its end."""
     place = 0
     while interrupt(work, place):
         yield place
-        place += 1
+        place += stride
 
 
 class LibraryCalls:
