@@ -55,6 +55,9 @@ lib:
 verify: $(ENV_TEST) lib
 	$(PY) -m tlrt verify $(if $(OPS),--ops '$(OPS)') $(VERIFY)
 
+# Tests run in as many processes as there are cores: NumPy's products take one thread in each.
+test sanitize: export OPENBLAS_NUM_THREADS = 1
+
 test: $(ENV_TEST) lib
 	OPS='$(OPS)' $(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 

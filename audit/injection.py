@@ -78,7 +78,7 @@ def interrupt(
 
 
 def interruptions(work: Callable[[], Any], stride: int = 1) -> Iterator[int]:
-    """Runs work once for each point whose number the stride divides, interrupted there, and gives the number; then once to its end."""
+    """Runs work interrupted at each point whose number the stride divides, and gives the number each time; then to its end."""
     place = 0
     while interrupt(work, place):
         yield place

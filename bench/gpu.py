@@ -98,7 +98,7 @@ def sanitize(runner: Runner, ops: list[str]) -> dict[str, str]:
     if tool is None:
         runner.steps["sanitizer"] = {"status": 127, "seconds": 0.0, "command": "compute-sanitizer"}
         return {"missing": "compute-sanitizer is not installed"}
-    verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda"]
+    verify = [sys.executable, "-m", "tlrt", "verify", "--device", "cuda", "--jobs", "1"]  # the tool watches one process
     runs = {"": ["--cases", "1", "--size", "medium", *ops]}
     for row in registry.ops(ops[1] if ops else None):
         if row.drawing.paths:

@@ -30,6 +30,7 @@ that comes of them is demanded.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -266,15 +267,20 @@ def _each(value: Any, outputs: Sequence[Any]) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value] * len(outputs)
 
 
+@lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
+    """The names of a function's parameters, and whether it takes any name besides."""
+    parameters = inspect.signature(function).parameters
+    return tuple(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def call_named(function: Callable[..., Any], values: Values) -> Any:
     """Calls `function` with those of `values` that its signature names (all of them if it takes ``**``)."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return function(**values)
-    return function(**{name: values[name] for name in parameters if name in values})
+    names, any_name = _parameters(function)
+    return function(**(values if any_name else {name: values[name] for name in names if name in values}))
 
 
 def call_reference(reference: Reference, inputs: Values, params: Values) -> Any:
     """Calls a float64 reference: inputs in order, then the parameters it names by keyword."""
-    names = list(inspect.signature(reference).parameters)[len(inputs) :]
+    names = _parameters(reference)[0][len(inputs) :]
     return reference(*inputs.values(), **{n: params[n] for n in names if n in params})

@@ -8,6 +8,8 @@ from typing import Any
 
 from tlspec.shapes import FUNCTIONS
 
+_GLOBALS: dict[str, Any] = {"__builtins__": {}, **FUNCTIONS}
+
 
 @lru_cache(maxsize=4096)
 def _compile(expression: str) -> Any:
@@ -16,16 +18,18 @@ def _compile(expression: str) -> Any:
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> Any:
     """The value of an expression for given dimensions and parameters."""
-    return eval(_compile(expression), {"__builtins__": {}, **FUNCTIONS}, dict(values))
+    return eval(_compile(expression), _GLOBALS, values)
 
 
-def functions_in(expression: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def functions_in(expression: str) -> frozenset[str]:
     """The names of the functions that an expression calls."""
     calls = (n for n in ast.walk(ast.parse(expression, mode="eval")) if isinstance(n, ast.Call))
-    return {n.func.id for n in calls if isinstance(n.func, ast.Name)}
+    return frozenset(n.func.id for n in calls if isinstance(n.func, ast.Name))
 
 
-def names_in(expression: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def names_in(expression: str) -> frozenset[str]:
     """The names that an expression reads, those of functions aside."""
     tree = ast.parse(expression, mode="eval")
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - functions_in(expression)
+    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - functions_in(expression)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -301,3 +302,23 @@ def test_unreached_geometry_class_fails(monkeypatch: pytest.MonkeyPatch, capsys:
     words = capsys.readouterr().out
     assert "'never'" in words and "geometry classes were reached" in words
     assert verify.main(["--ops", ELEMENTWISE.name, "--device", "cpu", "--size", "small"]) == 0
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    names, documents = "relu,reduce_sum*", []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.json"
+        assert verify.main(["--ops", names, "--size", "small", "--jobs", jobs, "--json", str(out)]) == 0
+        documents.append(json.loads(out.read_text())["results"])
+    one, two = ([{**r, "seconds": 0} for r in results] for results in documents)
+    assert one == two and len(one) > 4
+
+
+def _end(name: str, which: str) -> None:
+    os._exit(7)
+
+
+def test_a_process_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(verify, "_check_one", _end)
+    assert exit_status(verify.main, ["--ops", "relu", "--jobs", "2"]) == 1
+    assert "--ops relu --trace" in capsys.readouterr().err

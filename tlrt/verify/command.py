@@ -2,15 +2,20 @@
 
 import argparse
 import datetime
+import multiprocessing
+import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from tlrt._terminal import Progress
 from tlrt.errors import TorchleanError
 from tlrt.verify.documents import format_command, write_document
-from tlrt.verify.report import Report, describe_versions, summarise
+from tlrt.verify.report import Report, Result, describe_versions, summarise
 from tlrt.verify.run import Runtime, device_names
 from tlrt.verify.verifier import Settings, Verifier, directions
 from tlspec import registry
@@ -22,6 +27,12 @@ CAMPAIGNS = {
     **{f"--{name}": name for name in ("exhaustive", "probe", "determinism", "alarms", "hostile", "faults", "soak")},
     "--campaign": "all", "--report": "verify --html FILE.html", "--from": "report FILE... --html FILE.html",
 }  # fmt: skip
+#: one entry point to check, and its cases if they are not to be drawn
+Work = tuple[Op, str, list[Case] | None]
+#: processes that a run of the whole registry takes at most, if no number is given: each holds its own large cases
+MOST_JOBS = 8
+#: how many threads NumPy's matrix products take
+NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--size", choices=[*SIZES, PATH], help="size of the cases (default: small, medium and edges, and a large one)")
     add("--data", metavar="CLASSES", help=f"data classes: {', '.join(DATA)} (default: the row's)")
     add("--variants", action="store_true", help="also run every SIMD variant, with 1 and 2 threads by turns: same bits")
+    add("--jobs", type=int, metavar="N", help="processes (default: one per core for all operations, else 1)")
     add("--inputs", metavar="FILE.npz", help="check on your own arrays, named as the operation names them")
     add("--json", metavar="FILE", help="write the results there; JSON lines to FILE.jsonl")
     add("--trace", action="store_true", help="name every case on stderr before it runs, should one crash")
@@ -65,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no data class {bad[0]!r}; there are {', '.join(DATA)}")
     if args.cases < 1:
         parser.error("--cases: expected 1 or more")
+    if args.jobs is not None and args.jobs < 1:
+        parser.error("--jobs: expected 1 or more")
     if args.json is not None:
         try:
             _try_writing(Path(args.json))
@@ -76,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TorchleanError as error:
         parser.exit(2, f"verify: {error}\n")
     verifier = Verifier(runtimes, Settings(args.cases, args.seed, args.size, data, args.variants, args.trace))
-    work: list[tuple[Op, str, list[Case] | None]]
+    work: list[Work]
     if args.inputs is not None:
         from tlrt.verify.inputs import InputError, cases_of
 
@@ -87,7 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         work = [(row, which, None) for row in rows for which in directions(row)]
     report = start_report(["verify", *given], args.seed, runtimes)
-    run_checks(verifier, work, report)
+    alone = args.ops is not None or args.inputs is not None or args.trace
+    jobs = args.jobs or (1 if alone else min(len(os.sched_getaffinity(0)), MOST_JOBS))
+    try:
+        run_checks(verifier, work, report, 1 if args.inputs is not None else jobs)
+    except BrokenProcessPool as error:
+        parser.exit(1, f"verify: {error}\n")
     print(summarise(report))
     if args.json is not None:
         write_document(Path(args.json), report.document())
@@ -113,15 +132,62 @@ def start_report(command: Sequence[str], seed: int, runtimes: Mapping[str, Runti
     return Report(words, seed, now, devices, dict(load().build_info), describe_versions())
 
 
-def run_checks(verifier: Verifier, work: Sequence[tuple[Op, str, list[Case] | None]], report: Report) -> None:
-    """Runs the entry points of `work` into `report`, with a progress bar."""
+def run_checks(verifier: Verifier, work: Sequence[Work], report: Report, jobs: int = 1) -> None:
+    """Runs the entry points of `work` into `report`, with a progress bar; over several processes if the cases are to be drawn.
+    BrokenProcessPool names the entry points of which one ended its process."""
     start = time.monotonic()
+    found: dict[int, list[Result]] = {}
+    failed = 0
     with Progress(len(work), "entry points") as progress:
-        for row, which, cases in work:
-            report.results += verifier.check(row, which, cases)
-            failed = sum(not r.ok for r in report.results)
-            progress.advance(note=report.results[-1].entry + (f", {failed} failed" if failed else ""))
+        for i, results in _check_in_processes(verifier, work, jobs) if jobs > 1 else _check_here(verifier, work):
+            found[i] = results
+            failed += sum(not r.ok for r in results)
+            progress.advance(note=results[-1].entry + (f", {failed} failed" if failed else ""))
+    report.results += [r for i in sorted(found) for r in found[i]]
     report.seconds = round(time.monotonic() - start, 3)
+
+
+def _check_here(verifier: Verifier, work: Sequence[Work]) -> Iterator[tuple[int, list[Result]]]:
+    for i, (row, which, cases) in enumerate(work):
+        yield i, verifier.check(row, which, cases)
+
+
+def _check_in_processes(verifier: Verifier, work: Sequence[Work], jobs: int) -> Iterator[tuple[int, list[Result]]]:
+    """The results with the place of their work, as they come. Processes start anew: a fork would share a GPU's context."""
+    context = multiprocessing.get_context("spawn")
+    given = tuple(verifier.runtimes), verifier.settings
+    with ProcessPoolExecutor(min(jobs, len(work)), context, _start_process, given) as pool:
+        threads = os.environ.get(NUMPY_THREADS)
+        os.environ[NUMPY_THREADS] = "1"  # for the new processes, whose products would wait for each other's threads
+        waiting = {pool.submit(_check_one, row.name, which): i for i, (row, which, _) in enumerate(work)}
+        del os.environ[NUMPY_THREADS]
+        if threads is not None:
+            os.environ[NUMPY_THREADS] = threads
+        left = dict(enumerate(work))
+        for future in as_completed(waiting):
+            try:
+                results = future.result()
+            except BrokenProcessPool:
+                names = ",".join(dict.fromkeys(row.name for row, _, _ in list(left.values())[: jobs + 1]))
+                text = f"a process ended while it checked one of {names}; `--ops {names} --trace` names each case"
+                raise BrokenProcessPool(text) from None
+            del left[waiting[future]]
+            yield waiting[future], results
+
+
+_verifier: Verifier | None = None
+
+
+def _start_process(names: Sequence[str], settings: Settings) -> None:
+    """Makes what a process checks with. An interrupt from the terminal ends it without a word."""
+    global _verifier
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _verifier = Verifier({name: Runtime(name) for name in names}, settings)
+
+
+def _check_one(name: str, which: str) -> list[Result]:
+    assert _verifier is not None
+    return _verifier.check(registry.get(name), which)
 
 
 def verify_drawn(names: Sequence[str], ops: str | None, cases: int) -> Report:
