@@ -33,7 +33,7 @@ endif
 C_SOURCES := find native/src native/include/torchlean_cuda.h native/tools tests/native -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh"
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test lib cuda check sanitize exhaustive bench gpu abi fmt clean
+.PHONY: help verify test lib cuda check sanitize sanitized exhaustive bench gpu abi fmt clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -89,12 +89,14 @@ exhaustive: $(ENV_TEST) lib
 # Leak checking is the C tests' part (make check): the interpreter's own allocations never end. Nor is the fake stack used:
 # gcc 13 misaligns vectors of 64 bytes on it (GCC bug 110027).
 SANITIZED ?= tests/kernels tests/runtime
-sanitize: $(ENV_TEST)
-	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
+sanitize: $(ENV_TEST) sanitized
 	OPS='$(OPS)' LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 UBSAN_OPTIONS=halt_on_error=1 \
 	    TORCHLEAN_CUDA_LIBRARY=$(abspath native/build/asan/libtorchlean_cuda.so) \
 	    $(PY) -m pytest -n $(JOBS) --dist worksteal $(SANITIZED) $(PYTEST)
+
+sanitized:
+	@$(MAKE) --no-print-directory -C native -j$(JOBS) SANITIZE=address,undefined
 
 abi: $(ENV_TEST)
 	$(PY) -m codegen

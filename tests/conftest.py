@@ -109,8 +109,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no CUDA device on this machine")
 
 
-def pytest_collection_finish() -> None:
-    """What collection made (thousands of tests) lives until the end: the collections that tests ask for pass it over."""
+@pytest.fixture(scope="module", autouse=True)
+def _older() -> None:
+    """What was made before a file's tests (thousands of tests, modules) lives on: the collections they ask for pass it over."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -106,6 +106,7 @@ def spoilt(document: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_failing_entry_stands_in_the_summary() -> None:
     file, document = next((f, d) for f in FILES if (d := read_document(f)).get("verify"))
+    document = {"verify": {**document["verify"], "results": document["verify"]["results"][:12]}}
     run = evidence.read(file.name, document)
     before = Evidence([run]).findings
     lines = read(render_page([run])).sections["points"].count("FAIL")
