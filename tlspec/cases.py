@@ -296,10 +296,12 @@ def edges_of(family: str) -> tuple[int, ...]:
 
 
 def _farthest(op: Op) -> int:
-    """The boundary that large cases are about: one on the CPU that neither their ordinary budget nor a path of the row reaches;
-    0 where none is."""
+    """The boundary that large cases go beyond: one on the CPU, of an elementwise row also on CUDA, that neither their ordinary
+    budget nor a path of the row reaches; 0 where none is."""
     paths = max((max(_elements(op, p)) for p in op.drawing.paths), default=0)
-    far = [b for b in _boundaries(boundaries.CPU, op.family) if SIZES["large"] // 4 < b <= 2 * SIZES["large"]]
+    known = [b for table in (boundaries.CPU, boundaries.CUDA) for b in _boundaries(table, op.family)
+             if table is boundaries.CPU or op.signature.elementwise]  # fmt: skip
+    far = [b for b in known if SIZES["large"] // 4 < b <= 2 * SIZES["large"]]
     return max((b for b in far if b > paths), default=0)
 
 
@@ -356,6 +358,7 @@ def _admissible(
     for _ in range(1000 if aim else 200):
         if edges:
             allowed, empty = budget // int(rng.choice((1, 4, 4, 16, 64))), rng.random() < 0.1
+            axes = widest if widest > 1 and rng.random() < 0.5 else 0
         d = Draw(rng, allowed, empty=empty, axes=axes, paired=widest > 1, edges=edges)
         values = _values(op, d)
         if edges and rng.random() < 0.6:
@@ -418,7 +421,7 @@ def draw_case(op: Op | str, seed: int, data: str | None = None, size: str = "med
             aim = row.drawing.classes[name] if name else None
         elif size == "large" and (far := _farthest(row)):
             sized = [a for a in row.signature.outputs if a.dims != ("1",)] or row.signature.inputs
-            edges, aim = (far,), lambda **values: max(math.prod(shape_of(a, values)) for a in sized) >= far
+            edges, aim = (far,), lambda **values: max(math.prod(shape_of(a, values)) for a in sized) > far
         values = _admissible(row, rng, budget_of(row, size), edges, aim)
     given = {a.name: values.pop(a.name) for a in row.signature.inputs if a.name in values}
     return build_case(row, values, given, rng, seed=seed, data=data, size=size, which=which)

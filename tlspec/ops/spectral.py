@@ -140,6 +140,7 @@ MODES: Classes = {
     "one mode": lambda grid, width, modes: width > 0 and modes == 1 < grid,
     "many modes": lambda grid, width, modes: width > 0 and modes > 32 + 4 * grid.bit_length(),
     "few modes of a long grid": Near(lambda grid, width, modes: width > 0 and 1 < modes <= 32 and grid > BLOCK, BLOCK),
+    "more modes than are truncated": Near(lambda width, modes: width > 0 and modes > TRUNCATED, 2 * TRUNCATED),
     **tiles("channels", lambda modes, width: width * (modes > 0), boundary("spectral", "CHANNELS")),
 }
 
