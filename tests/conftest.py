@@ -112,7 +112,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _older() -> None:
     """What was made before a file's tests (thousands of tests, modules) lives on: the collections they ask for pass it over."""
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
