@@ -19,8 +19,8 @@ from audit.scratch import Scratch
 #: name
 IGNORED = ("tests/audit/test_mutation.py", "tests/audit/test_random_mutants.py", "tests/repo/test_generated.py",
            "tests/bench/test_trust.py")  # fmt: skip
-#: bytes of private memory, and of a file, that a process may have
-MEMORY, FILE = 4 << 30, 1 << 28
+#: bytes of private memory, and of a file, that a process may have: a little more than the tests need
+MEMORY, FILE = 6 << 30, 3 << 30
 #: seconds between two looks at a running process
 LOOK = 0.2
 
