@@ -94,7 +94,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if kind == "specification":
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))
-    if kind == "specification" or (native and "/core/" not in file):
+    if ops or (native and "/core/" not in file):
         yield small
         if ops:
             yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
@@ -103,12 +103,14 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield from early
     else:
         yield from early
-        yield small
-    if not ops:
-        yield verify
+    all_cases = "/core/" not in file and (kind != "python" or any(p in file for p in ("verify/", "_binding/")))
+    if all_cases and not ops:
+        yield from [verify] if native else [small, verify]
     for words in REST:
         if not (native and ops and words in ("tests/spec", "tests/kernels", "tests/verify")):
             yield from test_files(tree, words, "", *chosen)
+    if not all_cases:
+        yield verify
 
 
 def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:

@@ -161,7 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--kinds", default="c,python,specification", metavar="NAMES", help="and cuda, on a machine with a GPU"
     )
     p.add_argument(
-        "--patience", type=float, default=math.inf, metavar="SECONDS", help="leave a random mutant open after this"
+        "--patience",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="a random mutant has survived that no check sees this long",
     )
     p.add_argument("--again", action="store_true", help="judge random mutants that survived once more")
     p.add_argument("--evidence", metavar="FILE", help="counts and survivors of random mutants")

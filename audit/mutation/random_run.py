@@ -39,8 +39,8 @@ BUILD = 900.0
 
 
 class RandomCampaign:
-    """Mutants and what became of them. `target` is the file of the results, which is continued; after `patience` seconds a
-    mutant is left open."""
+    """Mutants and what became of them. `target` is the file of the results, which is continued; a mutant has survived that no
+    check has seen for `patience` seconds."""
 
     def __init__(
         self, target: Path | None, jobs: int = 1, budget: float = math.inf, patience: float = math.inf, again: bool = False
@@ -129,10 +129,14 @@ class RandomCampaign:
         turn.until = min(self.whole.until, start + self.patience)
         passed = list(self.rows.get((seed, mutant.key), {}).get("passed", []))
         try:
-            with tempfile.TemporaryDirectory(prefix="mutant-", dir=self.folder) as folder:
-                outcome, by = self._try(mutant, Path(folder), turn, passed)
+            if is_argued(mutant.key):
+                outcome, by = "survived", "an argument instead of checks"
+            else:
+                with tempfile.TemporaryDirectory(prefix="mutant-", dir=self.folder) as folder:
+                    outcome, by = self._try(mutant, Path(folder), turn, passed)
         except OutOfTimeError:
-            outcome, by = "open", "out of time"
+            whole = time.monotonic() >= self.whole.until
+            outcome, by = ("open", "out of time") if whole else ("survived", f"{self.patience:.0f} s of checks")
         finally:
             self.free.put(turn)
         row: dict[str, Any] = {
@@ -228,8 +232,12 @@ class RandomCampaign:
 
 def final_outcome(row: dict[str, Any]) -> str:
     """The outcome; "argued" where a reason says that a survivor is equivalent."""
-    argued = row["outcome"] == "survived" and REASONS.get(row["mutant"], "").startswith("equivalent: ")
-    return "argued" if argued else str(row["outcome"])
+    return "argued" if row["outcome"] == "survived" and is_argued(row["mutant"]) else str(row["outcome"])
+
+
+def is_argued(key: str) -> bool:
+    """Whether a reason says that a mutant is equivalent."""
+    return REASONS.get(key, "").startswith("equivalent: ")
 
 
 def build(tree: Scratch, turn: Turn, *goals: str) -> None:

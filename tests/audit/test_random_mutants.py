@@ -129,6 +129,9 @@ def test_a_campaign_goes_on_where_it_ended(
         tried.append(mutant.line)
         if mutant.line == 4 and not passed:
             passed.append("verify")
+            self.whole.until = 0.0
+            raise random_run.OutOfTimeError
+        if mutant.line == 8:
             raise random_run.OutOfTimeError
         return {1: "invalid", 2: "survived", 3: "equivalent"}.get(mutant.line, "killed"), ""
 
@@ -151,7 +154,11 @@ def test_a_campaign_goes_on_where_it_ended(
     assert second.counts(1)["python"]["score"] == 1.0
     third = open_campaign(again=True)
     third.run("python", 6, 1)
-    assert tried[9:] == [2]
+    assert not tried[9:]  # an argument stands without checks
+    monkeypatch.delitem(random_run.REASONS, drawn[2].key)
+    fourth = open_campaign(again=True)
+    fourth.run("python", 7, 1)
+    assert tried[9:] == [2, 8] and fourth.counts(1)["python"]["survived"] == 2  # and one out of its own time
 
 
 @pytest.mark.parametrize(
