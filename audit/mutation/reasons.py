@@ -9,9 +9,6 @@ REASONS: dict[str, str] = {
     "native/src/cuda/linalg/wgmma.cuh: __global__ void __launch_bounds__(tl_wgmma::THREADS, 1) -> __global__ void"
     " __launch_bounds__(tl_wgmma::THREADS, (1-1))":
         "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
-    "native/src/cuda/elementwise.cu: return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * 4),"
-    " THREADS, m); -> return tl_launch(ctx, name, map_kernel<IN, OUT, LARGE, F>, tl_grid(m.n, THREADS * LARGE * (4+1)), THREADS, m);":
-        "equivalent: the kernel's loop covers the elements with any number of blocks",
     "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);":
         "the choice for a GPU with less shared memory than any that the library is built for",
     "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/":
