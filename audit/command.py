@@ -13,6 +13,7 @@ from audit import (
     checkpoint_files,
     contention,
     coverage,
+    coverage_python,
     determinism,
     environments,
     evidence,
@@ -294,9 +295,10 @@ def _environments(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 
 def _coverage(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
-    """Of the CPU library: gcov counts nothing on a GPU."""
-    native = coverage.campaign()
-    return Outcome({"native": native}, coverage.ok(native), coverage.table(native))
+    """Of the CPU library, as gcov counts nothing on a GPU, and of the two packages."""
+    native, python = coverage.campaign(), coverage_python.campaign()
+    table = f"{coverage.table(native)}\n\n{coverage_python.table(python)}"
+    return Outcome({"native": native, "python": python}, coverage.ok(native) and coverage_python.ok(python), table)
 
 
 def _soak(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:

@@ -186,9 +186,3 @@ def table(document: Mapping[str, Any]) -> str:
         if not m["why"]:
             text += f"\n{m['file']}:{m['line']}: to {', '.join(map(str, m['to']))}: {m['text']}"
     return f"{text}\n{document['share']:.2%} of the branches" + "".join(f"\nFAIL {f}" for f in document["failures"])
-
-
-if __name__ == "__main__":
-    found = campaign()
-    print(table(found))
-    sys.exit(not ok(found))

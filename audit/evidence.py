@@ -95,6 +95,9 @@ mutants/*/results/*: text mutant kind outcome reason; count line
 coverage/*/native: list missed; texts failures
 coverage/*/native/files/*: text file; count lines lines_reached branches branches_reached excepted
 coverage/*/native/missed/*: text file text why; count line left of
+coverage/*/python: list missed; figure share; texts failures
+coverage/*/python/files/*: text file; count lines lines_reached branches branches_reached excepted
+coverage/*/python/missed/*: text file text why; count line; list to
 mutation/*: count listed run; texts survivors; text score; table results
 mutation/*/results/*: number number; text name outcome by
 steps/*/*: number status; text command

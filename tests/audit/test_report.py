@@ -155,6 +155,10 @@ def failing() -> dict[str, dict[str, Any]]:
             "files": [{"file": "src/core/a.c", **dict.fromkeys(coverage.COUNTS, 2)}],
             "missed": [{"file": "src/core/a.c", "line": 3, "left": 1, "of": 2, "text": "if (a)", "why": ""}],
             "failures": ["planted gap"],
+        }, "python": {
+            "files": [{"file": "tlrt/a.py", **dict.fromkeys(coverage.COUNTS, 2)}], "share": 0.5,
+            "missed": [{"file": "tlrt/a.py", "line": 3, "to": [4], "text": "if a:", "why": ""}],
+            "failures": [],
         }},
         "soak": {"device": "cpu", "steps": 9, "seconds": 1, "microseconds": 1, "live_bytes": 8, "live_buffers": 1, "growth": 0,
                  "samples": [], "failures": ["planted growth"]},
