@@ -76,6 +76,7 @@ __all__ = [
     "clamp_bwd",
     "clip_scale",
     "concat1d",
+    "concat_rows",
     "conv",
     "conv2d",
     "conv2d_bwd",
@@ -131,6 +132,7 @@ __all__ = [
     "mul",
     "mul_bwd",
     "pack",
+    "pad_axes",
     "rand_normal",
     "rand_uniform",
     "reduce_from_broadcast",
@@ -170,6 +172,7 @@ __all__ = [
     "sinusoidal_bwd",
     "slice1d",
     "slice1d_bwd",
+    "slice_axes",
     "smooth_max_pool",
     "smooth_max_pool2d",
     "smooth_max_pool2d_bwd",
@@ -2140,6 +2143,163 @@ def slice1d_bwd(g: Buffer, n: int, start: int, len: int, *, out: Buffer | None =
         raise _refusal(slice1d_bwd, error, locals(), {"start": "index", "len": "index"}) from None
     if status:
         return _again(status, slice1d_bwd, locals())
+    _give(slot)
+    return out
+
+
+def slice_axes(
+    x: Buffer,
+    in_dims: Sequence[int],
+    out_dims: Sequence[int],
+    starts: Sequence[int],
+    steps: Sequence[int],
+    reversed: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """A part of an array: along every axis equally spaced indices, forwards or backwards.
+
+    out[j_0, j_1, …] = x[i_0, i_1, …] with i_k = starts[k] + steps[k]·j_k, or starts[k] − steps[k]·j_k where bit k of reversed is set
+
+    starts and steps have one entry per axis; steps are at least 1.
+
+    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes. An axis of size 0 gives an empty buffer.
+
+    Errors: INDEX unless the ranks are equal, reversed < 2^rank and every i_k is an index of its axis, starts[k] of one that gives
+    nothing at most its size.
+
+    Signature: x[*in_dims] -> out[*out_dims]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless per axis a start, a step of
+        at least 1 and a count whose indices lie within the axis; reversed below 2^rank (starts).
+
+    Source: numpy basic slicing
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        in_dims_ = _uint32_list(in_dims)
+        out_dims_ = _uint32_list(out_dims)
+        starts_ = _uint32_list(starts)
+        steps_ = _uint32_list(steps)
+        call = x._device._calls.buffer_slice_axes
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), starts_, _count(starts_),
+                      steps_, _count(steps_), _index(reversed), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(slice_axes, error, locals(), {"reversed": "index"}) from None
+    if status:
+        return _again(status, slice_axes, locals())
+    _give(slot)
+    return out
+
+
+def pad_axes(
+    x: Buffer,
+    in_dims: Sequence[int],
+    out_dims: Sequence[int],
+    starts: Sequence[int],
+    steps: Sequence[int],
+    reversed: int,
+    value: float = 0.0,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """An array spread over a larger one: value everywhere but at the indices that slice_axes would take.
+
+    out[i_0, i_1, …] = x[j_0, j_1, …] where i_k = starts[k] ± steps[k]·j_k as for slice_axes, value elsewhere
+
+    Padding of low[k] before and high[k] after axis k is starts = low, steps = 1, out_dims[k] = low[k] + in_dims[k] + high[k];
+    steps[k] − 1 elements of padding come between neighbours. value is rounded to float32 first.
+
+    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes.
+
+    Errors: INDEX as for slice_axes, of a slice of out.
+
+    Signature: x[*in_dims] -> out[*out_dims]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless per axis a start, a step of
+        at least 1 and a count whose indices lie within the axis; reversed below 2^rank (starts).
+
+    Source: lax.pad
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        in_dims_ = _uint32_list(in_dims)
+        out_dims_ = _uint32_list(out_dims)
+        starts_ = _uint32_list(starts)
+        steps_ = _uint32_list(steps)
+        call = x._device._calls.buffer_pad_axes
+        status = call(x._handle, in_dims_, _count(in_dims_), out_dims_, _count(out_dims_), starts_, _count(starts_),
+                      steps_, _count(steps_), _index(reversed), value, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(pad_axes, error, locals(), {"reversed": "index"}) from None
+    if status:
+        return _again(status, pad_axes, locals())
+    _give(slot)
+    return out
+
+
+def concat_rows(a: Buffer, b: Buffer, rows: int, n: int, m: int, *, out: Buffer | None = None) -> Buffer:
+    """Every row of a followed by the same row of b: concatenation along any axis, of arrays (rows, axis and what follows).
+
+    out[r, i] = a[r, i] for i < n, b[r, i − n] from there on
+
+    Shapes: a (rows, n), b (rows, m), out (rows, n + m).
+
+    Errors: OVERFLOW where n + m reaches 2^32.
+
+    Signature: a[rows, n], b[rows, m] -> out[rows, n + m]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: numpy.concatenate(axis=1)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_concat_rows
+        status = call(a._handle, b._handle, _index(rows), _index(n), _index(m), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(concat_rows, error, locals()) from None
+    if status:
+        return _again(status, concat_rows, locals())
     _give(slot)
     return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from tlrt._binding.arguments import is_number
 from tlrt._operations import Operations
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
-from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOutOfRangeError, refusal
+from tlrt.errors import ArgumentTypeError, CaptureError, refusal
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
@@ -131,25 +130,8 @@ class Arithmetic:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> TensorRef:
-        """x[i], without axis 0, or x[i:j], along it. Raises IndexOutOfRangeError, ArgumentTypeError for other indices."""
-        n = len(self)
-        if isinstance(index, slice):
-            start, stop, step = index.indices(n)
-            if step != 1:
-                raise refusal(ArgumentError, "[]", "step", step, "1")
-            return self.session.slice_range0(self, start, max(stop - start, 0))
-        try:
-            if isinstance(index, (bool, np.bool_)):
-                raise TypeError
-            place = operator.index(index)
-        except TypeError:
-            got = convert.type_name(index)
-            hint = "(gather_rows_nat, permute and reshape do others)"
-            raise refusal(ArgumentTypeError, "[]", "index", got, f"an integer or a slice of axis 0 {hint}") from None
-        if not -n <= place < n:
-            raise refusal(IndexOutOfRangeError, "[]", "index", place, f"{-n} <= index < {n}")
-        part = self.session.slice_range0(self, place % n, 1)
-        return self.session.reshape(part, self.shape[1:])
+        """x[index] as :meth:`tlrt._operations.slices.SliceOperations.index` has it, a copy."""
+        return self.session.index(self, index)
 
     def __iter__(self) -> Iterator[TensorRef]:
         return (self[i] for i in range(len(self)))
@@ -199,7 +181,7 @@ def _as_method(name: str, function: Any) -> Any:
 
 
 for _name in dir(Operations):
-    if not _name.startswith("_") and _name != "shape":
+    if not _name.startswith("_") and _name not in ("shape", "concat", "stack"):
         setattr(Arithmetic, _name, _as_method(_name, getattr(Operations, _name)))
 
 

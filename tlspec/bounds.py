@@ -7,7 +7,7 @@ element, and may fix the bits of some elements; the comparison in :mod:`tlspec.c
 kind         tolerance of an element with reference value r
 ===========  =====================================================================================================
 ``exact``    0: the result is the float32 nearest to r (operations IEEE 754 rounds correctly, copies, selections)
-``moved``    the bits of an input element, or +0: the row computes nothing, so NaN payloads and signs are compared too
+``moved``    the bits of an input element or a parameter, or +0: nothing is computed, so NaN payloads and signs are compared too
 ``ordered``  0: the row fixes the order of its additions, so the reference in float32 arithmetic is the result; an element
              that nothing is added to keeps its bits
 ``ulp(k)``   (k + ½) spacings of float32 at r: at most k float32 away from the correctly rounded result
@@ -113,13 +113,14 @@ def exact() -> Bound:
 
 
 def moved() -> Bound:
-    """Every element of the result is an element of an input, bit for bit and NaN payloads included, or +0. The reference must
-    move values and compute nothing: it is run once more on the bit patterns themselves, as numbers, and gives the patterns
-    of the result (that of +0 is 0)."""
+    """Every element of the result is an element of an input, bit for bit and NaN payloads included, a parameter rounded to
+    float32, or +0. The reference must move values and compute nothing: it is run once more on the bit patterns themselves, as
+    numbers, and gives the patterns of the result (that of +0 is 0)."""
 
     def fixed(ref: Reference, outs: Sequence[Any], ins: Values, ps: Values) -> Sequence[Bits]:
         patterns = {k: v.view(np.uint32).astype(np.float64) if _is_float(v) else v for k, v in ins.items()}
-        return [np.asarray(o).astype(np.int64) for o in _sequence(call_reference(ref, patterns, ps))]
+        numbers = {k: float(np.float32(v).view(np.uint32)) if isinstance(v, float) else v for k, v in ps.items()}
+        return [np.asarray(o).astype(np.int64) for o in _sequence(call_reference(ref, patterns, numbers))]
 
     return Bound("moved", "exact", _nothing, fixed)
 

@@ -39,6 +39,20 @@ def axis_map_ok(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Seque
     )
 
 
+def slices_ok(
+    whole: Sequence[int], part: Sequence[int], starts: Sequence[int], steps: Sequence[int], reversed: int
+) -> bool:
+    """Whether a slice of an array `whole` has the shape `part`: axis k takes the indices starts[k] ± i·steps[k] for i < part[k],
+    minus where bit k of `reversed` is set, all of them indices of the axis; steps are at least 1, and starts at most the size."""
+    if not len(whole) == len(part) == len(starts) == len(steps) or reversed >> len(whole) or not positive(steps):
+        return False
+    for k, (size, count, start, step) in enumerate(zip(whole, part, starts, steps, strict=True)):
+        room = start if reversed >> k & 1 else size - 1 - start
+        if start > size or (count > 0 and (start == size or (count - 1) * step > room)):
+            return False
+    return True
+
+
 def all_below(values: Sequence[int], bound: int) -> bool:
     """Whether every element of a host array of unsigned integers is below `bound`; true for an empty one."""
     return len(values) == 0 or int(np.max(values)) < bound
@@ -125,6 +139,6 @@ def conv_transpose_ok(
 #: what expressions of the grammar may call, by name
 FUNCTIONS = {
     function.__name__: function for function in (
-        rank, drop, swap, axis_map_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
+        rank, drop, swap, axis_map_ok, slices_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
         conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

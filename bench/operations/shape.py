@@ -1,8 +1,19 @@
 """Sizes and baselines of the shape family."""
 
 from bench.operations.table import Benchmark
-from tlspec.ops.shape import insert_axes, repeated_axes
+from tlspec.ops.shape import index_of_slice, insert_axes, repeated_axes
 
+_SLICES = [
+    {"in_dims": [4096, 3, 1024], "out_dims": [4096, 1, 1024], "starts": [0, 1, 0], "steps": [1, 1, 1], "reversed": 0},
+    {
+        "in_dims": [64, 64, 226, 226],
+        "out_dims": [64, 64, 224, 224],
+        "starts": [0, 0, 1, 1],
+        "steps": [1] * 4,
+        "reversed": 0,
+    },
+    {"in_dims": [8192, 8192], "out_dims": [8192, 4096], "starts": [0, 0], "steps": [1, 2], "reversed": 0},
+]
 _BROADCASTS = [
     {"in_dims": [64, 1, 512], "out_dims": [64, 512, 512], "axis_map": [1, 2, 3]},
     {"in_dims": [256, 1], "out_dims": [64, 256, 16384], "axis_map": [0, 1, 2]},
@@ -38,6 +49,17 @@ BENCHMARKS = {
             {"n": 2**28, "start": 2**20 + 3, "len": 2**27},
         ], numpy=lambda np, x, start, len: x[start : start + len].copy(),
         torch=lambda torch, x, start, len: x[start : start + len].clone()),
+    "slice_axes": Benchmark(sizes=_SLICES,
+        numpy=lambda np, x, out_dims, starts, steps, reversed: x[index_of_slice(starts, out_dims, steps, reversed)].copy(),
+        torch=lambda torch, x, out_dims, starts, steps, reversed: x[index_of_slice(starts, out_dims, steps, 0)].contiguous()),
+    "pad_axes": Benchmark(
+        sizes=[{"in_dims": [64, 64, 224, 224], "out_dims": [64, 64, 226, 226], "starts": [0, 0, 1, 1], "steps": [1] * 4,
+                "reversed": 0, "value": 0.0}],
+        numpy=lambda np, x, starts: np.pad(x, [(n, n) for n in starts]),
+        torch=lambda torch, x, value: torch.nn.functional.pad(x, (1, 1, 1, 1), value=value)),
+    "concat_rows": Benchmark(
+        sizes=[{"rows": 64, "n": 64 * 56 * 56, "m": 64 * 56 * 56}, {"rows": 2**20, "n": 63, "m": 65}],
+        numpy=lambda np, a, b: np.concatenate([a, b], axis=1), torch=lambda torch, a, b: torch.cat([a, b], dim=1)),
     "broadcast_vec_to_rows": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}],
         numpy=lambda np, vec, rows, cols: np.broadcast_to(vec, (rows, cols)).copy(),
         torch=lambda torch, vec, rows, cols: vec.expand(rows, cols).contiguous()),

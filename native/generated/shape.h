@@ -9,6 +9,9 @@
 #define tl_cpu_concat1d TL_V(tl_cpu_concat1d)
 #define tl_cpu_slice1d TL_V(tl_cpu_slice1d)
 #define tl_cpu_slice1d_bwd TL_V(tl_cpu_slice1d_bwd)
+#define tl_cpu_slice_axes TL_V(tl_cpu_slice_axes)
+#define tl_cpu_pad_axes TL_V(tl_cpu_pad_axes)
+#define tl_cpu_concat_rows TL_V(tl_cpu_concat_rows)
 #define tl_cpu_broadcast_vec_to_rows TL_V(tl_cpu_broadcast_vec_to_rows)
 #define tl_cpu_broadcast_vec_to_cols TL_V(tl_cpu_broadcast_vec_to_cols)
 #define tl_cpu_broadcast_to TL_V(tl_cpu_broadcast_to)
@@ -31,6 +34,16 @@ tl_slice1d_kernel tl_cpu_slice1d, tl_cuda_slice1d;
 typedef int32_t tl_slice1d_bwd_kernel(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len,
                                       float *gx);
 tl_slice1d_bwd_kernel tl_cpu_slice1d_bwd, tl_cuda_slice1d_bwd;
+typedef int32_t tl_slice_axes_kernel(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+                                     const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out);
+tl_slice_axes_kernel tl_cpu_slice_axes, tl_cuda_slice_axes;
+typedef int32_t tl_pad_axes_kernel(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+                                   const tl_dims *starts, const tl_dims *steps, int64_t reversed, float value,
+                                   float *out);
+tl_pad_axes_kernel tl_cpu_pad_axes, tl_cuda_pad_axes;
+typedef int32_t tl_concat_rows_kernel(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
+                                      int64_t m, float *out);
+tl_concat_rows_kernel tl_cpu_concat_rows, tl_cuda_concat_rows;
 typedef int32_t tl_broadcast_vec_to_rows_kernel(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
                                                 float *out);
 tl_broadcast_vec_to_rows_kernel tl_cpu_broadcast_vec_to_rows, tl_cuda_broadcast_vec_to_rows;
@@ -60,6 +73,9 @@ struct tl_shape_kernels {
     tl_concat1d_kernel *concat1d;
     tl_slice1d_kernel *slice1d;
     tl_slice1d_bwd_kernel *slice1d_bwd;
+    tl_slice_axes_kernel *slice_axes;
+    tl_pad_axes_kernel *pad_axes;
+    tl_concat_rows_kernel *concat_rows;
     tl_broadcast_vec_to_rows_kernel *broadcast_vec_to_rows;
     tl_broadcast_vec_to_cols_kernel *broadcast_vec_to_cols;
     tl_broadcast_to_kernel *broadcast_to;

@@ -57,6 +57,69 @@ TL_API int32_t torchlean_cuda_buffer_slice1d_bwd(torchlean_buffer *g, uint32_t n
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_slice_axes(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
+                                                const uint32_t *out_dims, uint32_t out_dims_rank,
+                                                const uint32_t *starts, uint32_t starts_rank, const uint32_t *steps,
+                                                uint32_t steps_rank, uint32_t reversed, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_slice_axes", "x", x);
+    const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
+    const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
+    const tl_dims starts_ = tl_read_dims(&call, "starts", starts, starts_rank, 0);
+    const tl_dims steps_ = tl_read_dims(&call, "steps", steps, steps_rank, 0);
+    const uint64_t reversed_ = reversed;
+    tl_require(&call, tl_slices_ok(&in_dims_, &out_dims_, &starts_, &steps_, reversed_), TORCHLEAN_INDEX, "starts",
+               "got reversed = %llu; expected per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed below 2^rank",
+               (unsigned long long)reversed_);
+    const float *x_ = tl_input(&call, "x", x, "product(in_dims)", tl_dims_product(&in_dims_));
+    tl_output(&call, "out", out, "product(out_dims)", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, slice_axes)(call.ctx, x_, &in_dims_, &out_dims_, &starts_, &steps_,
+                                                          reversed, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_pad_axes(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
+                                              const uint32_t *out_dims, uint32_t out_dims_rank, const uint32_t *starts,
+                                              uint32_t starts_rank, const uint32_t *steps, uint32_t steps_rank,
+                                              uint32_t reversed, double value, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_pad_axes", "x", x);
+    const tl_dims in_dims_ = tl_read_dims(&call, "in_dims", in_dims, in_dims_rank, 0);
+    const tl_dims out_dims_ = tl_read_dims(&call, "out_dims", out_dims, out_dims_rank, 0);
+    const tl_dims starts_ = tl_read_dims(&call, "starts", starts, starts_rank, 0);
+    const tl_dims steps_ = tl_read_dims(&call, "steps", steps, steps_rank, 0);
+    const uint64_t reversed_ = reversed;
+    const float value_ = tl_scalar(value);
+    tl_require(&call, tl_slices_ok(&out_dims_, &in_dims_, &starts_, &steps_, reversed_), TORCHLEAN_INDEX, "starts",
+               "got reversed = %llu; expected per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed below 2^rank",
+               (unsigned long long)reversed_);
+    const float *x_ = tl_input(&call, "x", x, "product(in_dims)", tl_dims_product(&in_dims_));
+    tl_output(&call, "out", out, "product(out_dims)", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, pad_axes)(call.ctx, x_, &in_dims_, &out_dims_, &starts_, &steps_,
+                                                        reversed, value_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_concat_rows(torchlean_buffer *a, torchlean_buffer *b, uint32_t rows, uint32_t n,
+                                                 uint32_t m, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_concat_rows", "a", a);
+    const uint64_t rows_ = rows;
+    const uint64_t n_ = n;
+    const uint64_t m_ = m;
+    const float *a_ = tl_input(&call, "a", a, "rows*n", TL_PRODUCT(rows_, n_));
+    const float *b_ = tl_input(&call, "b", b, "rows*m", TL_PRODUCT(rows_, m_));
+    tl_output(&call, "out", out, "rows*(n + m)", TL_PRODUCT(rows_, n_ + m_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, concat_rows)(call.ctx, a_, b_, rows, n, m, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
                                                            torchlean_buffer **out)
 {

@@ -258,6 +258,29 @@ TL_API int32_t torchlean_cuda_buffer_slice1d(torchlean_buffer *x, uint32_t n, ui
 TL_API int32_t torchlean_cuda_buffer_slice1d_bwd(torchlean_buffer *g, uint32_t n, uint32_t start, uint32_t len,
                                                  torchlean_buffer **gx);
 
+/* A part of an array: along every axis equally spaced indices, forwards or backwards.
+ * x[*in_dims] -> out[*out_dims]
+ * INDEX unless per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed below
+ *   2^rank (starts). */
+TL_API int32_t torchlean_cuda_buffer_slice_axes(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
+                                                const uint32_t *out_dims, uint32_t out_dims_rank,
+                                                const uint32_t *starts, uint32_t starts_rank, const uint32_t *steps,
+                                                uint32_t steps_rank, uint32_t reversed, torchlean_buffer **out);
+
+/* An array spread over a larger one: value everywhere but at the indices that slice_axes would take.
+ * x[*in_dims] -> out[*out_dims]
+ * INDEX unless per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed below
+ *   2^rank (starts). */
+TL_API int32_t torchlean_cuda_buffer_pad_axes(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
+                                              const uint32_t *out_dims, uint32_t out_dims_rank, const uint32_t *starts,
+                                              uint32_t starts_rank, const uint32_t *steps, uint32_t steps_rank,
+                                              uint32_t reversed, double value, torchlean_buffer **out);
+
+/* Every row of a followed by the same row of b: concatenation along any axis, of arrays (rows, axis and what follows).
+ * a[rows, n], b[rows, m] -> out[rows, n + m] */
+TL_API int32_t torchlean_cuda_buffer_concat_rows(torchlean_buffer *a, torchlean_buffer *b, uint32_t rows, uint32_t n,
+                                                 uint32_t m, torchlean_buffer **out);
+
 /* A vector repeated as every row of a matrix.
  * vec[cols] -> out[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec, uint32_t rows, uint32_t cols,

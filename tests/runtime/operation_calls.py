@@ -38,6 +38,10 @@ class Call:
         return out
 
 
+#: a mask over leading axes
+EVEN = np.array([[True, False], [False, True], [True, False]])
+
+
 def row(name: str, **parameters: Any) -> Callable[..., Any]:
     """The reference of a row with these parameters."""
     reference = registry.get(name).reference
@@ -266,6 +270,43 @@ CALLS: dict[str, list[Call]] = {
         *one("slice_range0", lambda x: x[1:3], shape=(4, 2, 3), start=1, len=2),
         *one("slice_range0", lambda x: x[1:3], shape=(4,), start=1, len=2),
     ],
+    "concat": [
+        Call(((2, 3, 2), (2, 1, 2), (2, 4, 2)), lambda t, *xs: t.concat(xs, -2), lambda *xs: np.concatenate(xs, 1)),
+        Call(((2, 3), (0, 3)), lambda t, *xs: t.concat(xs), lambda *xs: np.concatenate(xs)),
+        Call(((2, 3), (2, 4)), lambda t, *xs: t.concat(xs, 1), lambda *xs: np.concatenate(xs, 1)),
+    ],
+    "concat_rows": of("concat_rows", lambda *xs: np.concatenate(xs, 1), ((2, 3), (2, 4))),
+    "stack": [
+        Call(((2, 3),) * 3, lambda t, *xs: t.stack(xs, 1), lambda *xs: np.stack(xs, 1)),
+        Call(((2, 3),) * 2, lambda t, *xs: t.stack(xs, -1), lambda *xs: np.stack(xs, -1)),
+        Call(((),) * 3, lambda t, *xs: t.stack(xs), lambda *xs: np.stack(xs)),
+    ],
+    "split": [
+        Call(((3, 5),), lambda t, x: t.split(x, 2, 1)[2], lambda x: x[:, 4:]),
+        Call(((3, 5),), lambda t, x: t.split(x, (1, 0, 2))[2], lambda x: x[1:]),
+    ],
+    "chunk": [Call(((3, 5),), lambda t, x: t.chunk(x, 2, 1)[1], lambda x: x[:, 3:])],
+    "pad": [
+        *one("pad", lambda x: np.pad(x, ((1, 0), (2, 3))), shape=(2, 3), widths=((1, 0), (2, 3))),
+        *one("pad", lambda x: np.pad(x, 1, constant_values=2), shape=(2, 3), widths=1, value=2.0),
+    ],
+    "flip": [*one("flip", np.flip, shape=(2, 3)), *one("flip", lambda x: x[:, ::-1], shape=(2, 3), axes=-1)],
+    "roll": [
+        *one("roll", lambda x: np.roll(x, -1, 1), shape=(2, 3), shift=-1, axis=1),
+        *one("roll", lambda x: x, shape=(2, 3), shift=3, axis=1),
+    ],
+    "tile": [
+        *one("tile", lambda x: np.tile(x, (2, 1, 3)), shape=(2, 3), reps=(2, 1, 3)),
+        *one("tile", lambda x: np.tile(x, 2), shape=(4, 2, 3), reps=2),
+        *one("tile", lambda x: x, shape=(2, 3), reps=()),
+    ],
+    "repeat": one("repeat", lambda x: np.repeat(x, 3, 1), shape=(2, 3, 2), times=3, axis=1),
+    "index": [
+        *one("index", lambda x: x[1:, None, ..., ::-2], shape=(3, 2, 5), key=np.s_[1:, None, ..., ::-2]),
+        *one("index", lambda x: x[:, -1], shape=(3, 2, 5), key=np.s_[:, -1]),
+        *one("index", lambda x: x[[2, 0, -1, 2]], shape=(3, 2, 5), key=[2, 0, -1, 2]),
+        *one("index", lambda x: x[EVEN], shape=(3, 2, 5), key=EVEN),
+    ],
     "gather_scalar": one("gather_scalar", lambda x: x[2], shape=(5,), i=2),
     "gather_row": one("gather_row", lambda x: x[1], i=1),
     "gather_scalar_nat": [
@@ -356,6 +397,9 @@ CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALL
 #: a method that is no row's -> the rows that it is made of
 COMPOSED = {
     "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
+    "concat": ("concat_rows",), "stack": ("concat_rows",), "split": ("slice_axes",), "chunk": ("slice_axes",),
+    "pad": ("pad_axes",), "flip": ("slice_axes",), "roll": ("slice_axes", "concat_rows"), "tile": ("broadcast_to",),
+    "repeat": ("broadcast_to",), "index": ("slice_axes", "gather_rows"),
     "concat_dim0": ("concat1d",), "slice_range0": ("slice1d",), "gather_scalar": ("gather_vec",),
     "gather_row": ("gather_rows",), "gather_scalar_nat": ("gather_vec",), "gather_vec_nat": ("gather_vec",),
     "gather_rows_nat": ("gather_rows",), "embedding": ("gather_rows",), "scatter_add_vec": ("scatter_add",),

@@ -247,6 +247,15 @@ class ForwardingOperations(BaseOperations[Ref]):
         """
         return self._apply("concat1d", (a, b))
 
+    def concat_rows(self, a: Ref, b: Ref) -> Ref:
+        """Every row of a followed by the same row of b: concatenation along any axis, of arrays (rows, axis and what follows).
+
+        out[r, i] = a[r, i] for i < n, b[r, i − n] from there on
+
+        See :func:`tlrt.kernels.concat_rows`.
+        """
+        return self._apply("concat_rows", (a, b))
+
     def transpose2d(self, x: Ref) -> Ref:
         """The transpose of a matrix.
 

@@ -7,11 +7,11 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
-from tlrt._operations.shape import ShapeOperations
+from tlrt._operations.slices import SliceOperations
 from tlrt.errors import IndexOutOfRangeError, refusal
 
 
-class IndexOperations(ShapeOperations[Ref]):
+class IndexOperations(SliceOperations[Ref]):
     """Gathers and scatters."""
 
     @atomic

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import axis_height, moved, tree, tree_height
-from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.classes import Classes, Near, boundary, derived, tiles
 from tlspec.laws import adjoint, inverse, involution, linear
 from tlspec.registry import check, op
 from tlspec.shapes import swap
@@ -121,6 +121,170 @@ def slice1d_vjp(g, n, start, len):
     gx = np.zeros(n, np.result_type(g, float))
     gx[start : start + len] = g
     return gx
+
+
+# ---- slices of any rank ---------------------------------------------------------------------------------------------
+
+
+def _parts(test):
+    """A class of slices: `test` of the (size, count, start, step, whether it runs backwards) of each axis, of slices that take
+    something."""
+
+    def holds(whole, part, starts, steps, reversed):
+        axes = [(n, m, a, s, bool(reversed >> k & 1)) for k, (n, m, a, s) in enumerate(zip(whole, part, starts, steps))]
+        return math.prod(part) > 0 and test(axes)
+
+    return holds
+
+
+def _is_whole(axis):
+    size, count, _, step, backwards = axis
+    return count == size and (size == 1 or (step == 1 and not backwards))
+
+
+#: over `whole` and `part`
+SLICES: Classes = {
+    "everything": _parts(lambda axes: len(axes) > 0 and all(map(_is_whole, axes))),
+    "a window of rows": _parts(lambda axes: len(axes) > 1 and not _is_whole(axes[0]) and all(map(_is_whole, axes[1:]))),
+    "a window of columns": _parts(lambda axes: len(axes) > 1 and not _is_whole(axes[-1]) and axes[-1][3] == 1 and axes[-1][1] > 1
+                                  and not axes[-1][4] and math.prod(a[1] for a in axes[:-1]) > 1),
+    "one index of the last axis": _parts(lambda axes: len(axes) > 1 and axes[-1][1] == 1 < axes[-1][0] and axes[-2][1] > 1),
+    "every second or third along the last axis": _parts(lambda axes: axes != [] and axes[-1][3] in (2, 3) and axes[-1][1] > 1
+                                                        and not axes[-1][4]),
+    "backwards along the last axis": _parts(lambda axes: axes != [] and axes[-1][4] and axes[-1][1] > 1),
+    "backwards along another axis": _parts(lambda axes: any(a[4] and a[1] > 1 for a in axes[:-1])),
+    "several axes that do not merge": _parts(lambda axes: sum(a[1] > 1 and not _is_whole(a) for a in axes) > 2),
+    "nothing": lambda whole, part: math.prod(part) == 0 < math.prod(whole),
+    "eight axes": lambda whole: len(whole) == 8,
+    **tiles("elements", lambda part: math.prod(part), TASK),
+}  # fmt: skip
+_SLICES = derived(SLICES, lambda v: {"whole": v["in_dims"], "part": v["out_dims"]})
+_PADDINGS = derived(SLICES, lambda v: {"whole": v["out_dims"], "part": v["in_dims"]})
+
+
+def _drawn_slice(d):
+    rank = d.integer(0, 8) if d.choice([True, False]) else d.integer(1, 3)
+    whole, part, starts, steps, reversed = [], list(d.dims(rank)), [], [], 0
+    for k in range(rank):
+        kind = d.choice(["whole", "whole", "window", "steps", "one", "none" if d.empty else "window"])
+        part[k] = {"one": min(part[k], 1), "none": 0}.get(kind, part[k])
+        step = d.choice([2, 3, 7]) if kind == "steps" else d.choice([1, 5]) if part[k] < 2 else 1
+        before, after = (0, 0) if kind == "whole" else (d.choice([0, 1, d.integer(0, 9)]) for _ in range(2))
+        size = before + max(part[k] - 1, 0) * step + (part[k] > 0) + after
+        start = before
+        if part[k] and d.choice([False, False, kind != "whole"]):
+            start, reversed = size - 1 - before, reversed | 1 << k
+        for values, value in ((whole, size), (starts, start), (steps, step)):
+            values.append(value)
+    return {"in_dims": whole, "out_dims": part, "starts": starts, "steps": steps, "reversed": reversed}
+
+
+def _drawn_padding(d):
+    case = _drawn_slice(d)
+    return {
+        **case,
+        "in_dims": case["out_dims"],
+        "out_dims": case["in_dims"],
+        "value": d.choice([0.0, 0.0, -0.0, 1.5, -math.inf]),
+    }
+
+
+def index_of_slice(
+    starts: Sequence[int], part: Sequence[int], steps: Sequence[int], reversed: int
+) -> tuple[slice, ...]:
+    """NumPy's index of a slice."""
+    out = []
+    for k, (start, count, step) in enumerate(zip(starts, part, steps, strict=True)):
+        signed = -step if reversed >> k & 1 else step
+        end = start + signed * count
+        out.append(slice(start, None if end < 0 else end, signed) if count else slice(0, 0))
+    return tuple(out)
+
+
+_SLICES_SAY = (
+    "per axis a start, a step of at least 1 and a count whose indices lie within the axis; reversed below 2^rank"
+)
+
+
+@op("x[*in_dims]; starts: dims, steps: dims, reversed: u32 -> out[*out_dims]",
+    classes=_SLICES, bound=moved(), draw=_drawn_slice, laws=[linear("x"), adjoint("x")], source="numpy basic slicing",
+    checks=[check("starts", "slices_ok(in_dims, out_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)])  # fmt: skip
+def slice_axes(x, out_dims, starts, steps, reversed):
+    """A part of an array: along every axis equally spaced indices, forwards or backwards.
+
+    out[j_0, j_1, …] = x[i_0, i_1, …] with i_k = starts[k] + steps[k]·j_k, or starts[k] − steps[k]·j_k where bit k of reversed is set
+
+    starts and steps have one entry per axis; steps are at least 1.
+
+    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes. An axis of size 0 gives an empty buffer.
+    Errors: INDEX unless the ranks are equal, reversed < 2^rank and every i_k is an index of its axis, starts[k] of one that gives
+    nothing at most its size."""
+    return x[index_of_slice(starts, out_dims, steps, reversed)]
+
+
+@slice_axes.vjp("g -> gx",
+    via=lambda k, g, in_dims, out_dims, starts, steps, reversed: k.pad_axes(
+        g, in_dims=out_dims, out_dims=in_dims, starts=starts, steps=steps, reversed=reversed, value=0.0))  # fmt: skip
+def slice_axes_vjp(g, in_dims, out_dims, starts, steps, reversed):
+    """gx = pad_axes(g) with zeros."""
+    gx = np.zeros(in_dims, np.result_type(g, float))
+    gx[index_of_slice(starts, out_dims, steps, reversed)] = g
+    return gx
+
+
+@op("x[*in_dims]; starts: dims, steps: dims, reversed: u32, value: float = 0.0 -> out[*out_dims]",
+    classes=_PADDINGS, bound=moved(), draw=_drawn_padding,
+    laws=[inverse("slice_axes", lambda in_dims, out_dims, starts, steps, reversed: {
+        "in_dims": out_dims, "out_dims": in_dims, "starts": starts, "steps": steps, "reversed": reversed})],
+    source="lax.pad",
+    checks=[check("starts", "slices_ok(out_dims, in_dims, starts, steps, reversed)", status="INDEX", say=_SLICES_SAY)])  # fmt: skip
+def pad_axes(x, in_dims, out_dims, starts, steps, reversed, value):
+    """An array spread over a larger one: value everywhere but at the indices that slice_axes would take.
+
+    out[i_0, i_1, …] = x[j_0, j_1, …] where i_k = starts[k] ± steps[k]·j_k as for slice_axes, value elsewhere
+
+    Padding of low[k] before and high[k] after axis k is starts = low, steps = 1, out_dims[k] = low[k] + in_dims[k] + high[k];
+    steps[k] − 1 elements of padding come between neighbours. value is rounded to float32 first.
+
+    Shapes: x (in_dims), out (out_dims), of one rank, at most 8 axes.
+    Errors: INDEX as for slice_axes, of a slice of out."""
+    out = np.full(out_dims, value, np.result_type(x, float))
+    out[index_of_slice(starts, in_dims, steps, reversed)] = x
+    return out
+
+
+@pad_axes.vjp("g -> gx",
+    via=lambda k, g, in_dims, out_dims, starts, steps, reversed, value: k.slice_axes(
+        g, in_dims=out_dims, out_dims=in_dims, starts=starts, steps=steps, reversed=reversed))  # fmt: skip
+def pad_axes_vjp(g, in_dims, starts, steps, reversed):
+    """gx = slice_axes(g)."""
+    return g[index_of_slice(starts, in_dims, steps, reversed)]
+
+
+@op("a[rows, n], b[rows, m] -> out[rows, n + m]",
+    classes={
+        "both": lambda rows, n, m: min(rows, n, m) > 0, "the first alone": lambda rows, n, m: min(rows, n) > 0 == m,
+        "the second alone": lambda rows, n, m: min(rows, m) > 0 == n, **tiles("elements", lambda rows, n, m: rows * (n + m), TASK)},
+    bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate(axis=1)")  # fmt: skip
+def concat_rows(a, b):
+    """Every row of a followed by the same row of b: concatenation along any axis, of arrays (rows, axis and what follows).
+
+    out[r, i] = a[r, i] for i < n, b[r, i − n] from there on
+
+    Shapes: a (rows, n), b (rows, m), out (rows, n + m).
+    Errors: OVERFLOW where n + m reaches 2^32."""
+    return np.concatenate([a, b], axis=1)
+
+
+def _rows_of_joined(k, g, rows, whole, start, count):
+    return k.slice_axes(g, in_dims=[rows, whole], out_dims=[rows, count], starts=[0, start], steps=[1, 1], reversed=0)
+
+
+@concat_rows.vjp("g -> ga, gb",
+    via=lambda k, g, rows, n, m: (_rows_of_joined(k, g, rows, n + m, 0, n), _rows_of_joined(k, g, rows, n + m, n, m)))  # fmt: skip
+def concat_rows_vjp(g, n):
+    """ga = g[:, :n], gb = g[:, n:]."""
+    return g[:, :n], g[:, n:]
 
 
 # ---- broadcasts -----------------------------------------------------------------------------------------------------

@@ -42,6 +42,28 @@ static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl
     return 1;
 }
 
+static inline int tl_positive(const tl_dims *dims)
+{
+    for (int32_t i = 0; i < dims->rank; i++)
+        if (dims->d[i] < 1) return 0;
+    return 1;
+}
+
+/* Indices are compared by a division, since (part - 1) * step may pass 64 bits. */
+static inline int tl_slices_ok(const tl_dims *whole, const tl_dims *part, const tl_dims *starts, const tl_dims *steps,
+                               uint32_t reversed)
+{
+    if (whole->rank != part->rank || whole->rank != starts->rank || whole->rank != steps->rank ||
+        reversed >> whole->rank || !tl_positive(steps))
+        return 0;
+    for (int32_t k = 0; k < whole->rank; k++) {
+        const int64_t size = whole->d[k], start = starts->d[k], count = part->d[k];
+        if (start > size || (count > 0 && start == size)) return 0;
+        if (count > 0 && count - 1 > (reversed >> k & 1 ? start : size - 1 - start) / steps->d[k]) return 0;
+    }
+    return 1;
+}
+
 static inline int tl_given(const void *handle) { return handle != NULL; }
 
 /* Whether all n elements of a host array are below `bound`. */
@@ -75,13 +97,6 @@ static inline tl_dims tl_pool_out(const tl_dims *spatial, const tl_dims *kernel,
         out.d[i] = (int64_t)tl_pool_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i],
                                          (uint32_t)padding->d[i]);
     return out;
-}
-
-static inline int tl_positive(const tl_dims *dims)
-{
-    for (int32_t i = 0; i < dims->rank; i++)
-        if (dims->d[i] < 1) return 0;
-    return 1;
 }
 
 static inline int tl_pool_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,

@@ -1,0 +1,105 @@
+/* Slices of any rank, their adjoint and concatenation on CUDA: strided copies (formula/strided.h).
+ *
+ * A thread owns GROUPS elements of the dense array, THREADS apart, so that a warp's accesses to it are one line; where runs, strides
+ * and pointers allow it an element is four floats. Element i of the dense array lies where one fast division per merged axis says;
+ * an index fits 32 bits, as a buffer has fewer than 2^32 elements. */
+#include "cuda/device/division.cuh"
+#include "cuda/device/vector.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "formula/strided.h"
+#include "generated/shape.h"
+
+namespace {
+
+constexpr int THREADS = 256, GROUPS = 4;
+
+template <class T> struct Copy {
+    const T *x;
+    T *y;
+    int64_t n;
+    int32_t count;
+    tl_fastdiv size[TL_MAX_RANK];
+    int64_t stride[TL_MAX_RANK];
+};
+
+/* AXES = 0: any number of merged axes. TAKE: from the strided array to the dense one, else back. */
+template <class T, int AXES, bool TAKE> __global__ void __launch_bounds__(THREADS) copy_kernel(Copy<T> c)
+{
+    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS);
+    T v[GROUPS];
+    int64_t place[GROUPS];
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
+        const int64_t i = block + k * THREADS + threadIdx.x;
+        if (i >= c.n) break;
+        uint32_t q = (uint32_t)i;
+        int64_t at = 0;
+        TL_UNROLL_FOR (int j = (AXES ? AXES : c.count) - 1; j > 0; j--) {
+            uint32_t rest;
+            q = c.size[j].divmod(q, &rest);
+            at += rest * c.stride[j];
+        }
+        place[k] = at + q * c.stride[0];
+        v[k] = c.x[TAKE ? place[k] : i];
+    }
+    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
+        const int64_t i = block + k * THREADS + threadIdx.x;
+        if (i < c.n) c.y[TAKE ? i : place[k]] = v[k];
+    }
+}
+
+template <class T, bool TAKE>
+int32_t launch(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
+{
+    constexpr int WIDTH = sizeof(T) / sizeof(float);
+    Copy<T> c = {reinterpret_cast<const T *>(x), reinterpret_cast<T *>(y), s.n / WIDTH, s.count, {}, {}};
+    for (int k = 0; k < s.count; k++) {
+        const bool last = k == s.count - 1;
+        c.size[k] = tl_fastdiv((uint64_t)(last ? s.size[k] / WIDTH : s.size[k]));
+        c.stride[k] = last || WIDTH == 1 ? s.stride[k] : s.stride[k] / WIDTH;
+    }
+    const auto kernel = s.count == 1   ? copy_kernel<T, 1, TAKE>
+                        : s.count == 2 ? copy_kernel<T, 2, TAKE>
+                        : s.count == 3 ? copy_kernel<T, 3, TAKE>
+                                       : copy_kernel<T, 0, TAKE>;
+    return tl_launch(ctx, name, kernel, tl_grid(c.n, THREADS * GROUPS), THREADS, c);
+}
+
+/* From the strided array x to the dense y, or from the dense x to the strided y. */
+template <bool TAKE> int32_t copy(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
+{
+    (TAKE ? x : y) += s.base;
+    const int last = s.count - 1;
+    bool wide = s.stride[last] == 1 && s.size[last] % 4 == 0 && tl_aligned4(x) && tl_aligned4(y);
+    for (int k = 0; k < last; k++)
+        wide = wide && s.stride[k] % 4 == 0;
+    return wide ? launch<float4, TAKE>(ctx, name, s, x, y) : launch<float, TAKE>(ctx, name, s, x, y);
+}
+
+} // namespace
+
+extern "C" int32_t tl_cuda_slice_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+                                      const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
+{
+    return copy<true>(ctx, "tl_cuda_slice_axes", tl_slice_strides(in_dims, out_dims, starts, steps, reversed), x, out);
+}
+
+extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
+                                    const tl_dims *starts, const tl_dims *steps, int64_t reversed, float value,
+                                    float *out)
+{
+    const int64_t n = (int64_t)tl_dims_product(in_dims), total = (int64_t)tl_dims_product(out_dims);
+    if (n < total) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, value, total));
+    if (n == 0) return TORCHLEAN_OK;
+    return copy<false>(ctx, "tl_cuda_pad_axes", tl_slice_strides(out_dims, in_dims, starts, steps, reversed), x, out);
+}
+
+extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
+                                       int64_t m, float *out)
+{
+    const tl_dims whole = {2, {rows, n + m}}, ones = {2, {1, 1}}, left = {2, {rows, n}}, right = {2, {rows, m}};
+    const tl_dims start = {2, {0, 0}}, middle = {2, {0, n}};
+    if (n > 0)
+        TL_TRY(copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(&whole, &left, &start, &ones, 0), a, out));
+    if (m == 0) return TORCHLEAN_OK;
+    return copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(&whole, &right, &middle, &ones, 0), b, out);
+}
