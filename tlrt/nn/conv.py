@@ -5,7 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.errors import ArgumentError, refusal
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer
 from tlrt.parameter import Parameter
@@ -98,8 +98,16 @@ class _Pool(Layer):
         self.kernel = _sizes(type(self).__name__, kernel, rank)
         self.stride: Size = self.kernel if stride is None else stride
         self.padding = padding
+        #: whether the caller said how many axes are spatial, so that three axes are no riddle
+        self._rank_said = rank is not None or not isinstance(kernel, int)
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        if len(x.shape) == 3 and not self._rank_said:
+            expected = "(batch, channels, height, width), or rank=1 for (batch, channels, length), 2 for one image"
+            raise refusal(ShapeError, type(self).__name__, "x", f"shape {x.shape}", expected)
+        return self._pool(x)
+
+    def _pool(self, x: TensorRef) -> TensorRef:
         return getattr(x.session, self._operation)(x, self.kernel, self.stride, self.padding)
 
     def __repr__(self) -> str:
@@ -110,7 +118,8 @@ class MaxPool(_Pool):
     """The largest of each window; NaN wins, padding never does, the first of equals takes the gradient.
 
     x (batch, channels, spatial…), or without the batch, to (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). The stride is the
-    kernel unless given; kernel and rank as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
+    kernel unless given; kernel and rank as Conv, but three axes are refused where `kernel` is a number without `rank`, as they
+    may be one image or a batch of sequences. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
 
     _operation = "max_pool"
 
@@ -136,5 +145,5 @@ class SmoothMaxPool(_Pool):
         super().__init__(kernel, stride, padding, rank=rank)
         self.beta = beta
 
-    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+    def _pool(self, x: TensorRef) -> TensorRef:
         return x.session.smooth_max_pool(x, self.kernel, self.stride, self.padding, self.beta)
