@@ -4886,7 +4886,8 @@ def flash_attention_bwd(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gQ?[batch, n, d], gK?[batch, n, d], gV?[batch, n, d]
@@ -4935,7 +4936,8 @@ def flash_attention_bwd_q(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gQ?[batch, n, d]
@@ -4992,7 +4994,8 @@ def flash_attention_bwd_k(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gK?[batch, n, d]
@@ -5049,7 +5052,8 @@ def flash_attention_bwd_v(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gV?[batch, n, d]
