@@ -48,9 +48,8 @@ def _work(
     while first["comparisons"] < count:
         case = draw_case(op, seed, classes[seed % len(classes)], "small", which)
         seed += 1
-        expected = case.expected
         for device, runtime in runtimes.items():
-            row = rows[device]
+            row, expected = rows[device], case.expected_on(device)
             try:
                 outs = runtime.run(case)
             except Exception as error:  # a call that raises is a finding, not the end of the run

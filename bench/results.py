@@ -16,6 +16,7 @@ from bench import trust
 from bench.markdown import format_figure, table
 from bench.speed_chart import chart_figures, draw_chart, family_ratios, read_figures
 from tlrt.verify.documents import read_document
+from tlrt.verify.report import count_entries
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 CHART = "docs/speed.svg"
@@ -111,8 +112,8 @@ def verified_sentence(run: dict[str, Any]) -> str:
     same = sum(r["identical"] is True for r in results)
     checks = "; ".join(map(": ".join, trust.sanitizer_runs(run.get("sanitizer", {}))))
     return (
-        f"{len(results)} entry points and devices verified in {cases} cases, {bad} failed; {same} of them bit-identical to the "
-        f"CPU path. compute-sanitizer: {checks}."
+        f"{count_entries((r['entry'], r['device']) for r in results)} verified in {cases} cases, {bad} failed; {same} of them "
+        f"bit-identical to the CPU path. compute-sanitizer: {checks}."
     )
 
 

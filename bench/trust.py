@@ -15,6 +15,7 @@ from audit.environment import EVIDENCE, ROOT
 from audit.evidence import PARTS, Evidence, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share
 from bench.markdown import table, table_head, table_row
+from tlrt.verify.report import count_entries
 from tlspec import entries, registry
 from tlspec.declarations import declarations
 from tlspec.entries import Entry
@@ -227,7 +228,8 @@ def _verify(d: Any) -> tuple[str, str]:
     results = d["results"]
     same = sum(r["identical"] is True for r in results)
     top = max(results, key=lambda r: float(r["share"]))
-    tried = f"{format_count(sum(r['cases'] for r in results))} cases of {len(results)} entry points and devices"
+    cases = format_count(sum(r["cases"] for r in results))
+    tried = f"{cases} cases of {count_entries((r['entry'], r['device']) for r in results)}"
     closest = f"closest to its bound: {format_share(top['share'])} ({top['entry']})"
     return tried, f"{sum(bool(r['failures']) for r in results)} failed; {same} bit-identical to the CPU; {closest}"
 
@@ -259,7 +261,8 @@ def _probe(d: Any) -> tuple[str, str]:
 def _determinism(d: Any) -> tuple[str, str]:
     bad = sum(r["verdict"] != "pass" for r in d["entries"])
     free = sum("not promised" in r["batch"] for r in d["entries"])
-    tried = f"{format_count(sum(count_calls(r) for r in d['entries']))} calls of {len(d['entries'])} entry points and devices"
+    calls = format_count(sum(count_calls(r) for r in d["entries"]))
+    tried = f"{calls} calls of {count_entries((r['entry'], r['device']) for r in d['entries'])}"
     said = f"{bad} entry points changed a bit; {free} depend on the batch around them, where that is not promised"
     return tried, said
 

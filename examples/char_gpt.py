@@ -65,11 +65,6 @@ class CharGPT(nn.Layer):
             h = block(h, training=training)
         return self.head(self.norm(h))
 
-    def parameters(self) -> list[Any]:
-        return [
-            *self.tokens.parameters(), self.positions, *self._collect_parameters([*self.blocks, self.norm, self.head]),
-        ]  # fmt: skip
-
 
 def build(session: Session, settings: common.Settings) -> common.Program:
     s, corpus = session, text.topics()

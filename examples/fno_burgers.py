@@ -93,9 +93,6 @@ class FNO1d(nn.Layer):
             h = block(h)
         return s.reshape(self.project(s.gelu(self.hidden(h))), np.shape(x)[:2])
 
-    def parameters(self) -> list[Any]:
-        return self._collect_parameters([self.lift, *self.blocks, self.hidden, self.project])
-
 
 def add_positions(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Values (batch, grid) beside their positions: (batch, grid, 2)."""

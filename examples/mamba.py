@@ -8,7 +8,6 @@ the loss on text it has not seen, beside that of the frequencies of characters.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy.typing as npt
 
@@ -50,9 +49,6 @@ class CharMamba(nn.Layer):
         for norm, block in zip(self.norms, self.blocks, strict=True):
             h = s.add(h, self.dropout(block(norm(h)), training=training))
         return self.head(self.norm(h))
-
-    def parameters(self) -> list[Any]:
-        return self._collect_parameters([self.tokens, *self.norms, *self.blocks, self.norm, self.head])
 
 
 def build(session: Session, settings: common.Settings) -> common.Program:

@@ -69,8 +69,9 @@ def save(
 ) -> None:  # fmt: skip
     """Writes a checkpoint; the file appears complete or not at all. One that is there keeps its mode, a link its target.
 
-    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns. Raises OSError, ArgumentError
-    for a parameter's name that no file can hold, DeviceMismatchError for an optimiser of another session."""
+    `extra` is anything JSON holds (the epoch, the place in the data), which :func:`load` returns, NumPy's numbers as Python's.
+    Raises OSError, ArgumentError for a parameter's name that no file can hold or a NaN or infinity in `extra`, ArgumentTypeError
+    for what else JSON has not, DeviceMismatchError for an optimiser of another session."""
     try:
         import safetensors.numpy
     except ImportError:
@@ -91,7 +92,7 @@ def save(
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
     about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
              "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
-             "extra": dict(extra or {})}  # fmt: skip
+             "extra": _json(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
     data = safetensors.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
     target = Path(os.path.realpath(path))
@@ -108,6 +109,22 @@ def save(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _json(extra: Mapping[str, Any]) -> Any:
+    """What is saved beside the tensors, as JSON has it."""
+    try:
+        return json.loads(json.dumps(dict(extra), allow_nan=False, default=_plain_number))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        expected = "a dict of finite numbers, text, None, lists and dicts"
+        raise refusal(kind, "save", "extra", f"{extra!r:.99} ({error})", expected) from None
+
+
+def _plain_number(value: Any) -> Any:
+    if isinstance(value, (np.number, np.bool_)) and not isinstance(value, np.complexfloating):
+        return value.item()
+    raise TypeError(f"no {type(value).__name__} in JSON")
 
 
 def load(
@@ -158,6 +175,10 @@ def _check(path: object, about: dict[str, Any], tensors: dict[str, _Tensor], ses
     if about["precision"] != wanted:
         expected = f"{wanted} for {session.device}"
         raise refusal(CheckpointError, "load", path, f"precision {about['precision']}", expected)
+    if list(session.parameters) != about["parameters"] and sorted(session.parameters) == sorted(about["parameters"]):
+        theirs, ours = next(p for p in zip(about["parameters"], session.parameters, strict=True) if p[0] != p[1])
+        given = f"its parameters in another order, {theirs!r} where they first differ"
+        raise refusal(CheckpointError, "load", path, given, f"{ours!r} there, as the session made them")
     if list(session.parameters) != about["parameters"]:
         missing = [n for n in session.parameters if n not in about["parameters"]]
         surplus = [n for n in about["parameters"] if n not in session.parameters]

@@ -321,7 +321,7 @@ class _Watch(Observer):
     def _compare_outputs(self, case: Case, got: Sequence[npt.NDArray[Any] | None]) -> list[Any]:
         shapes = [ref.shape for ref in case.expected.outputs]
         shaped = [None if v is None else v.reshape(shape) for v, shape in zip(got, shapes, strict=True)]
-        return compare_outputs(case.expected, shaped)
+        return compare_outputs(case.expected_on(self.device), shaped)
 
     def _report_failure(self, i: int, node: Node, case: Case, which: str, name: str, found: Comparison) -> None:
         if found.ok:

@@ -3677,7 +3677,8 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     Shapes: logits (rows, cols), labels (rows) on the host, out (1).
 
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
-    -inf beside a finite one makes it +inf. rows = 0 gives NaN.
+    -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
+    their sum are. rows = 0 gives NaN.
 
     Errors: INDEX if a label is cols or more.
 
@@ -4737,7 +4738,7 @@ def smooth_max_pool(
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
 
     Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0). A window of
-    padding alone gives 0. channels = 0 gives an empty result.
+    padding alone gives 0. Neither v - p nor ln(Σ)/β beyond float32 harms a result that is not. channels = 0 gives an empty result.
 
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
     β zero or not finite as a float32.
@@ -5045,7 +5046,8 @@ def flash_attention_bwd(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gQ?[batch, n, d], gK?[batch, n, d], gV?[batch, n, d]
@@ -5094,7 +5096,8 @@ def flash_attention_bwd_q(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gQ?[batch, n, d]
@@ -5151,7 +5154,8 @@ def flash_attention_bwd_k(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gK?[batch, n, d]
@@ -5208,7 +5212,8 @@ def flash_attention_bwd_v(
     gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·y[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all.
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS.
 
     Signature: Q[batch, n, d], K[batch, n, d], V[batch, n, d], mask?[batch, n, n], y[batch, n, d], g[batch, n, d] ->
         gV?[batch, n, d]
@@ -5612,8 +5617,9 @@ def rfft1d_packed(x: Buffer, batch: int, n: int, *, out: Buffer | None = None) -
 
     Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
 
-    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
-    the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row makes all of
+    the row's spectrum NaN. A bin beyond float32 is infinite and leaves the others as they are; on CUDA, where 4·n·max|x| of a row
+    reaches 2^128, other bins of the row may be infinite or NaN. batch = 0 gives an empty result.
 
     Errors: ARGUMENT for n = 0.
 
@@ -5693,7 +5699,8 @@ def irfft1d_packed(spec: Buffer, batch: int, n: int, *, out: Buffer | None = Non
     Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
 
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
-    all of the row NaN. batch = 0 gives an empty result.
+    all of the row NaN. An element beyond float32 is infinite; on CUDA, where 8·max|spec| of a row reaches 2^128, other elements of
+    the row may be infinite or NaN. batch = 0 gives an empty result.
 
     Errors: ARGUMENT for n = 0.
 

@@ -10,10 +10,10 @@ from tlrt._binding.arguments import boolean
 from tlrt._binding.together import Change, release_call, set_and_call
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
-from tlrt.errors import DeviceMismatchError, ReleasedError, ShapeError, refusal
+from tlrt.errors import ArgumentError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.tensor import Arithmetic
 
-__all__ = ["Parameter"]
+__all__ = ["Parameter", "Parameters"]
 
 
 class Parameter(Arithmetic):
@@ -164,3 +164,21 @@ class Parameter(Arithmetic):
     def __repr__(self) -> str:
         state = "stale host" if self._host is None else "mirrored" if self._mirror is not None else "host only"
         return f"Parameter({self.name!r}, shape={self.shape}, {state}{'' if self.requires_grad else ', frozen'})"
+
+
+class Parameters(dict[str, Parameter]):
+    """A session's parameters by name, in the order they were made. Called they are a list, as those of a layer are."""
+
+    def __call__(self) -> list[Parameter]:
+        """All of them."""
+        return list(self.values())
+
+    def drop(self, name: str) -> None:
+        """Forgets the parameter of that name, or those of the layer of that name, so that others may take their names, as when a
+        notebook's cell builds the layer again. Using one from then on is refused. Raises ArgumentError where there is none."""
+        gone = [n for n in self if n == name or n.startswith(f"{name}.")]
+        if not gone:
+            raise refusal(ArgumentError, "drop", "name", f"{name!r}", f"one of {', '.join(self) or 'none'}")
+        self[gone[0]].session._require_uncaptured("drop")
+        for n in gone:
+            del self[n]

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from tlrt._binding.together import Change, release_call, set_and_call
 from tlrt._capture.turn import Turn
 from tlrt._operations import Operations
 from tlrt._operations.base import atomic
+from tlrt._operations.names import missing_attribute
 from tlrt._operations.plan import Shape
 from tlrt.capture import Captured, capture
 from tlrt.context import Device
@@ -49,7 +50,7 @@ from tlrt.errors import (
     ShapeError,
     refusal,
 )
-from tlrt.parameter import Parameter
+from tlrt.parameter import Parameter, Parameters
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, other_thread_error, release_nodes, size_of
 from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
@@ -152,8 +153,8 @@ class Session(Operations[TensorRef]):
         self.options = chosen
         self.tape = Tape(self.device)
         self.tape.recording = chosen.track_gradients
-        #: all parameters by name, in the order they were made
-        self.parameters: dict[str, Parameter] = {}
+        #: all parameters by name, in the order they were made; ``parameters()`` is their list
+        self.parameters = Parameters()
         self.epoch = 0
         self._epochs = itertools.count(1)  # two threads that reset at once do not give their steps one number
         #: draws so far
@@ -175,6 +176,13 @@ class Session(Operations[TensorRef]):
             self._substitutes = fast_kernels.substitutes(
                 self.tape, precision=chosen.matmul_precision, use_gpu=bool(self.device.is_cuda)
             )
+
+    if not TYPE_CHECKING:  # else every name would be one
+
+        def __getattr__(self, name):
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)
+            raise missing_attribute(self, name)
 
     # ---- references
 
@@ -277,7 +285,11 @@ class Session(Operations[TensorRef]):
 
     @atomic
     def _mixed_pair(self, name: str, a: Any, b: Any) -> TensorRef:
-        """A binary operation on tensors, parameters and numbers."""
+        """A binary operation on tensors, parameters and numbers; max and min refuse an integer, which most mean as an axis."""
+        for x in (a, b) if name in ("max", "min") else ():
+            if isinstance(x, (int, np.integer)):
+                expected = f"a tensor, or {float(x)} for a number (an axis: reduce_max_axis0, reduce_max_axis1)"
+                raise refusal(ArgumentTypeError, name, "b" if x is b else "a", x, expected)
         return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
@@ -313,7 +325,9 @@ class Session(Operations[TensorRef]):
         if not isinstance(name, str) or not name:
             raise refusal(ArgumentTypeError, "param", "name", f"{name!r}", "a name")
         if name in self.parameters:
-            raise refusal(ArgumentError, "param", "name", f"{name!r}, which is taken", "another")
+            owner = name.rpartition(".")[0] or name
+            expected = f"another (session.parameters.drop({owner!r}) forgets what has it)"
+            raise refusal(ArgumentError, "param", "name", f"{name!r}, which is taken", expected)
         wants = self.options.requires_grad_by_default if requires_grad is None else requires_grad
         made = self.parameters[name] = Parameter(self, name, value, boolean("param", "requires_grad", wants))
         return made
@@ -328,6 +342,9 @@ class Session(Operations[TensorRef]):
             raise refusal(ArgumentTypeError, "use", "parameter", convert.type_name(parameter), "Parameter")
         if parameter.session is not self:
             raise refusal(DeviceMismatchError, "use", "parameter", "one of another session", "one of this")
+        if self.parameters.get(parameter.name) is not parameter:
+            got = f"{parameter.name!r}, which was dropped"
+            raise refusal(ReleasedError, "use", "parameter", got, "one of the session's parameters")
         version, outdated, writes = parameter._version, self._outdated, parameter._writes
         written = writes[0]
         value = AnyBuffer.of(parameter.shape, parameter.mirror.share())

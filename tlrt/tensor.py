@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._binding.arguments import is_number
-from tlrt._operations import Operations
+from tlrt._operations.methods import Methods
+from tlrt._operations.names import missing_attribute
 from tlrt._operations.plan import Shape
 from tlrt._operations.shaped import AnyBuffer
 from tlrt.errors import ArgumentTypeError, CaptureError, refusal
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
-#: the largest number of elements of which all are printed
-_SHOWN = 1000
+#: the largest numbers of elements of which all are printed, and which are read to print the first and last ones
+_SHOWN, _READ = 100, 2**24
 
 
-class Arithmetic:
+class Arithmetic(Methods["TensorRef"]):
     """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, x[i] and x[i:j] along
     axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
@@ -61,6 +60,15 @@ class Arithmetic:
         if copy is False:
             raise refusal(ValueError, type(self).__name__, "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        """A copy on the host for ``from_dlpack`` of NumPy, PyTorch and others."""
+        if copy is False:
+            raise refusal(BufferError, type(self).__name__, "copy", "False", "True or None (its memory is a device's)")
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # DLPack's number of the host
 
     def item(self) -> float:
         """The only element as a float; waits for the device."""
@@ -124,9 +132,15 @@ class Arithmetic:
 
     __hash__ = object.__hash__
 
+    def _order(self, other: object) -> NoReturn:
+        got = f"a tensor and {convert.type_name(other)}, which is not supported"
+        raise refusal(ArgumentTypeError, "comparison", "", got, "numpy() of the tensor, as in x.numpy() > 0, or item()")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _order
+
     def __len__(self) -> int:
         if not self.shape:
-            raise refusal(ArgumentTypeError, "len", "", "a scalar tensor", "at least one axis")
+            raise refusal(ArgumentTypeError, "len", "", "a scalar tensor", "at least one axis (numpy() gives an array)")
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> TensorRef:
@@ -158,31 +172,12 @@ class Arithmetic:
         kind = type(self).__name__
         raise refusal(ArgumentTypeError, kind, "", "one to pickle or copy deeply", "an array: numpy() gives one")
 
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):  # its getter raised an AttributeError, which Python hides
-            return object.__getattribute__(self, name)
-        known = [n for n in dir(type(self)) if not n.startswith("_")]
-        close = [n for n in known if len(name) > 2 and name in n.split("_")]
-        close = close or difflib.get_close_matches(name, known, 3)
-        hint = f"; there is {', '.join(sorted(close)[:4])}" if close and not name.startswith("_") else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute or operation {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:  # else every name would be one
 
-
-def _as_method(name: str, function: Any) -> Any:
-    """The session's operation as a method of its first operand."""
-
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        return getattr(self.session, name)(self, *arguments, **options)
-
-    first, *others = list(inspect.signature(function).parameters.values())[1:]
-    call.__signature__ = inspect.Signature([first.replace(name="self", annotation=first.empty), *others])  # type: ignore[attr-defined]
-    call.__name__, call.__qualname__, call.__doc__ = name, f"Arithmetic.{name}", function.__doc__
-    return call
-
-
-for _name in dir(Operations):
-    if not _name.startswith("_") and _name not in ("shape", "concat", "stack"):
-        setattr(Arithmetic, _name, _as_method(_name, getattr(Operations, _name)))
+        def __getattr__(self, name):
+            if hasattr(type(self), name):  # its getter raised an AttributeError, which Python hides
+                return object.__getattribute__(self, name)
+            raise missing_attribute(self, name)
 
 
 class TensorRef(Arithmetic):
@@ -235,7 +230,7 @@ class TensorRef(Arithmetic):
         try:
             node = self.session._node(self, "repr")
             flags = f"op={node.name!r}" + (", requires_grad" if node.requires_grad else "")
-            if self.size > 4 * _SHOWN:
+            if self.size > _READ:
                 return f"TensorRef({head}, {flags})"
             body = np.array2string(self.numpy(), prefix="TensorRef(", separator=", ", threshold=_SHOWN)
         except Exception as error:

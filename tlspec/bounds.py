@@ -76,6 +76,8 @@ class Bound:
     function: Callable[..., Sequence[npt.ArrayLike]]
     #: what :meth:`bits` calls; None where no bits are fixed
     fixed: Callable[..., Sequence[Bits]] | None = None
+    #: bounds on every intermediate per output, of CUDA alone: what may overflow there is not covered there
+    cuda_peak: Callable[..., Any] | None = None
 
     @property
     def in_float32(self) -> bool:
@@ -196,22 +198,28 @@ def tree(
     return Bound("tree", text or "min(h, λ√h)·u·M", tolerance, fixed if copies else None)
 
 
-def custom(function: Callable[..., Any], text: str, *, peak: Callable[..., Any] | None = None) -> Bound:
+def custom(
+    function: Callable[..., Any], text: str, *, peak: Callable[..., Any] | None = None,
+    cuda_peak: Callable[..., Any] | None = None,
+) -> Bound:  # fmt: skip
     """A bound of the row's own: ``function(**inputs, **params)`` (those it names) returns the tolerance per output. `peak`,
     called alike, gives per output a bound on every intermediate: where it is finite and reaches the overflow threshold nothing is
-    covered."""
+    covered, by `cuda_peak` on CUDA."""
 
     def tolerance(ref: Reference, outs: Sequence[F64], ins: Values, ps: Values) -> list[Any]:
         tolerances = [_capped(t) for t in _sequence(call_named(function, {**ins, **ps}))]
-        if peak is None:
-            return tolerances
-        peaks = [np.asarray(p, np.float64) for p in _sequence(call_named(peak, {**ins, **ps}))]
-        return [
-            np.where(np.isfinite(p) & (1.001 * p >= OVERFLOW), np.inf, t)
-            for t, p in zip(tolerances, peaks, strict=True)
-        ]
+        return tolerances if peak is None else uncovered(peak, tolerances, ins, ps)
 
-    return Bound("custom", text, tolerance)
+    return Bound("custom", text, tolerance, cuda_peak=cuda_peak)
+
+
+def uncovered(peak: Callable[..., Any], tolerances: Sequence[F64], inputs: Values, params: Values) -> list[F64]:
+    """The tolerances, infinite where a bound on the intermediates is finite and reaches the overflow threshold."""
+    with np.errstate(all="ignore"):
+        peaks = [np.asarray(p, np.float64) for p in _sequence(call_named(peak, {**inputs, **params}))]
+    return [
+        np.where(np.isfinite(p) & (1.001 * p >= OVERFLOW), np.inf, t) for t, p in zip(tolerances, peaks, strict=True)
+    ]
 
 
 def factor(height: npt.ArrayLike) -> Any:

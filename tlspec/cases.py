@@ -11,14 +11,14 @@ one of the row's geometry classes, and the draw aims at it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from tlspec import boundaries, registry
-from tlspec.bounds import Bound, call_named, call_reference
+from tlspec.bounds import Bound, call_named, call_reference, uncovered
 from tlspec.classes import Near
 from tlspec.data import DATA, corners, double, fill, generator
 from tlspec.draws import INTEGERS, LIMITS, Draw
@@ -143,6 +143,14 @@ class Case:
         if self.data == "integers" and self.bound.kind not in ("exact", "moved") and _integral(wide):
             return Expected(wide, tuple(np.zeros(o.shape) for o in wide), False, bits)
         return Expected(wide, tolerances, not self.bound.summed, bits)
+
+    def expected_on(self, device: str) -> Expected:
+        """What a device's result is compared with: on CUDA less, where the bound says what may overflow there."""
+        peak, expected = self.bound.cuda_peak, self.expected
+        if peak is None or not device.startswith("cuda"):
+            return expected
+        tolerances = uncovered(peak, expected.tolerances, _spec_inputs(self.arguments), self.values)
+        return replace(expected, tolerances=tuple(tolerances))
 
     def shape(self, array: Array) -> tuple[int, ...]:
         """The shape of one of the call's arrays."""

@@ -10,6 +10,8 @@ special       normal, sprinkled with ±0, ±inf, NaN, subnormals, ties, and for 
 integers      small integers whose sums and products stay below 2^24, so every summation order is exact: tolerance 0
 structured    constant, one-hot, ascending, few distinct values, zeros, alternating signs; short significands, because a
               rounding repeated on equal data is biased and the probabilistic bounds do not cover it
+huge          normal, times a power of two from 2^96 up for each row, nothing beyond the largest float32: sums overflow
+              where means and neighbouring results do not
 grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact, which the laws need
 ============  ========================================================================================================
 """
@@ -19,7 +21,7 @@ import hashlib
 import numpy as np
 
 #: the data classes
-DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "grid")
+DATA = ("normal", "uniform", "wide", "special", "integers", "structured", "huge", "grid")
 
 
 def generator(*key: object) -> np.random.Generator:
@@ -67,6 +69,10 @@ def fill(
             x[ties] = x[rng.integers(0, n, size=int(ties.sum()))]
     elif data == "integers":
         x = rng.integers(-span, span, size=n, endpoint=True).astype(np.float32)
+    elif data == "huge":
+        rows = shape[0] if len(shape) > 1 else 1
+        powers = np.repeat(rng.integers(96, 128, size=rows), n // max(rows, 1))
+        x = np.clip(np.ldexp(rng.standard_normal(n), powers), _EXTREMES[1], _EXTREMES[0])
     elif data == "grid":
         x = (rng.integers(-128, 128, size=n, endpoint=True) / 64).astype(np.float32)
     elif data == "structured":

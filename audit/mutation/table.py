@@ -134,9 +134,11 @@ DEFECTS = [
         ("    return (b[0] + b[2]) + (b[1] + b[3]);", "    return (b[0] + b[1]) + (b[2] + b[3]);",
          "another order of additions: CPU and CUDA differ", "reduce"),
     ]),
+    *defects("native/src/formula/count.h", rows=[
+        ("return n > 0 ? tl_per_count(s, n)", "return n > 0 ? s", "a mean without 1/n", "reduce"),
+        ("tl_per_count(s, -n) * (1.0f / TL_SUM_SCALE)", "tl_per_count(s, -n)", "a mean loss stays scaled", "cross_entropy"),
+    ]),
     *defects("native/src/cpu/reduce.c", rows=[
-        ("return count > 0 ? tl_per_count(sum, count) : sum;", "return count > 0 ? sum : sum;", "a mean without 1/n",
-         "reduce"),
         ("const int nan = greatest > order_key(0x7f800000u) || least < order_key(0xff800000u);",
          "const int nan = greatest > order_key(0x7f800000u) || (least < order_key(0xff800000u) && 0);",
          "negative NaNs are hidden from maxima", "reduce"),

@@ -16,6 +16,7 @@ from audit.alarms import EDGES
 from audit.evidence import PARTS, Evidence, Finding, Source, device_kind, row_with_most
 from audit.figures import count_calls, format_count, format_inputs, format_share, plural
 from audit.report.charts import Histogram, draw_histograms, format_bins
+from tlrt.verify.report import count_entries
 from tlspec import registry
 
 #: what a file says of one entry point on one device
@@ -150,9 +151,9 @@ def _tiles(ev: Evidence) -> list[Tile]:
         text = f"{plural(failed['verify'], 'failure')}; closest to its bound: {format_share(worst)} of it"
         if same:
             text += f"; {format_count(same)} entry points bit-identical on GPU and CPU"
-        entries = format_count(len({(r["entry"], device_kind(r["device"])) for r in rows}))
+        entries = count_entries((r["entry"], device_kind(r["device"])) for r in rows)
         cases = format_count(_total(ev, "verify", lambda r: int(r["cases"])))
-        add("verify", cases, f"drawn cases, {entries} entry points and devices", text)
+        add("verify", cases, f"drawn cases, {entries}", text)
     if rows := [r for *_, r in ev.all("exhaustive")]:
         off, names = max(r["worst"] for r in rows), {r["entry"] for r in rows}
         strides = sorted({r["stride"] for r in rows})

@@ -5,6 +5,10 @@ import pytest
 
 from tests.runtime.test_process import threads
 from tlrt import kernels
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.cases import build_case, generator
+from tlspec.compare import compare_outputs
 
 pytestmark = pytest.mark.operations("max_pool")
 
@@ -21,6 +25,26 @@ def test_a_window_across_two_tasks_gives_its_gradient_once(dev):
         for _ in range(6):
             gx = kernels.max_pool_bwd(x, given, 1, (rows, cols), (5, 5), (1, 1), (0, 0)).numpy()
             assert np.array_equal(gx.reshape(rows, cols), expected)
+
+
+@pytest.mark.parametrize("beta", [1e-38, -1e-38, 1e-42])
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_a_small_beta_meets_the_range(which, beta):
+    """v - p, and ln(Σ)/β, beyond float32 where the weights and the result are not."""
+    x = np.float32([[-3e38, 3e38, -1.5e38, 1], [-3.4e38, -3.4e38, -3e38, 5], [np.inf, 0, 1, 2], [1, 2, 3, 4]])
+    values = {
+        "channels": 4,
+        "spatial": [4],
+        "kernel": [4],
+        "stride": [4],
+        "padding": [0],
+        "beta": float(np.float32(beta)),
+    }
+    given = {"x": x * np.float32(np.sign(beta)), "g": np.ones((4, 1), np.float32)}
+    case = build_case(registry.get("smooth_max_pool"), values, given, generator("beta"), which=which)
+    (found,) = compare_outputs(case.expected, Runtime("cpu").run(case))
+    assert found.ok, found.explain()
+    assert which == "vjp" or abs(beta) < 1e-40 or np.isfinite(case.expected.outputs[0].astype(np.float32)[0]).all()
 
 
 @pytest.mark.parametrize("beta", [2.0, -2.0])

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 from tlrt import kernels
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.cases import build_case, generator
+from tlspec.compare import compare_outputs
 
 pytestmark = pytest.mark.operations("softmax")
 
@@ -27,3 +31,17 @@ def test_elements_beyond_the_range_of_exp(dev, cols):
     x[0, :2], x[1, -1] = [1000, 999], -1000
     y = kernels.softmax(dev.buffer(x), 2, cols).numpy().reshape(2, cols)
     assert y[0, 0] > 0.73 and np.isfinite(y).all() and y[0, 2:].max(initial=0) == 0 and y[1, -1] == 0
+
+
+@pytest.mark.operations("cross_entropy")
+@pytest.mark.parametrize(
+    "logits", [[[0, 9e37]] * 5, [[-3e38, 3e38], [0, 0]], [[-np.inf, 3e38], [0, 0]], [[0, 3e38]] * 70_000], ids=range(4)
+)
+def test_a_mean_loss_within_the_range(logits):
+    """Sums of losses, and a loss, beyond float32 leave a mean that is not; a weight of 0 remains infinitely wrong."""
+    rows = len(logits)
+    given = {"logits": np.float32(logits), "labels": np.zeros(rows, np.uint32)}
+    case = build_case(registry.get("cross_entropy"), {"rows": rows, "cols": 2}, given, generator("mean"))
+    (out,) = Runtime("cpu").run(case)
+    (found,) = compare_outputs(case.expected, [out])
+    assert found.ok and np.isfinite(out[0]) == np.isfinite(given["logits"]).all(), found.explain()

@@ -141,7 +141,10 @@ def test_a_sound_row_is_written(copy: Path, tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == ""
     families = {"native/generated/elementwise.h", "native/generated/elementwise_entry_points.c"}
     shared = {"native/generated/abi_hash.h", "native/include/torchlean_cuda_ops.h", "tlrt/kernels.py"}
-    shared |= {"tlrt/_operations/forwarding.py"}  # tapes and sessions have a method for it
+    shared |= {
+        "tlrt/_operations/forwarding.py",
+        "tlrt/_operations/methods.py",
+    }  # tapes, sessions and tensors have a method
     table = {"native/generated/elementwise_table.c"}
     assert {line.removeprefix("wrote: ") for line in done.stdout.splitlines()} == families | shared | table
 

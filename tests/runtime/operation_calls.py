@@ -115,7 +115,7 @@ def pools(name: str, *beta: float) -> list[Call]:
     volume = row(name, kernel=[2, 2, 2], stride=[1, 1, 1], padding=[0, 0, 0], **ref)
     return [
         Call(((2, 9),), lambda t, x: getattr(t, name)(x, (3,), (2,), (1,), *beta), lists),
-        Call(((2, 3, 4, 3),), lambda t, x: getattr(t, name)(x, 2, 1, 0, *beta), volume),
+        Call(((2, 3, 4, 3),), lambda t, x: getattr(t, name)(x, 2, 1, 0, *beta, rank=3), volume),
     ]
 
 

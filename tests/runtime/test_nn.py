@@ -25,7 +25,7 @@ LAYERS = {
     "conv transpose of rank 1": (lambda s: nn.ConvTranspose(s, 2, 3, (2,), name="l"), (2, 4)),
     "max pool": (lambda s: nn.MaxPool(2), (2, 2, 4, 5)),
     "avg pool": (lambda s: nn.AvgPool((3,), stride=1, padding=1), (2, 2, 5)),
-    "smooth max pool": (lambda s: nn.SmoothMaxPool(2, beta=2.0), (2, 4, 4)),
+    "smooth max pool": (lambda s: nn.SmoothMaxPool(2, beta=2.0, rank=2), (2, 4, 4)),
     "layer norm": (lambda s: nn.LayerNorm(s, 6, name="l"), (2, 3, 6)),
     "batch norm": (lambda s: nn.BatchNorm(s, 3, name="l"), (4, 3, 2, 2)),
     "batch norm of vectors": (lambda s: nn.BatchNorm(s, 3, name="l"), (5, 3)),

@@ -251,6 +251,22 @@ def test_pools_are_the_operations(s):
     assert_raises_regex(errors.ArgumentError, "rank: got 1, expected 2", nn.MaxPool, (2, 2), rank=1)
 
 
+def test_pools_act_on_the_last_axes(s):
+    """Their number is said, or that of the entries of a list; what remains are channels, and a batch before them."""
+    x, row = s.const(normals(2, 4, 6, 8)), s.const(normals(2, 4, 8))
+    best = x.numpy().reshape(2, 4, 3, 2, 4, 2).max((3, 5))
+    for y in (s.max_pool(x, 2, 2, rank=2), s.max_pool(x, (2, 2), 2), s.max_pool(x, 2, [2, 2]), nn.MaxPool(2)(x)):
+        assert np.array_equal(y.numpy(), best)
+    pairs = row.numpy().reshape(2, 4, 4, 2)
+    assert np.array_equal(nn.MaxPool(2, rank=1)(row).numpy(), pairs.max(-1))
+    assert np.array_equal(s.max_pool(row, 2, 2, rank=1).numpy(), pairs.max(-1))
+    assert np.array_equal(s.max_pool(row[0], 2, 2).numpy(), pairs[0].max(-1)), "two axes are one row of channels"
+    image = s.max_pool(row, 2, 2, rank=2)
+    assert np.array_equal(nn.MaxPool(2, rank=2)(row).numpy(), image.numpy()) and image.shape == (2, 2, 4)
+    assert np.array_equal(nn.MaxPool((2, 2))(row).numpy(), image.numpy())
+    assert s.max_pool(x, 2, 2, rank=3).shape == (2, 2, 3, 4)
+
+
 def test_convolutions_of_any_rank(s):
     for rank in (1, 2, 3):
         conv = nn.Conv(s, 2, 5, 3, name=f"c{rank}", rank=rank, stride=2, padding=1)

@@ -10,7 +10,7 @@ from numpy.testing import assert_raises_regex
 
 import tlrt
 from tests import unchanged_memory
-from tlrt import Session, spec
+from tlrt import Session, nn, spec
 from tlrt import tape as tape_module
 from tlrt.tape import AnyBuffer, Tape
 
@@ -33,6 +33,16 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "cross_entropy: logits: got a scalar": lambda s: s.cross_entropy(s.const(1.0), 0),
     r"slice_range0: x: got a scalar": lambda s: s.slice_range0(s.const(1.0), 0, 1),
     "max_pool2d.*: got 3 entries, expected 2": lambda s: s.max_pool2d(s.zeros((1, 1, 4, 4)), (2, 2, 2), 1),
+    r"max_pool: x: got shape \(2, 4, 8, 8\), expected rank=2 with a batch or rank=3 without": lambda s: s.max_pool(
+        s.zeros((2, 4, 8, 8)), 2, 2
+    ),
+    r"avg_pool: x: got shape \(2, 4, 8\), expected rank=1 with a batch or rank=2 without": lambda s: s.avg_pool(
+        s.zeros((2, 4, 8)), 2, 2
+    ),
+    r"MaxPool: x: got shape \(2, 4, 8\), expected .*rank=1": lambda s: nn.MaxPool(2)(s.zeros((2, 4, 8))),
+    r"smooth_max_pool: stride: got 2 entries, expected 1": lambda s: s.smooth_max_pool(
+        s.zeros((2, 4, 8)), 2, (2, 2), rank=1
+    ),
     "param: name: got 3, expected a name": lambda s: s.param([1.0], 3),
     "clip_grad_norm: parameters: got str, expected Parameter": lambda s: s.clip_grad_norm(1.0, ["w"]),
     "clip_grad_norm: parameters: got .*'w'.*, expected those of the last backward": lambda s: s.clip_grad_norm(

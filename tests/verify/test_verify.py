@@ -19,6 +19,7 @@ from tlrt.verify import command as verify
 from tlrt.verify import run as verify_run
 from tlrt.verify import verifier
 from tlrt.verify.inputs import InputError, cases_of, infer
+from tlrt.verify.report import Failure, Report, Result, count_entries, summarise
 from tlspec import registry
 from tlspec.bounds import Bound
 from tlspec.cases import Case, draw_case
@@ -322,3 +323,20 @@ def test_a_process_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(verify, "_check_one", _end)
     assert exit_status(verify.main, ["--ops", "relu", "--jobs", "2"]) == 1
     assert "--ops relu --trace" in capsys.readouterr().err
+
+
+def test_the_summary_counts_entry_points_and_devices_apart() -> None:
+    def summary(devices: list[str], **failed: int) -> str:
+        results = [Result("add", f"e{i}", "f", "forward", d, "exact", cases=2) for d in devices for i in range(3)]
+        for r in results:
+            if int(r.entry[1:]) < failed.get(r.device, 0):
+                r.failures.append(Failure(r.entry, r.device, "bound", "", ""))
+        return summarise(Report("", 0, "", dict.fromkeys(devices, ""), {}, {}, results)).splitlines()[-1]
+
+    assert summary(["cpu", "cuda"]).startswith("all 3 entry points on each of 2 devices pass: 12 cases on cpu, cuda")
+    assert summary(["cpu"]).startswith("all 3 entry points pass: 6 cases on cpu")
+    assert summary(["cpu"], cpu=2).startswith("2 of 3 entry points FAILED: 6")
+    assert summary(["cpu", "cuda"], cuda=1).startswith("1 on cuda of 3 entry points on each of 2 devices FAILED")
+    assert (
+        count_entries([("a", "cpu"), ("b", "cpu"), ("a", "cuda")]) == "2 entry points on cpu and 1 entry points on cuda"
+    )

@@ -12,9 +12,17 @@ class LinalgOperations(ForwardingOperations[Ref]):
 
     def matmul(self, a: Ref, b: Ref) -> Ref:
         """(m, n) x (n, p) to (m, p). A batch (batch, m, n) is multiplied by (batch, n, p), or by one (n, p)."""
-        if len(self._shape("matmul", a)) == 3:
-            return self._apply("bmm", (a, b)) if len(self._shape("matmul", b)) == 3 else self._batched_matmul(a, b)
-        return self._apply("matmul", (a, b))
+        try:
+            if len(self._shape("matmul", a)) == 3:
+                return self._apply("bmm", (a, b)) if len(self._shape("matmul", b)) == 3 else self._batched_matmul(a, b)
+            return self._apply("matmul", (a, b))
+        except ShapeError:
+            shapes = self._shape("matmul", a), self._shape("matmul", b)
+            if max(map(len, shapes)) < 4:
+                raise
+            got = f"shapes {shapes[0]} and {shapes[1]}"
+            expected = "(m, n) by (n, p), or (batch, m, n) by (n, p) or (batch, n, p)"
+            raise refusal(ShapeError, "matmul", "a, b", got, expected) from None
 
     @atomic
     def _batched_matmul(self, a: Ref, b: Ref) -> Ref:
@@ -34,5 +42,10 @@ class LinalgOperations(ForwardingOperations[Ref]):
         if not shape:
             raise refusal(ShapeError, "linear", "x", "a scalar", "(…, inputs)")
         rows = self._view(x, (math.prod(shape[:-1]), shape[-1]), "reshape")
-        y = self._apply("linear", (w, rows, b))
+        try:
+            y = self._apply("linear", (w, rows, b))
+        except ShapeError:  # which speaks of rows that nobody passed
+            got = f"shapes {self.shape(w)}, {self.shape(b)} and {shape}"
+            expected = "(outputs, inputs), (outputs) and (…, inputs)"
+            raise refusal(ShapeError, "linear", "w, b, x", got, expected) from None
         return self._view(y, (*shape[:-1], self.shape(y)[1]), "linear")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tlrt._binding import convert
 from tlrt._operations.plan import Shape
-from tlrt.errors import ArgumentTypeError, ShapeError, refusal
+from tlrt.errors import ArgumentTypeError, ReleasedError, ShapeError, refusal
 
 
 def size_of(shape: Sequence[int]) -> int:
@@ -70,9 +70,13 @@ class AnyBuffer:
             raise refusal(ShapeError, "AnyBuffer", "buffer", got, expected)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy on the host, in shape; waits for the device. Raises ShapeError where the buffer has another length."""
-        if not self.buffer.released:
-            self.require_length()
+        """A copy on the host, in shape; waits for the device. Raises ShapeError where the buffer has another length, and once it
+        is released, a gradient at the session's next backward or reset, ReleasedError."""
+        if self.buffer.released:
+            got = f"a released buffer of shape {self.shape}"
+            expected = "a live one (backward and reset release the gradients before)"
+            raise refusal(ReleasedError, "numpy", "buffer", got, expected)
+        self.require_length()
         return self.buffer.numpy(self.shape)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

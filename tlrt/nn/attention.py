@@ -2,9 +2,8 @@
 
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
-from tlrt.nn.layer import Dropout, Layer
+from tlrt.nn.layer import Dropout, Layer, require_sizes
 from tlrt.nn.linear import LayerNorm, Linear
-from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
@@ -25,6 +24,7 @@ class MultiHeadAttention(Layer):
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
         weight_init: init.Initializer | None = None,
     ) -> None:  # fmt: skip
+        require_sizes(self, width=width, heads=heads)
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
@@ -37,9 +37,6 @@ class MultiHeadAttention(Layer):
         query, key, value, out = (s.use(w) for w in (self.query, self.key, self.value, self.out))
         how = {"use_flash": self.use_flash, "causal": self.causal}
         return s.multi_head_attention(x, query, key, value, out, self.heads, **how)
-
-    def parameters(self) -> list[Parameter]:
-        return [self.query, self.key, self.value, self.out]
 
 
 class TransformerBlock(Layer):
@@ -69,6 +66,3 @@ class TransformerBlock(Layer):
         s = self.session
         x = s.add(x, self.dropout(self.attention(self.norm1(x)), training=training))
         return s.add(x, self.dropout(self.down(s.gelu(self.up(self.norm2(x)))), training=training))
-
-    def parameters(self) -> list[Parameter]:
-        return self._collect_parameters((self.norm1, self.attention, self.norm2, self.up, self.down))

@@ -1,13 +1,13 @@
 """Convolutions of any rank and pools; channels first, with a batch before them or without."""
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tlrt.errors import ArgumentError, refusal
+from tlrt._binding.arguments import integer, integers
+from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
-from tlrt.nn.layer import Layer
+from tlrt.nn.layer import Layer, require_sizes
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
@@ -19,9 +19,9 @@ Size = int | Sequence[int]
 
 def _sizes(name: str, kernel: Size, rank: int | None) -> tuple[int, ...]:
     """The kernel, one entry per spatial axis; a number stands for `rank` equal ones, two unless said."""
-    if isinstance(kernel, int):
-        return (kernel,) * (2 if rank is None else rank)
-    sizes = tuple(operator.index(k) for k in kernel)
+    if hasattr(kernel, "__index__"):
+        return (integer(name, "kernel", kernel),) * (2 if rank is None else integer(name, "rank", rank))
+    sizes = integers(name, "kernel", kernel)
     if rank is not None and rank != len(sizes):
         raise refusal(ArgumentError, name, "rank", rank, f"{len(sizes)}, as the kernel has, or none")
     return sizes
@@ -37,6 +37,7 @@ class _Convolution(Layer):
         rank: int | None = None, stride: Size = 1, padding: Size = 0, bias: bool = True,
         weight_init: init.Initializer | None = None, bias_init: init.Initializer | None = None,
     ) -> None:  # fmt: skip
+        require_sizes(self, in_channels=in_channels, out_channels=out_channels)
         self.session, self.stride, self.padding, self.out_channels = session, stride, padding, out_channels
         shape = (*self._channels(in_channels, out_channels), *_sizes(type(self).__name__, kernel, rank))
         weight = init.initial_value(weight_init, init.kaiming_uniform, session, shape)
@@ -54,9 +55,6 @@ class _Convolution(Layer):
         s: Any = self.session
         b = s.zeros((self.out_channels,)) if self.bias is None else self.bias
         return getattr(s, self._operation)(self.weight, b, x, self.stride, self.padding)
-
-    def parameters(self) -> list[Parameter]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
 class Conv(_Convolution):
@@ -98,8 +96,16 @@ class _Pool(Layer):
         self.kernel = _sizes(type(self).__name__, kernel, rank)
         self.stride: Size = self.kernel if stride is None else stride
         self.padding = padding
+        #: whether the caller said how many axes are spatial, so that three axes are no riddle
+        self._rank_said = rank is not None or not hasattr(kernel, "__index__")
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        if len(x.shape) == 3 and not self._rank_said:
+            expected = "(batch, channels, height, width), or rank=1 for (batch, channels, length), 2 for one image"
+            raise refusal(ShapeError, type(self).__name__, "x", f"shape {x.shape}", expected)
+        return self._pool(x)
+
+    def _pool(self, x: TensorRef) -> TensorRef:
         return getattr(x.session, self._operation)(x, self.kernel, self.stride, self.padding)
 
     def __repr__(self) -> str:
@@ -110,7 +116,8 @@ class MaxPool(_Pool):
     """The largest of each window; NaN wins, padding never does, the first of equals takes the gradient.
 
     x (batch, channels, spatial…), or without the batch, to (…, ⌊(spatial + 2·padding - kernel)/stride⌋ + 1). The stride is the
-    kernel unless given; kernel and rank as Conv. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
+    kernel unless given; kernel and rank as Conv, but three axes are refused where `kernel` is a number without `rank`, as they
+    may be one image or a batch of sequences. Raises ShapeError, ArgumentError. Source: torch.nn.MaxPool2d."""
 
     _operation = "max_pool"
 
@@ -136,5 +143,5 @@ class SmoothMaxPool(_Pool):
         super().__init__(kernel, stride, padding, rank=rank)
         self.beta = beta
 
-    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+    def _pool(self, x: TensorRef) -> TensorRef:
         return x.session.smooth_max_pool(x, self.kernel, self.stride, self.padding, self.beta)

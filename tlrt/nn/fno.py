@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from tlrt.errors import ShapeError, refusal
 from tlrt.nn import init
-from tlrt.nn.layer import Layer
+from tlrt.nn.layer import Layer, require_sizes
 from tlrt.nn.linear import Linear
-from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
@@ -25,6 +24,7 @@ class SpectralConv1d(Layer):
     ShapeError, ArgumentError. Source: Li et al., arXiv:2010.08895."""
 
     def __init__(self, session: Session, width: int, modes: int, *, name: str) -> None:
+        require_sizes(self, width=width, modes=modes)
         self.session, self.modes, self.width = session, modes, width
         shape, high = (modes, width, width), 1.0 / max(width * width, 1)
         self.weight_re = session.param(init.uniform(session, shape, 0.0, high), f"{name}.weight_re")
@@ -57,9 +57,6 @@ class SpectralConv1d(Layer):
         signals = s.irfft1d_packed(s.transpose3d_cab(spectrum), grid)
         return s.transpose3d_acb(s.reshape(signals, (batch, width, grid)))
 
-    def parameters(self) -> list[Parameter]:
-        return [self.weight_re, self.weight_im]
-
 
 class FNOBlock1d(Layer):
     """A spectral convolution beside a linear map of each point, and an activation.
@@ -82,6 +79,3 @@ class FNOBlock1d(Layer):
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         y = self.session.add(self.spectral(x), self.point(x))
         return y if self.activation is None else self.activation(y)
-
-    def parameters(self) -> list[Parameter]:
-        return self._collect_parameters((self.spectral, self.point))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tlrt.nn import init
-from tlrt.nn.layer import Layer
+from tlrt.nn.layer import Layer, require_sizes
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
@@ -25,6 +25,7 @@ class Linear(Layer):
         self, session: Session, inputs: int, outputs: int, *, name: str, bias: bool = True,
         weight_init: init.Initializer | None = None, bias_init: init.Initializer | None = None,
     ) -> None:  # fmt: skip
+        require_sizes(self, inputs=inputs, outputs=outputs)
         self.session = session
         weight = init.initial_value(weight_init, init.kaiming_uniform, session, (outputs, inputs))
         self.weight = session.param(weight, f"{name}.weight")
@@ -37,9 +38,6 @@ class Linear(Layer):
         s: Any = self.session
         return s.linear(self.weight, s.zeros(self.weight.shape[:1]) if self.bias is None else self.bias, x)
 
-    def parameters(self) -> list[Parameter]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
-
 
 class Embedding(Layer):
     """A table of vectors, looked up by index.
@@ -51,6 +49,7 @@ class Embedding(Layer):
     def __init__(
         self, session: Session, count: int, width: int, *, name: str, weight_init: init.Initializer | None = None
     ) -> None:
+        require_sizes(self, count=count, width=width)
         self.session = session
         weight = init.initial_value(weight_init, init.normal, session, (count, width))
         self.weight = session.param(weight, f"{name}.weight")
@@ -58,9 +57,6 @@ class Embedding(Layer):
     def __call__(self, x: npt.ArrayLike, *, training: bool = False) -> TensorRef:
         s: Any = self.session
         return s.embedding(self.weight, x)
-
-    def parameters(self) -> list[Parameter]:
-        return [self.weight]
 
 
 class LayerNorm(Layer):
@@ -72,6 +68,7 @@ class LayerNorm(Layer):
     operation's own default. Raises ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm."""
 
     def __init__(self, session: Session, width: int, *, name: str, eps: float = 1e-5) -> None:
+        require_sizes(self, width=width)
         self.session, self.eps = session, eps
         self.weight = session.param(init.ones(session, (width,)), f"{name}.weight")
         self.bias = session.param(init.zeros(session, (width,)), f"{name}.bias")
@@ -79,6 +76,3 @@ class LayerNorm(Layer):
     def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
         s: Any = self.session
         return s.layer_norm(x, self.weight, self.bias, self.eps)
-
-    def parameters(self) -> list[Parameter]:
-        return [self.weight, self.bias]

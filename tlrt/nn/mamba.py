@@ -7,9 +7,8 @@ import numpy as np
 
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
-from tlrt.nn.layer import Layer
+from tlrt.nn.layer import Layer, require_sizes
 from tlrt.nn.linear import Linear
-from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
@@ -31,6 +30,7 @@ class SelectiveScan(Layer):
     Raises ShapeError, ArgumentError. Source: Gu and Dao, arXiv:2312.00752, algorithm 2, with B discretised by Euler's step."""
 
     def __init__(self, session: Session, width: int, state: int = 16, *, name: str, rank: int | None = None) -> None:
+        require_sizes(self, width=width, state=state)
         if state < 1 or width < 1:
             raise refusal(ArgumentError, "SelectiveScan", "width, state", f"{width}, {state}", "1 or more")
         self.session, self.width, self.state = session, width, state
@@ -62,10 +62,6 @@ class SelectiveScan(Layer):
         y = s.reshape(s.bmm(s.reshape(h, (n * batch, width, self.state)), c), shape)
         return s.add(y, s.mul(x, s.use(self.d)))
 
-    def parameters(self) -> list[Parameter]:
-        layers = self._collect_parameters((self.low, self.step, self.input, self.output))
-        return [*layers, self.a_log, self.d]
-
 
 def _step_bias(session: Session, shape: Sequence[int]) -> init.Array:
     """The biases whose softplus is log-uniform within _STEPS: softplus⁻¹(y) = y + ln(1 - e^-y)."""
@@ -87,6 +83,7 @@ class MambaBlock(Layer):
     def __init__(
         self, session: Session, width: int, *, name: str, state: int = 16, expand: int = 2, taps: int = 4
     ) -> None:
+        require_sizes(self, width=width, expand=expand, taps=taps)
         if taps < 1:
             raise refusal(ArgumentError, "MambaBlock", "taps", taps, "1 or more")
         self.session, self.width, self.taps = session, width, taps
@@ -120,8 +117,3 @@ class MambaBlock(Layer):
             shifted = s.slice_range0(padded, self.taps - 1 - j, n)
             y = s.add(s.mul(shifted, s.gather_row(weight, j)), y)
         return y
-
-    def parameters(self) -> list[Parameter]:
-        own = [self.conv_weight, self.conv_bias]
-        before, after = (self.enter, self.gate), (self.scan, self.out)
-        return [*self._collect_parameters(before), *own, *self._collect_parameters(after)]

@@ -5,8 +5,7 @@ from typing import Any
 
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
-from tlrt.nn.layer import Layer
-from tlrt.parameter import Parameter
+from tlrt.nn.layer import Layer, require_sizes
 from tlrt.session import Session
 from tlrt.tape import AnyBuffer
 from tlrt.tensor import TensorRef
@@ -33,6 +32,7 @@ class BatchNorm(Layer):
     torch.nn.BatchNorm1d, 2d and 3d."""
 
     def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        require_sizes(self, channels=channels)
         if not 0 <= momentum <= 1:
             raise refusal(ArgumentError, "BatchNorm", "momentum", momentum, "0 <= momentum <= 1")
         self.session, self.eps, self.momentum = session, eps, momentum
@@ -84,6 +84,3 @@ class BatchNorm(Layer):
         slope = s.div(s.use(self.weight), deviation)
         centred = s.sub(x, s.reshape(s.use(self.running_mean), (-1, *ones)))
         return s.add(s.mul(centred, s.reshape(slope, (-1, *ones))), s.reshape(s.use(self.bias), (-1, *ones)))
-
-    def parameters(self) -> list[Parameter]:
-        return [self.weight, self.bias, self.running_mean, self.running_var]

@@ -2,7 +2,8 @@
 
 import math
 import platform
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -112,6 +113,17 @@ def format_results(results: Sequence[Result]) -> str:
     )  # fmt: skip
 
 
+def count_entries(results: Iterable[tuple[str, str]]) -> str:
+    """How many entry points were tried, of (entry point, device): "152 entry points on each of 2 devices"."""
+    entries: dict[str, set[str]] = {}
+    for entry, device in results:
+        entries.setdefault(device, set()).add(entry)
+    counts = {device: len(found) for device, found in entries.items()}
+    if len(set(counts.values())) > 1:
+        return " and ".join(f"{n} entry points on {device}" for device, n in counts.items())
+    return f"{max(counts.values(), default=0)} entry points" + f" on each of {len(counts)} devices" * (len(counts) > 1)
+
+
 def summarise(report: Report, shown: int = 3) -> str:
     """The table, the failures (at most `shown` per entry point) and the verdict."""
     lines = [format_results(report.results), ""]
@@ -120,11 +132,11 @@ def summarise(report: Report, shown: int = 3) -> str:
             lines += [f"FAIL {f.entry} on {f.device} ({f.kind}): {f.detail}", f"     {f.line}"]
         if len(r.failures) > shown:
             lines.append(f"     ... and {len(r.failures) - shown} more failures of {r.entry} on {r.device}")
-    bad = sum(not r.ok for r in report.results)
+    failed = Counter(r.device for r in report.results if not r.ok)
+    bad = ", ".join(f"{n} on {d}" if len(report.devices) > 1 else str(n) for d, n in failed.items())
     total = sum(r.cases for r in report.results)
-    verdict = (
-        f"{bad} of {len(report.results)} entry points FAILED" if bad else f"all {len(report.results)} entry points pass"
-    )
+    tried = count_entries((r.entry, r.device) for r in report.results)
+    verdict = f"{bad} of {tried} FAILED" if bad else f"all {tried} pass"
     if classes := [n for r in report.results for n in r.classes.values()]:
         lines.append(f"{sum(n > 0 for n in classes)} of {len(classes)} geometry classes were reached")
     lines.append(

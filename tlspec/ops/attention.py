@@ -114,7 +114,8 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     """First order in the errors of the pieces, with f(h)·u the factor of a sum of height h:
 
     P: the relative error ε of e^(s-m), that of its sum Σ P ε + f(h)·u, and the division; dP = g·Vᵀ: f(d)·u·|g||V|ᵀ;
-    D: f(d)·u·Σ|g||out|; dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
+    D: f(d)·u·Σ|g||out|, so that of a saturated softmax the bound leaves u·|g||V| of a dS that vanishes. It does vanish where D is
+    summed as dP is, on the CPU and CUDA's ordinary units; tensor cores, which split V, stay within the bound. dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
     and likewise with Q; gV: (P εP)ᵀ|g| + f(h)·u·Pᵀ|g|; and two roundings of the result."""
     n, d = K.shape[1], K.shape[2]
     shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
@@ -276,7 +277,8 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     """gV = Pᵀ·g, dS = P∘(g·Vᵀ - D), D[i] = Σ_c g[i, c]·out[i, c], gQ = scale·dS·K, gK = scale·dSᵀ·Q; P is computed again.
 
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
-    and gK; in modes 2 and 3 nothing at all."""
+    and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
+    cores they are within the bound, u·|g||V| of a dS."""
     _, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
     P = E / total
     dS = P * (g @ V.swapaxes(1, 2) - (g * out).sum(axis=2, keepdims=True))

@@ -56,7 +56,7 @@ def losses(logits, labels):
 
 
 def cross_entropy_tolerance(logits, labels):
-    """Of a row's loss ln S - (x_label - m): ΔS/S, 1½ ulp of the logarithm, u|x_label - m|, u|loss|. The mean takes their average,
+    """Of a row's loss ln S - (x_label - m), which the kernels sum scaled by a power of two: ΔS/S, 1½ ulp of the logarithm, u|x_label - m|, u|loss|. The mean takes their average,
     its tree's f(h)·u·Σ|loss|/rows (losses are not negative beyond a rounding) and u for the quotient."""
     rows = max(len(labels), 1)
     t, _, s, _, total = exponentials(logits)
@@ -95,7 +95,7 @@ LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label be
 @op("logits[rows, cols], labels: u32[rows] -> out[1]",
     classes={**LABEL_CLASSES, **{n: f for n, f in CLASSES.items() if not n.startswith("rows")}}, bound=custom(
         cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
-    ), checks=[LABELS], data=("normal", "uniform", "special", "structured"), draw=draw_labels,
+    ), checks=[LABELS], data=("normal", "uniform", "special", "structured", "huge"), draw=draw_labels,
     # one loss, as the errors of several cancel
     paths=[{"rows": 1, "cols": n, "labels": lambda rng: rng.integers(0, 2, 1, np.uint32)} for n in (2, 2, 2, 2, 3, 3, 3, 3)],
     source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h")  # fmt: skip
@@ -106,7 +106,8 @@ def cross_entropy(logits, labels):
 
     Shapes: logits (rows, cols), labels (rows) on the host, out (1).
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
-    -inf beside a finite one makes it +inf. rows = 0 gives NaN.
+    -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
+    their sum are. rows = 0 gives NaN.
     Errors: INDEX if a label is cols or more."""
     each = losses(logits, labels)
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)

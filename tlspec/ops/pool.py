@@ -90,7 +90,10 @@ def _draw(d, rank=None):
 
 
 def _smooth_draw(d, rank=None):
+    """β of all sizes; next to boundaries the least too."""
     beta = d.choice([1.0, -1.0, 2.5, -0.125, 20.0, d.real(0.05, 8), d.real(-8, -0.05), 1e-3, -300.0])
+    if d.edges and d.rng.random() < 0.4:  # with numbers near the range, v - p and a quotient by β are beyond it
+        beta = d.choice([1e-38, -1e-38, 1e-42])
     return {**_draw(d, rank), "beta": beta}
 
 
@@ -277,7 +280,7 @@ def _softmax(x, beta, kernel, stride, padding):
 
 
 def _total_error(a, e, total):
-    """The relative error of the float32 Σ e^a: an exponent β(v - p) carries two roundings, so the term 2u|a| and the
+    """The relative error of the float32 Σ e^a: an exponent β(v - p) carries two roundings (also where v - p is taken of halves, as it overflows), so the term 2u|a| and the
     3u (one and a half ulp) of tl_exp, subnormal terms half of TINY more; positive terms are summed one after another;
     the padded cells' term takes two roundings more."""
     h = max(e.shape[-1] - 1, 0) + 2
@@ -332,7 +335,7 @@ def smooth_max_pool(x, kernel, stride, padding, beta):
 
     Shapes: x (channels, *spatial), out (channels, *⌊(spatial + 2·padding - kernel)/stride⌋ + 1).
     Special values: NaN in a window gives NaN; a term with v = p is 1 for infinite p too, so +inf gives +inf (β > 0). A window of
-    padding alone gives 0. channels = 0 gives an empty result.
+    padding alone gives 0. Neither v - p nor ln(Σ)/β beyond float32 harms a result that is not. channels = 0 gives an empty result.
     Errors: SHAPE for lists of different ranks or a window that does not fit; ARGUMENT for a zero in kernel or stride, or
     β zero or not finite as a float32."""
     p, _, _, total = _softmax(x, beta, kernel, stride, padding)

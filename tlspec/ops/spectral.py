@@ -10,6 +10,10 @@ two real inputs packed into one complex number. (Norm-wise this is the theorem o
 Numerical Algorithms, 2nd ed., §24.1.) A factor 2 costs four roundings (twiddle, product, its sum, the butterfly's sum), a
 prime p up to 127 p + 4, and Bluestein's convolution three transforms over at most 4n points, two of them on the path. With
 n = 1, 2 or 4 all roots are ±1 and ±i, so that only the n - 1 sums round; with n a power of two a scaling by 1/n does not.
+
+Range. A bin or an element beyond float32 is infinite. The CPU path transforms a row again, scaled, where sums on the way overflowed;
+cuFFT cannot, so on CUDA the bounds cover a row as long as no such sum can reach 2^128: the halves of a real transform add to twice
+the sum of the moduli, a convolution's to as much, and 4·n·max|x| is above both.
 """
 
 from typing import Any
@@ -27,6 +31,7 @@ TILE, TILES, TRUNCATED, SHARES = 64, 64, 512, 528
 #: lengths of transforms whose products are exact
 EXACT_ROOTS = (1, 2, 4)
 DATA = ("normal", "uniform", "structured", "special")
+WITH_HUGE = (*DATA, "huge")
 
 
 def _height(n):
@@ -100,6 +105,14 @@ def _forward_error(X, n, axis):
     return factor(_height(n)) * (U * np.sqrt(2) * np.abs(X).max(axis=axis, keepdims=True, initial=0) + n * TINY)
 
 
+def _forward_peak(x):
+    return 4 * x.shape[1] * np.abs(x).max(axis=1, initial=0)[:, None, None]
+
+
+def _inverse_peak(spec, n=1):
+    return 8 * n * np.abs(spec).max(axis=(1, 2), initial=0)[:, None]
+
+
 def _rfft_tolerance(x):
     X = _rfft(x, 1)
     return _forward_error(X, x.shape[1], 1)[..., None] + spacing(_packed(X)) / 2
@@ -146,7 +159,8 @@ MODES: Classes = {
 
 
 @op("x[batch, n] -> spec[batch, n // 2 + 1, 2]",
-    classes=LENGTHS, bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|"), same_bits=False, cuda="cuFFT", data=DATA,
+    classes=LENGTHS, bound=custom(_rfft_tolerance, "R(h)·u·√2·max|X|", cuda_peak=_forward_peak), same_bits=False,
+    cuda="cuFFT", data=WITH_HUGE,
     checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[
         laws.linear("x"), laws.adjoint("x"),
@@ -158,8 +172,9 @@ def rfft1d_packed(x):
     spec[b, k] = Σ_t x[b, t]·e^(-2πi·kt/n), k = 0..n/2, stored as (re, im)
 
     Shapes: x (batch, n), spec (batch, n/2 + 1, 2); O(n log n) for every n, primes included.
-    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row, or a sum of
-    the row beyond float32, makes all of the row's spectrum NaN. batch = 0 gives an empty result.
+    Special values: the imaginary part of bin 0, and for even n of bin n/2, is zero. A NaN or an infinity in a row makes all of
+    the row's spectrum NaN. A bin beyond float32 is infinite and leaves the others as they are; on CUDA, where 4·n·max|x| of a row
+    reaches 2^128, other bins of the row may be infinite or NaN. batch = 0 gives an empty result.
     Errors: ARGUMENT for n = 0."""
     return _packed(_rfft(x, 1))
 
@@ -168,7 +183,9 @@ def _rfft_vjp_tolerance(g: Any, n: int) -> Any:
     return _inverse_tolerance(rfft1d_packed_vjp(g, n), n)
 
 
-@rfft1d_packed.vjp("g -> gx", bound=custom(_rfft_vjp_tolerance, "R(h)·u·√2·max|gx|"))
+@rfft1d_packed.vjp(
+    "g -> gx", bound=custom(_rfft_vjp_tolerance, "R(h)·u·√2·max|gx|", cuda_peak=lambda g, n: _inverse_peak(g, n))
+)
 def rfft1d_packed_vjp(g: Any, n: int) -> Any:
     """gx[b, t] = Σ_k g_re[b, k]·cos θ - g_im[b, k]·sin θ with θ = 2πkt/n: n times the inverse transform of the cotangent with
     the bins that the half spectrum stands for twice halved."""
@@ -181,8 +198,9 @@ def _inverse(spec, n):
 
 
 @op("spec[batch, n // 2 + 1, 2] -> x[batch, n]",
-    classes=LENGTHS, bound=custom(lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|"), same_bits=False,
-    cuda="cuFFT", data=DATA, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
+    classes=LENGTHS, bound=custom(
+        lambda spec, n: _inverse_tolerance(_inverse(spec, n), n), "R(h)·u·√2·max|x|", cuda_peak=lambda spec: _inverse_peak(spec),
+    ), same_bits=False, cuda="cuFFT", data=WITH_HUGE, checks=[check("n", "n >= 1")], paths=[{"batch": 61, "n": 4}],
     laws=[laws.linear("spec"), laws.adjoint("spec")],
     source="torch.fft.irfft, numpy.fft.irfft")  # fmt: skip
 def irfft1d_packed(spec, n):
@@ -192,7 +210,8 @@ def irfft1d_packed(spec, n):
 
     Shapes: spec (batch, n/2 + 1, 2), x (batch, n).
     Special values: the imaginary part of bin 0, and for even n of bin n/2, is ignored. Any other NaN or infinity in a row makes
-    all of the row NaN. batch = 0 gives an empty result.
+    all of the row NaN. An element beyond float32 is infinite; on CUDA, where 8·max|spec| of a row reaches 2^128, other elements of
+    the row may be infinite or NaN. batch = 0 gives an empty result.
     Errors: ARGUMENT for n = 0."""
     return _inverse(spec, n)
 
@@ -206,7 +225,9 @@ def _irfft_vjp_tolerance(g):
     ) / 2
 
 
-@irfft1d_packed.vjp("g -> gspec", bound=custom(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n"))
+@irfft1d_packed.vjp(
+    "g -> gspec", bound=custom(_irfft_vjp_tolerance, "R(h)·u·√2·max|G|·a/n", cuda_peak=lambda g: _forward_peak(g))
+)
 def irfft1d_packed_vjp(g):
     """gspec[b, k] = a_k/n·G[b, k] with G = rfft1d_packed(g); zero for the imaginary parts that the result ignores."""
     n = g.shape[1]

@@ -63,7 +63,7 @@ int32_t tl_cpu_mse_loss_bwd(TL_UNUSED tl_context *ctx, const float *yhat, const 
 /* ---- cross-entropy ----------------------------------------------------------------------------------------------- */
 
 typedef struct entropy_job {
-    tl_softmax_rows base; /* x: logits; out: the losses of the rows, or the gradient */
+    tl_softmax_rows base; /* x: logits; out: the scaled losses of the rows, or the gradient */
     const uint32_t *labels;
     int64_t cols;
     float factor; /* g / rows */
@@ -73,8 +73,8 @@ typedef struct entropy_job {
 static void loss_row(const void *arg, const tl_row *r)
 {
     const entropy_job *j = arg;
-    const float at = j->base.x[r->row * j->cols + j->labels[r->row]] - r->stat[MAXIMUM];
-    j->base.out[r->row] = tl_cross_entropy_row(at, tl_sum_of_leaves(r->sum, r->leaves));
+    const float labelled = j->base.x[r->row * j->cols + j->labels[r->row]];
+    j->base.out[r->row] = tl_cross_entropy_row(labelled, r->stat[MAXIMUM], tl_sum_of_leaves(r->sum, r->leaves));
 }
 
 static void grad_leaf(const void *arg, const tl_leaf *p)
@@ -100,7 +100,7 @@ int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_
     if (status) return status;
     const entropy_job j = {.base = {logits, scratch}, .labels = labels, .cols = cols};
     status = tl_run_phases(ctx, &j, phases, 2, rows, cols);
-    if (!status) status = tl_row_sums(ctx, scratch, 1, rows, rows, out);
+    if (!status) status = tl_row_sums(ctx, scratch, 1, rows, -rows, out);
     tl_pool_free(ctx, scratch);
     return status;
 }

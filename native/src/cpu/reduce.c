@@ -108,14 +108,12 @@ typedef struct rows_args {
     float *out;
 } rows_args;
 
-static inline float finish(float sum, int64_t count) { return count > 0 ? tl_per_count(sum, count) : sum; }
-
 /* A unit is one row. */
 static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
     EACH_UNIT (r, a.g, task)
-        a.out[r] = finish(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
+        a.out[r] = tl_end_sum(tl_row_sum(a.x + r * a.cols, a.cols), a.count);
 }
 
 static void max_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)

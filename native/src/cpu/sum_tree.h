@@ -152,7 +152,7 @@ static inline void tl_column_chunk_sum(const float *x, int64_t rows, int64_t str
 #define tl_row_sums TL_V(tl_row_sums)
 #define tl_column_sums TL_V(tl_column_sums)
 
-/* out[r] = sum over c of x[r,c] by the row tree; with count > 0 divided by it. cols = 0 gives 0. Fails only for want of
+/* out[r] = sum over c of x[r,c] by the row tree, ended by tl_end_sum with `count`. cols = 0 gives 0. Fails only for want of
  * scratch. */
 int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out);
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. */

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     v.wait();
     float m;
     const float sum = tl_row_exponentials<false>(r, v, &m);
-    if (leader) losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+    if (leader) losses[r.row] = tl_cross_entropy_row(labelled, m, sum);
 }
 
 template <class Row>
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     tl_copy_wait<0>();
     float m;
     const float sum = tl_cluster_exponentials<false>(r, &m);
-    if (leader) losses[r.row] = tl_cross_entropy_row(labelled - m, sum);
+    if (leader) losses[r.row] = tl_cross_entropy_row(labelled, m, sum);
     tl_cluster_wait();
 #endif
 }
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(THREADS)
                 const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
 {
     const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (r < rows) losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]] - maximum[r], sum[r]);
+    if (r < rows) losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]], maximum[r], sum[r]);
 }
 
 struct grad_element {
@@ -150,7 +150,7 @@ struct grad_element {
     }
 };
 
-/* losses: one per row; work: maximum and sum of each row, for long rows. */
+/* losses: one per row, scaled; work: maximum and sum of each row, for long rows. */
 int32_t row_losses(tl_context *ctx, const float *x, const uint32_t *labels, int64_t rows, int64_t cols, float *losses,
                    float *work)
 {
@@ -221,7 +221,7 @@ int32_t tl_cuda_cross_entropy(tl_context *ctx, const float *logits, const uint32
     TL_TRY(staged.stage(labels, rows));
     TL_TRY(losses.allocate(3 * rows));
     TL_TRY(row_losses(ctx, logits, staged, rows, cols, losses, losses + rows));
-    return tl_cuda_row_sums(ctx, losses, 1, rows, rows, out);
+    return tl_cuda_row_sums(ctx, losses, 1, rows, -rows, out);
 }
 
 int32_t tl_cuda_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,

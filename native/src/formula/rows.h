@@ -19,8 +19,15 @@ TL_HD float tl_softmax_grad(float y, float g, float s) { return y * (g - s); }
 /* g - e^y s, s = sum of g. */
 TL_HD float tl_log_softmax_grad(float y, float g, float s) { return fmaf(-tl_exp(y), s, g); }
 
-/* The loss of a row whose exponentials sum to s and whose labelled element lies `at` = x - max above the maximum. */
-TL_HD float tl_cross_entropy_row(float at, float s) { return tl_log(s) - at; }
+/* The loss ln s - (x - m), scaled, of a row whose exponentials sum to s, with the labelled element x and the maximum m. It is 0
+ * or above 2^-24, so neither the scale nor a sum of scaled losses costs a bit. A difference that overflows is taken scaled. */
+TL_HD float tl_cross_entropy_row(float x, float m, float s)
+{
+    float at = x - m;
+    float near = (tl_log(s) - at) * TL_SUM_SCALE;
+    float far = tl_log(s) * TL_SUM_SCALE - (x * TL_SUM_SCALE - m * TL_SUM_SCALE);
+    return at == -TL_INF ? far : near;
+}
 
 /* (y - onehot) c. */
 TL_HD float tl_cross_entropy_grad(float y, int32_t hit, float c) { return (hit ? y - 1.0f : y) * c; }

@@ -23,20 +23,18 @@ typedef struct backward_args {
     statistics of;
 } backward_args;
 
-/* D of one query: 16 chains over the coordinates, folded in halves. */
-static float dot_product(const float *x, const float *y, int64_t d)
+/* D of some queries, each by the chain that g·v_j is: where a softmax is saturated, out is v_j, D is g·v_j to the bit, and what
+ * should vanish does. The chains of a panel overlap. */
+static void dot_products(const float *g, const float *out, int64_t count, int64_t d, float *dot)
 {
-    float t[CHAINS] = {0};
-    int64_t k = 0;
-    for (; k + CHAINS <= d; k += CHAINS)
-        for (int l = 0; l < CHAINS; l++)
-            t[l] = fmaf(x[k + l], y[k + l], t[l]);
-    for (int l = 0; k + l < d; l++)
-        t[l] = fmaf(x[k + l], y[k + l], t[l]);
-    for (int half = CHAINS / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++)
-            t[l] += t[l + half];
-    return t[0];
+    for (int64_t i = 0; i < count; i += TL_PANEL) {
+        const int64_t rows = tl_imin(TL_PANEL, count - i);
+        float t[TL_PANEL] = {0};
+        for (int64_t k = 0; k < d; k++)
+            for (int64_t r = 0; r < rows; r++)
+                t[r] = fmaf(g[(i + r) * d + k], out[(i + r) * d + k], t[r]);
+        memcpy(dot + i, t, (size_t)rows * sizeof *t);
+    }
 }
 
 /* ---- the pass over queries --------------------------------------------------------------------------------------- */
@@ -75,8 +73,7 @@ static void query_task(void *arg, int64_t task, int32_t worker)
         pack_panels(a->g + at, count, d, cotangents);
         memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
     }
-    for (int64_t i = 0; i < count; i++)
-        dot[i] = dot_product(a->g + at + i * d, a->out + at + i * d, d);
+    dot_products(a->g + at, a->out + at, count, d, dot);
     start_rows(row, BLOCK);
     for (int64_t tile = 0; tile < p->tiles && !tl_interrupted(); tile++) {
         const int64_t j0 = tile * TILE, keys = tl_imin(TILE, n - j0);

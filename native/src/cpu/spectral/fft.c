@@ -181,7 +181,7 @@ tl_cvec *tl_fft_lanes(const tl_fft *f, tl_cvec *z, tl_cvec *scratch)
 struct four_step {
     const tl_fft *f;
     const float *in;
-    float *out;
+    float *out, scale;
     int swap_in, swap_out;
     int64_t groups; /* of TL_W columns i2 */
     /* floats of a row of the matrix: a group more than there are, so that rows fall into different sets of the cache */
@@ -198,8 +198,10 @@ static void columns_task(void *arg, int64_t group, int32_t worker)
     const tl_fft *f = job->f;
     const int64_t n1 = f->first->n, n2 = f->second->n, at = group * TL_W, lanes = n2 - at < TL_W ? n2 - at : TL_W;
     tl_cvec *a = job->vectors + worker * job->per_worker;
-    for (int64_t i = 0; i < n1; i++)
-        a[i] = tl_complex_in(job->in + 2 * (i * n2 + at), lanes, job->swap_in);
+    for (int64_t i = 0; i < n1; i++) {
+        const tl_cvec z = tl_complex_in(job->in + 2 * (i * n2 + at), lanes, job->swap_in);
+        a[i] = (tl_cvec){z.r * job->scale, z.i * job->scale};
+    }
     const tl_cvec *z = tl_fft_lanes(f->first, a, a + n1);
     for (int64_t k = 0; k < n1; k++) {
         double c, s;
@@ -237,11 +239,11 @@ static void rows_task(void *arg, int64_t group, int32_t worker)
         tl_complex_out(z[k], job->out + 2 * (at + n1 * k), lanes, job->swap_out);
 }
 
-static void four_steps(const tl_fft *f, const float *in, float *out, int swap_in, int swap_out, float *matrix,
-                       tl_cvec *vectors, int64_t per_worker, int alone)
+static void four_steps(const tl_fft *f, const float *in, float *out, float scale, int swap_in, int swap_out,
+                       float *matrix, tl_cvec *vectors, int64_t per_worker, int alone)
 {
     const int64_t groups = tl_ceil_div(f->second->n, TL_W);
-    struct four_step job = {f, in, out, swap_in, swap_out, groups, 0, matrix, vectors, per_worker};
+    struct four_step job = {f, in, out, scale, swap_in, swap_out, groups, 0, matrix, vectors, per_worker};
     job.row = (job.groups + 1) * 2 * TL_W;
     tl_fft_run(job.groups, columns_task, &job, alone);
     tl_fft_run(tl_ceil_div(f->first->n, TL_W), rows_task, &job, alone);
@@ -251,10 +253,10 @@ static void four_steps(const tl_fft *f, const float *in, float *out, int swap_in
 
 enum { PIECE = 1 << 14 };
 
-/* to[k] = from[k]·w[k] for k < n and 0 up to m. */
+/* to[k] = scale·from[k]·w[k] for k < n and 0 up to m. */
 struct multiply {
     const float *from, *w;
-    float *to;
+    float *to, scale;
     int64_t n, m;
     int swap_in, swap_out;
 };
@@ -265,7 +267,8 @@ static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t from = task * PIECE, end = from + PIECE < job->m ? from + PIECE : job->m;
     int64_t k = from;
     for (; k < end && k < job->n; k++) {
-        const float r = job->from[2 * k + job->swap_in], i = job->from[2 * k + 1 - job->swap_in];
+        const float r = job->from[2 * k + job->swap_in] * job->scale;
+        const float i = job->from[2 * k + 1 - job->swap_in] * job->scale;
         const float c = job->w[2 * k], s = job->w[2 * k + 1];
         job->to[2 * k + job->swap_out] = r * c - i * s;
         job->to[2 * k + 1 - job->swap_out] = r * s + i * c;
@@ -273,25 +276,26 @@ static void multiply_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     if (k < end) memset(job->to + 2 * k, 0, (size_t)(end - k) * 2 * sizeof(float));
 }
 
-static void multiply(const float *from, const float *w, float *to, int64_t n, int64_t m, int swap_in, int swap_out,
-                     int alone)
+static void multiply(const float *from, const float *w, float *to, float scale, int64_t n, int64_t m, int swap_in,
+                     int swap_out, int alone)
 {
-    struct multiply job = {from, w, to, n, m, swap_in, swap_out};
+    struct multiply job = {from, w, to, scale, n, m, swap_in, swap_out};
     tl_fft_run(tl_ceil_div(m, PIECE), multiply_task, &job, alone);
 }
 
-void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors, int alone)
+void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float scale, float *memory,
+                  tl_cvec *vectors, int alone)
 {
     const int64_t per_worker = tl_fft_large_scratch(f);
     if (!f->chirp) {
-        four_steps(f, in, out, inverse, inverse, memory, vectors, per_worker, alone);
+        four_steps(f, in, out, scale, inverse, inverse, memory, vectors, per_worker, alone);
         return;
     }
     const int64_t n = f->n, m = f->first->n;
     float *a = memory, *b = a + 2 * m, *matrix = b + 2 * m;
-    multiply(in, f->chirp, a, n, m, inverse, 0, alone);
-    four_steps(f->first, a, b, 0, 0, matrix, vectors, per_worker, alone);
-    multiply(b, f->kernel, a, m, m, 0, 1, alone);
-    four_steps(f->first, a, b, 0, 1, matrix, vectors, per_worker, alone);
-    multiply(b, f->chirp, out, n, n, 0, inverse, alone);
+    multiply(in, f->chirp, a, scale, n, m, inverse, 0, alone);
+    four_steps(f->first, a, b, 1.0f, 0, 0, matrix, vectors, per_worker, alone);
+    multiply(b, f->kernel, a, 1.0f, m, m, 0, 1, alone);
+    four_steps(f->first, a, b, 1.0f, 0, 1, matrix, vectors, per_worker, alone);
+    multiply(b, f->chirp, out, 1.0f, n, n, 0, inverse, alone);
 }

@@ -98,10 +98,10 @@ void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X);
 void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z);
 
 /* Transforms one array of n complex numbers (re, im in turn) from `in` to `out`, which must not overlap; with inverse
- * the parts are exchanged on both sides. `vectors` holds tl_fft_large_scratch complex vectors for every worker, or for
- * one if `alone`: then it all runs on the calling thread. */
-void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float *memory, tl_cvec *vectors,
-                  int alone);
+ * the parts are exchanged on both sides. The numbers enter times `scale`. `vectors` holds tl_fft_large_scratch complex vectors
+ * for every worker, or for one if `alone`: then it all runs on the calling thread. */
+void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float scale, float *memory,
+                  tl_cvec *vectors, int alone);
 
 /* Runs all tasks, on the calling thread if `alone`. */
 static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone)

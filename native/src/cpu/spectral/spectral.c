@@ -6,13 +6,20 @@
  *
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
  * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
- * NaN or an infinity in one. */
+ * NaN or an infinity in one.
+ *
+ * Sums on the way may overflow where the result does not. A row whose result is not finite though all of it is finite is therefore
+ * transformed again, scaled by 2^-64: no sum of fewer than 2^32 terms overflows then, and what the scale takes from small elements
+ * is far below a rounding of a spectrum that large. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
 enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MOST = 1 << 18 };
+
+#define DOWN 0x1p-64f
+#define UP 0x1p64f
 
 /* One operation, from real rows (batch, n) to packed ones (batch, bins, 2) or back. */
 struct job {
@@ -53,6 +60,23 @@ struct job {
 typedef struct number {
     float r, i;
 } number;
+
+/* Whether n floats are finite. */
+static int all_finite(const float *x, int64_t n)
+{
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad |= (tl_bits(x[i]) & 0x7f800000u) == 0x7f800000u;
+    return !bad;
+}
+
+/* The row that a transform reads: n numbers, or its bins without the imaginary parts that the inverse ignores. */
+static int row_is_finite(const struct job *job, const float *row)
+{
+    const int64_t n = job->real.n, last = 2 * job->real.bins - 1;
+    if (!job->inverse) return all_finite(row, n);
+    return all_finite(row, 1) && all_finite(row + 2, last - 2 + n % 2);
+}
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
 
@@ -115,30 +139,67 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
     }
 }
 
+/* v[i·step] times a factor for every lane, i < n; 0 in the lanes whose numbers are finite. */
+TL_INLINE tl_vec times_lanes(tl_vec *v, int64_t n, int64_t step, const tl_vec *by)
+{
+    tl_vec poison = {0};
+    for (int64_t i = 0; i < n; i++) {
+        if (by) v[i * step] *= *by;
+        poison += v[i * step] - v[i * step];
+    }
+    return poison;
+}
+
+/* A group of rows, the lanes' rows times `down`, and the result times `up` where these are given. Returns 0 in the lanes whose
+ * result is finite. */
+static tl_vec lanes_forward(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, const tl_vec *down,
+                            const tl_vec *up)
+{
+    const int64_t n = job->real.n, packed = 2 * job->real.bins;
+    tl_cvec *x = z + job->real.f->n, *scratch = x + job->real.bins;
+    tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
+    if (down) times_lanes((tl_vec *)z, n, n % 2 ? 2 : 1, down);
+    for (int64_t t = 0; n % 2 && t < n; t++)
+        z[t].i = (tl_vec){0};
+    tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
+    const tl_vec poison = times_lanes((tl_vec *)x, packed, 1, up);
+    tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
+    return poison;
+}
+
+static tl_vec lanes_inverse(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, const tl_vec *down,
+                            const tl_vec *up)
+{
+    const int64_t n = job->real.n, packed = 2 * job->real.bins, step = n % 2 ? 2 : 1;
+    tl_cvec *x = z + job->real.f->n, *scratch = x + job->real.bins;
+    tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
+    if (down) times_lanes((tl_vec *)x, packed, 1, down);
+    tl_real_join(&job->real, x, z);
+    tl_vec *out = (tl_vec *)tl_fft_lanes(job->real.f, z, scratch) +
+                  n % 2; /* of an odd length the parts that lie second */
+    const tl_vec poison = times_lanes(out, n, step, up);
+    tl_lanes_out(out, step, step == 1, lanes, n, job->to + row * n, n);
+    return poison;
+}
+
 /* A task owns a few groups of TL_W rows. */
 static void lanes_task(void *arg, int64_t task, int32_t worker)
 {
     const struct job *job = arg;
-    const int64_t n = job->real.n, packed = 2 * job->real.bins, end = (task + 1) * job->per_task * TL_W;
-    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *x = z + job->real.f->n;
-    tl_cvec *scratch = x + job->real.bins;
+    const int64_t length = job->inverse ? 2 * job->real.bins : job->real.n, end = (task + 1) * job->per_task * TL_W;
+    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker);
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
         const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        if (job->inverse) {
-            tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
-            tl_real_join(&job->real, x, z);
-            const tl_vec *out = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
-            if (n % 2) /* the real parts, which lie second */
-                tl_lanes_out(out + 1, 2, 0, lanes, n, job->to + row * n, n);
-            else
-                tl_lanes_out(out, 1, 1, lanes, n, job->to + row * n, n);
-        } else {
-            tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
-            for (int64_t t = 0; n % 2 && t < n; t++)
-                z[t].i = (tl_vec){0};
-            tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), x);
-            tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
+        const tl_vec poison = (job->inverse ? lanes_inverse : lanes_forward)(job, row, lanes, z, NULL, NULL);
+        tl_vec down = {0}, up = {0};
+        int again = 0;
+        for (int64_t l = 0; l < lanes; l++) {
+            const int scaled = poison[l] != 0.0f && row_is_finite(job, job->from + (row + l) * length);
+            down[l] = scaled ? DOWN : 1.0f;
+            up[l] = scaled ? UP : 1.0f;
+            again |= scaled;
         }
+        if (again) (job->inverse ? lanes_inverse : lanes_forward)(job, row, lanes, z, &down, &up);
     }
 }
 
@@ -147,8 +208,32 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
 struct row {
     const struct job *job;
     const float *from;
-    float *to;
+    float *to, scale;
 };
+
+/* A task owns a piece of a result, which it scales up, or looks whether it is finite. */
+struct piece {
+    float *x;
+    int64_t n;
+    int scaled, bad;
+};
+
+static void piece_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    struct piece *p = arg;
+    float *x = p->x + task * SPLIT_PIECE;
+    const int64_t left = p->n - task * SPLIT_PIECE, n = left < SPLIT_PIECE ? left : SPLIT_PIECE;
+    for (int64_t i = 0; p->scaled && i < n; i++)
+        x[i] *= UP;
+    if (!p->scaled && !all_finite(x, n)) __atomic_store_n(&p->bad, 1, __ATOMIC_RELAXED);
+}
+
+static int run_pieces(float *x, int64_t n, int scaled, int alone)
+{
+    struct piece p = {x, n, scaled, 0};
+    tl_fft_run(tl_ceil_div(n, SPLIT_PIECE), piece_task, &p, alone);
+    return p.bad;
+}
 
 TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
 {
@@ -183,7 +268,8 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
         const float factor = k ? job->real.inner : job->real.edge;
-        const number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
+        number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
+        a = (number){a.r * row->scale, a.i * row->scale}, b = (number){b.r * row->scale, b.i * row->scale};
         double c, s;
         tl_root_at(&job->real.f->packed, (uint64_t)k, &c, &s);
         number x, y;
@@ -196,11 +282,10 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 /* The next address for vectors. */
 static tl_cvec *aligned(float *p) { return (tl_cvec *)(((uintptr_t)p + 63) / 64 * 64); }
 
-/* A task owns one row, through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed,
- * vectors. */
-static void forward_row(void *arg, int64_t row_index, int32_t worker)
+/* One row, through memory: what tl_fft_large works in, complex copies of the row and of its spectrum where needed, vectors. The
+ * row enters times `scale`. */
+static void forward_row(const struct job *job, int64_t row_index, int32_t worker, float scale)
 {
-    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n, h = n / 2;
     const float *x = job->from + row_index * n;
@@ -209,19 +294,19 @@ static void forward_row(void *arg, int64_t row_index, int32_t worker)
           *Z = z + (n % 2 ? 2 * n : 0);
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
-        tl_fft_large(f, x, X, 0, work, vectors, job->alone);
+        tl_fft_large(f, x, X, 0, scale, work, vectors, job->alone);
         const float r = X[0], i = X[1];
         X[0] = (r + i) * job->real.edge;
         X[2 * h] = (r - i) * job->real.edge;
         X[1] = X[2 * h + 1] = 0.0f;
-        struct row row = {job, NULL, X};
+        struct row row = {job, NULL, X, 1.0f};
         tl_fft_run(tl_ceil_div(h / 2, SPLIT_PIECE), split_task, &row, job->alone);
     } else {
         for (int64_t t = 0; t < n; t++) {
             z[2 * t] = x[t];
             z[2 * t + 1] = 0.0f;
         }
-        tl_fft_large(f, z, Z, 0, work, vectors, job->alone);
+        tl_fft_large(f, z, Z, 0, scale, work, vectors, job->alone);
         X[0] = Z[0] * job->real.edge;
         X[1] = 0.0f;
         for (int64_t k = 2; k < 2 * job->real.bins; k++)
@@ -232,9 +317,8 @@ static void forward_row(void *arg, int64_t row_index, int32_t worker)
             X[k] = TL_NAN;
 }
 
-static void inverse_row(void *arg, int64_t row_index, int32_t worker)
+static void inverse_row(const struct job *job, int64_t row_index, int32_t worker, float scale)
 {
-    const struct job *job = arg;
     const tl_fft *f = job->real.f;
     const int64_t n = job->real.n;
     const float *S = job->from + row_index * 2 * job->real.bins;
@@ -243,9 +327,9 @@ static void inverse_row(void *arg, int64_t row_index, int32_t worker)
           *Z = z + 2 * f->n;
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
     if (n % 2 == 0) {
-        struct row row = {job, S, z};
+        struct row row = {job, S, z, scale};
         tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, &row, job->alone);
-        tl_fft_large(f, z, x, 1, work, vectors, job->alone);
+        tl_fft_large(f, z, x, 1, 1.0f, work, vectors, job->alone);
         return;
     }
     for (int64_t k = 0; k < job->real.bins; k++) {
@@ -257,9 +341,22 @@ static void inverse_row(void *arg, int64_t row_index, int32_t worker)
             z[2 * (n - k) + 1] = -s.i;
         }
     }
-    tl_fft_large(f, z, Z, 1, work, vectors, job->alone);
+    tl_fft_large(f, z, Z, 1, scale, work, vectors, job->alone);
     for (int64_t t = 0; t < n; t++)
         x[t] = Z[2 * t];
+}
+
+/* A task owns one row. */
+static void row_task(void *arg, int64_t row, int32_t worker)
+{
+    const struct job *job = arg;
+    const int64_t n = job->real.n, packed = 2 * job->real.bins;
+    const int64_t in = job->inverse ? packed : n, out = job->inverse ? n : packed;
+    void (*const run)(const struct job *, int64_t, int32_t, float) = job->inverse ? inverse_row : forward_row;
+    run(job, row, worker, 1.0f);
+    if (!run_pieces(job->to + row * out, out, 0, job->alone) || !row_is_finite(job, job->from + row * in)) return;
+    run(job, row, worker, DOWN);
+    run_pieces(job->to + row * out, out, 1, job->alone);
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
@@ -293,10 +390,10 @@ static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t 
     job.per_worker = (job.per_worker + 255) / 256 * 256;
     int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * (job.alone ? workers : 1)), (void **)&job.scratch);
     if (!status && job.alone)
-        tl_parallel(batch, inverse ? inverse_row : forward_row, &job);
+        tl_parallel(batch, row_task, &job);
     else if (!status)
         for (int64_t row = 0; row < batch && !tl_interrupted(); row++)
-            (inverse ? inverse_row : forward_row)(&job, row, 0);
+            row_task(&job, row, 0);
     tl_pool_free(ctx, job.scratch);
     tl_fft_put(f);
     return status;

@@ -54,12 +54,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Back
         if (j0 < p.n) copy_rows<C, C::COLS>(Ks, K, j0, p, 0);
         tl_copy_commit();
     }
-    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) { /* D: a chain in each of the row's lanes, then the lanes */
+    /* D: in each of the row's lanes the chain that g·v_j is, so that the two are equal where a saturated softmax gives v_j. */
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
         const int64_t row = i0 + ty + C::TY * i;
-        float sum = 0.0f;
-        for (int64_t c = tx; c < p.d && row < p.n; c += C::TX)
-            sum = fmaf(g[row * p.d + c], out[row * p.d + c], sum);
-        dot[i] = tl_fold_group<tl_sum_op, C::TX>(sum);
+        dot[i] = 0.0f;
+#pragma unroll 8
+        for (int64_t c = 0; c < p.d && row < p.n; c++)
+            dot[i] = fmaf(g[row * p.d + c], out[row * p.d + c], dot[i]);
     }
     for (int turn = 0; j0 < p.n; turn ^= 1) {
         float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};

@@ -19,9 +19,9 @@
 namespace {
 
 /* Out of line: the division in float64 it may need would cost every caller registers. */
-__device__ __noinline__ float divide_by_count(float s, int64_t n) { return tl_per_count(s, n); }
+__device__ __noinline__ float divide_by_count(float s, int64_t n) { return tl_end_sum(s, n); }
 
-__device__ __forceinline__ float finish(float s, int64_t count) { return count > 0 ? divide_by_count(s, count) : s; }
+__device__ __forceinline__ float finish(float s, int64_t count) { return count ? divide_by_count(s, count) : s; }
 
 /* What a thread reads and joins at once: a float, or a float4 of neighbouring elements. */
 template <class Op> struct one_element {

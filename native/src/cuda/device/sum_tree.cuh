@@ -107,7 +107,7 @@ template <class Op, class T> static __device__ __forceinline__ float tl_fold_blo
 
 /* ---- whole arrays (device/sum_tree.cu) -------------------------------------------------------------------------- */
 
-/* out[r] = sum over c of x[r,c] by the row tree; with count > 0 divided by it. cols = 0 gives 0. rows >= 1. */
+/* out[r] = sum over c of x[r,c] by the row tree, ended by tl_end_sum with `count`. cols = 0 gives 0. rows >= 1. */
 int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out);
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. outer, cols >=
  * 1. */

@@ -6,7 +6,8 @@
  * stay in the L2 cache, so device memory sees the input and the output only.
  *
  * After a forward transform every element is part of the real part of bin 0 with factor 1; a row where that is not
- * finite becomes NaN. */
+ * finite becomes NaN. Sums on the way may overflow from 4·n·max|x| = 2^128 on: the CPU path looks at its whole result and
+ * transforms such a row again, scaled; here a look would cost a pass over device memory as large as the transform's own. */
 #include "cuda/spectral/plan.cuh"
 #include "formula/base.h"
 #include "generated/spectral.h"

@@ -1,0 +1,224 @@
+"""What users of PyTorch and NumPy try first: it works, or the error says what there is instead."""
+
+import operator
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_raises_regex
+
+from tests import ROOT
+from tlrt import Session, checkpoint, errors, nn, optim
+from tlrt._operations import names
+
+
+def test_a_gradient_read_after_reset(s: Session) -> None:
+    w = s.param([1.0, 2.0], "w")
+    s.backward((w * w).reduce_sum())
+    gradient = w.grad
+    s.reset()
+    assert gradient is not None
+    for read in (gradient.numpy, lambda: np.asarray(gradient)):
+        assert_raises_regex(errors.ReleasedError, "numpy: buffer: got a released buffer .*reset release", read)
+
+
+HINTS = {
+    "transpose": "permute",
+    "view": "reshape",
+    "argmax": "argmax",
+    "cat": "concat",
+    "tensor": "const",
+    "relus": "relu",
+}
+
+
+@pytest.mark.parametrize("wrong", HINTS)
+def test_names_of_other_libraries(s: Session, wrong: str) -> None:
+    owners: list[Any] = [s] if wrong == "tensor" else [s, s.zeros(2), s.param([1.0])]
+    for owner in owners:
+        if not hasattr(owner, wrong):
+            assert_raises_regex(AttributeError, f"{wrong}'; there is .*{HINTS[wrong]}", getattr, owner, wrong)
+    assert not hasattr(s, "__deepcopy__") and not hasattr(s, "_missing")
+
+
+def test_what_the_hints_name_is_there(s: Session) -> None:
+    known = {*dir(s), *dir(s.zeros(1)), "Session"}
+    for hint in names._ELSEWHERE.values():
+        assert {n.partition("(")[0] for n in hint.replace(" and ", ", ").split(", ")} <= known
+
+
+def test_shapes_in_messages_were_passed(s: Session) -> None:
+    x, w, b = s.zeros((5, 3)), s.zeros((4, 3)), s.zeros(4)
+    said = r"linear: w, b, x: got shapes \(5, 3\), \(4, 3\) and \(4,\), expected \(outputs, inputs\), \(outputs\)"
+    assert_raises_regex(errors.ShapeError, said, s.linear, x, w, b)
+    said = r"matmul: a, b: got shapes \(2, 3, 4, 5\) and \(5, 3\), expected .*\(batch, m, n\)"
+    assert_raises_regex(errors.ShapeError, said, operator.matmul, s.zeros((2, 3, 4, 5)), x)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_comparisons_in_order(s: Session, compare: Any) -> None:
+    x = s.zeros(2)
+    for a, b in ((x, 0), (0.5, x), (x, x), (np.zeros(2), x)):
+        assert_raises_regex(errors.ArgumentTypeError, "comparison: got a tensor and .*numpy", compare, a, b)
+
+
+def test_an_integer_beside_max_would_be_an_axis(s: Session) -> None:
+    x = s.const([[1.0, -2.0], [3.0, 0.25]])
+    for name in ("max", "min"):
+        for axis in (0, 1, -1, np.int64(1), True):
+            assert_raises_regex(
+                errors.ArgumentTypeError,
+                rf"{name}: b: got {axis}, expected a tensor, or .*axis",
+                getattr(x, name),
+                axis,
+            )
+        assert_raises_regex(errors.ArgumentTypeError, f"{name}: a: got 0", getattr(s, name), 0, x)
+        expected = getattr(np, f"{name}imum")(x.numpy(), 0.5)
+        assert np.array_equal(getattr(x, name)(0.5).numpy(), expected)
+        assert np.array_equal(getattr(s, name)(np.float32(0.5), x).numpy(), expected)
+
+
+LAYERS = {
+    "LayerNorm: width: got tuple": lambda s: nn.LayerNorm(s, (3, 4), name="n"),
+    "Linear: outputs: got float": lambda s: nn.Linear(s, 3, 4.0, name="n"),
+    "Embedding: count: got None": lambda s: nn.Embedding(s, None, 3, name="n"),
+    "BatchNorm: channels: got -1": lambda s: nn.BatchNorm(s, -1, name="n"),
+    "Conv: in_channels: got str": lambda s: nn.Conv(s, "3", 3, 3, name="n"),
+    "Conv: kernel: got float": lambda s: nn.Conv(s, 3, 3, 1.5, name="n"),
+    "MultiHeadAttention: width: got tuple": lambda s: nn.MultiHeadAttention(s, (4,), 2, name="n"),
+    "SpectralConv1d: modes: got float": lambda s: nn.SpectralConv1d(s, 4, 2.0, name="n"),
+    "MambaBlock: width: got list": lambda s: nn.MambaBlock(s, [4], name="n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", LAYERS)
+def test_sizes_of_layers(s: Session, said: str) -> None:
+    assert_raises_regex(errors.TorchleanError, said, LAYERS[said], s)
+    assert not s.parameters and nn.Conv(s, 1, 1, np.int64(3), name="n").weight.shape == (1, 1, 3, 3)
+
+
+def test_checkpoints_in_another_order(s: Session, tmp_path: Any) -> None:
+    s.param([1.0], "a"), s.param([2.0], "b")
+    checkpoint.save(tmp_path / "c", s)
+    with Session(s.device.name) as other:
+        other.param([1.0], "b"), other.param([2.0], "a")
+        said = "its parameters in another order, 'a' where they first differ, expected 'b'"
+        assert_raises_regex(checkpoint.CheckpointError, said, checkpoint.load, tmp_path / "c", other)
+
+
+def test_what_a_checkpoint_holds_beside_tensors(s: Session, tmp_path: Any) -> None:
+    extra = {"loss": np.float32(0.5), "step": np.int64(3), "done": np.bool_(True), "more": [np.float64(1.5), None]}
+    checkpoint.save(tmp_path / "c", s, extra=extra)
+    assert checkpoint.load(tmp_path / "c", s) == {"loss": 0.5, "step": 3, "done": True, "more": [1.5, None]}
+    for wrong, kind in (
+        ({"loss": float("nan")}, errors.ArgumentError), ({"loss": np.float32("inf")}, errors.ArgumentError),
+        ({"x": s.zeros(1)}, errors.ArgumentTypeError), ({"x": np.zeros(2)}, errors.ArgumentTypeError),
+        (3, errors.ArgumentTypeError),
+    ):  # fmt: skip
+        assert_raises_regex(kind, "save: extra: got .*expected a dict", checkpoint.save, tmp_path / "d", s, extra=wrong)
+    assert not (tmp_path / "d").exists()
+
+
+class Mine(nn.Layer):
+    """A user's layer: parameters, layers, and containers of them as attributes."""
+
+    def __init__(self, s: Session, name: str) -> None:
+        self.session, self.count, self.parent = s, 3, self
+        self.first = nn.Linear(s, 2, 2, name=f"{name}.first")
+        self.gain = s.param([1.0], f"{name}.gain")
+        self.blocks = [nn.Linear(s, 2, 2, name=f"{name}.{i}", bias=False) for i in range(2)]
+        self.more = {"tie": self.first, "frozen": (s.param([2.0], f"{name}.frozen", False), None)}
+
+    def __call__(self, x: Any, *, training: bool = False) -> Any:
+        return self.forward(x)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x) * self.gain
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_parameters_of_a_layer_of_ones_own(s: Session) -> None:
+    mine = Mine(s, "m")
+    expected = ["m.first.weight", "m.first.bias", "m.gain", "m.0.weight", "m.1.weight", "m.frozen"]
+    assert [p.name for p in mine.parameters()] == expected and "m.gain[1]" in repr(mine)
+    for model in (nn.Sequential(mine, s.relu), nn.Sequential(s.relu, mine.forward)):
+        assert model.parameters() == mine.parameters()
+
+    class Other:
+        def __init__(self) -> None:
+            self.inner = mine
+
+        __call__ = mine.forward
+
+    assert_raises_regex(errors.ArgumentTypeError, "layer 0: got Other with parameters", nn.Sequential, Other())
+    optimizer = optim.SGD(nn.Sequential(mine).parameters(), lr=0.1)
+    s.backward(nn.Sequential(mine)(s.full((1, 2), 1.0)).reduce_sum())
+    optimizer.step()
+    assert mine.gain.value != 1.0
+
+
+def test_parameters_of_a_session_are_a_dict_and_a_list(s: Session) -> None:
+    a, b = s.param([1.0], "a"), s.param([1.0], "b")
+    assert s.parameters() == [a, b] and s.parameters == {"a": a, "b": b}
+
+
+def test_a_cell_that_builds_a_layer_twice(s: Session) -> None:
+    layer, kept = nn.Linear(s, 2, 3, name="net.hidden"), s.param([1.0], "net_too")
+    said = r"'net.hidden.weight', which is taken, expected another \(session.parameters.drop\('net.hidden'\)"
+    assert_raises_regex(errors.ArgumentError, said, nn.Linear, s, 2, 3, name="net.hidden")
+    s.parameters.drop("net.hidden")
+    again = nn.Linear(s, 2, 3, name="net.hidden")
+    assert s.parameters() == [kept, *again.parameters()]
+    assert_raises_regex(errors.ReleasedError, "'net.hidden.weight', which was dropped", layer, s.zeros((1, 2)))
+    s.parameters.drop("net")
+    assert s.parameters() == [kept]
+    assert_raises_regex(
+        errors.ArgumentError, "drop: name: got 'net', expected one of net_too", s.parameters.drop, "net"
+    )
+
+
+@pytest.mark.parametrize("shape", [(143, 30), (143, 2), (5000,)], ids=str)
+def test_long_tensors_are_printed_by_their_ends(s: Session, shape: tuple[int, ...]) -> None:
+    x = s.const(np.arange(np.prod(shape)).reshape(shape) % 89)
+    ends = np.array2string(x.numpy(), prefix="TensorRef(", separator=", ", threshold=1)
+    assert ends in repr(x) and repr(x).count("\n") < 8
+    assert "..." not in repr(s.zeros((10, 10)))
+
+
+def test_dlpack_gives_a_copy_on_the_host(s: Session) -> None:
+    x, w = s.const([[1.0, 2.0]]), s.param([3.0])
+    for tensor in (x, w):
+        made = np.from_dlpack(tensor)
+        assert np.array_equal(made, tensor.numpy()) and made is not tensor.numpy()
+    assert_raises_regex(BufferError, "copy: got False", x.__dlpack__, copy=False)
+
+
+TYPED = """
+from typing import assert_type
+import tlrt
+s = tlrt.Session("cpu")
+x = s.const([1.0])
+assert_type(x, tlrt.TensorRef)
+assert_type(x.tanh(), tlrt.TensorRef)
+assert_type(s.param([1.0]).relu().reshape((1, 1)), tlrt.TensorRef)
+assert_type(s.tanh(x), tlrt.TensorRef)
+x.nothing
+s.nothing
+x.tanh(1)
+"""
+
+
+def test_type_checkers_know_the_methods(tmp_path: Any) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "program.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", ROOT / ".mypy_cache", tmp_path / "program.py"], cwd=ROOT,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert [line.partition(": error: ")[0][-2:] for line in done.stdout.splitlines()[:-1]] == ["10", "11", "12"], (
+        done.stdout
+    )
