@@ -53,7 +53,7 @@ from tlrt.parameter import Parameter
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, other_thread_error, release_nodes, size_of
 from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
-from tlspec.ops.random import mix
+from tlspec.ops.random import draw_key
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -385,9 +385,9 @@ class Session(Operations[TensorRef]):
     # ---- random numbers
 
     def _key(self) -> int:
-        """The key of the next draw, mix(seed + counter), by SplitMix64."""
+        """The key of the next draw; see :func:`tlspec.ops.random.draw_key`."""
         counter, self.counter = self.counter, self.counter + 1  # no other thread runs between the two
-        key = mix((self.seed + counter) % 2**64)
+        key = draw_key(self.seed, counter)
         for observer in self.device._observers:
             observer.key_drawn(self, key, self._key)
         return key

@@ -292,7 +292,7 @@ class Session:
 
     def _key(self) -> int:
         self.counter += 1
-        return mix((self.seed + self.counter - 1) % 2**64)
+        return (mix(self.seed) + self.counter - 1) % 2**64
 
     def rand_uniform(self, n: int) -> Ref:
         self._require_open()

@@ -12,7 +12,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import Session, errors, kernels
+from tlrt import Session, errors, kernels, nn
 from tlrt.session import Options
 from tlspec.ops.random import mix
 
@@ -252,6 +252,18 @@ def test_draws_are_a_function_of_seed_and_counter(s):
 @pytest.mark.parametrize("x", [0, 1, 2**64 - 1, 12345678901234567890])
 def test_keys_are_splitmix64(x):
     assert mix(x) == mix(np.array([x], np.uint64))[0] and mix(0) == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("seed", [1, 2**64 - 1])
+def test_sessions_of_neighbouring_seeds_share_no_draw(seed):
+    draws = []
+    for chosen in (seed, (seed + 1) % 2**64):
+        with Session("cpu", seed=chosen) as s:
+            draws += [
+                nn.Linear(s, 4, 4, name="layer").weight.numpy(),
+                *(s.rand_uniform((4, 4)).numpy() for _ in range(3)),
+            ]
+    assert np.unique(draws).size == 8 * 16
 
 
 def test_dropout(s):
