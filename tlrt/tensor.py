@@ -21,6 +21,19 @@ from tlrt.errors import ArgumentError, ArgumentTypeError, CaptureError, IndexOut
 
 __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "is_number"]
 
+#: NumPy's functions and what stands for them here, where the names differ: of each list, what there is
+_INSTEAD_OF = {
+    "amax": "max_along reduce_max_axis0 reduce_max_axis1", "amin": "min_along", "array_split": "split slice_range0",
+    "average": "mean reduce_mean", "clip": "clamp", "concatenate": "concat concat_dim0", "convolve": "conv",
+    "copy": "detach", "dot": "matmul", "dstack": "stack concat_dim0", "expand_dims": "reshape", "fft.irfft": "irfft1d_packed",
+    "fft.rfft": "rfft1d_packed", "full_like": "Session.full", "hstack": "concat concat_dim0", "inner": "matmul",
+    "linalg.matmul": "matmul", "linalg.norm": "norm reduce_sum", "max": "max_along reduce_max_axis0 reduce_max_axis1",
+    "mean": "mean reduce_mean", "min": "min_along", "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
+    "ravel": "flatten", "select": "where", "split": "split slice_range0", "squeeze": "reshape", "stack": "stack concat_dim0",
+    "sum": "sum reduce_sum", "swapaxes": "permute", "take": "gather_rows_nat", "tensordot": "matmul",
+    "tile": "repeat broadcast_to", "transpose": "permute transpose2d", "vdot": "matmul",
+    "vstack": "concat concat_dim0", "zeros_like": "Session.zeros",
+}  # fmt: skip
 #: the largest number of elements of which all are printed
 _SHOWN = 1000
 
@@ -62,6 +75,17 @@ class Arithmetic:
         if copy is False:
             raise refusal(ValueError, type(self).__name__, "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Refuses NumPy's functions, whose result would have no gradient; np.shape, np.ndim and np.size tell."""
+        name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
+        if name in ("shape", "ndim", "size") and not args[1:] and not kwargs:
+            return getattr(self, name)
+        chosen = _INSTEAD_OF.get(name, name).split()
+        ours = [n for n in chosen if n.startswith("Session.") or hasattr(Arithmetic, n)][:1]
+        got = f"a {type(self).__name__} (the result would have no gradient)"
+        expected = "".join(f"{n}, or " for n in ours) + "numpy() of it"
+        raise refusal(ArgumentTypeError, f"numpy.{name}", "", got, expected)
 
     def item(self) -> float:
         """The only element as a float; waits for the device."""
