@@ -244,9 +244,8 @@ def _content(name: str, value: Any) -> npt.NDArray[Any]:
         got = convert.type_name(value)
         raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
     array = convert.host_array("capture", name, value, "an array")
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in "iub" and not (kind == "f" and size in (4, 8)):
-        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", "float32, float64, integers or bool")
+    if not convert.is_real(array.dtype):
+        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", convert.REAL)
     return array
 
 

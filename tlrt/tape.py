@@ -702,7 +702,7 @@ class Tape(Uncopied, Operations[int]):
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
         else:
-            seed = convert.host_array("backward", "seed", seed, "float32, float64, integers or bool")
+            seed = convert.host_array("backward", "seed", seed, convert.REAL)
         if seed.shape != node.shape:
             raise refusal(ShapeError, "backward", "seed", f"shape {seed.shape}", f"{node.shape} of the output {where}")
         return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)

@@ -137,7 +137,7 @@ def test_wrong_results_and_arguments(program: Program) -> None:
     for bad in (1.0, "loss", np.ones(2), object()):
         assert_raises_regex(ArgumentTypeError, "expected tensors", s.capture, lambda bad=bad: bad)
     for bad in (
-        s.const([1.0]), s.nat(3), s.parameters["layer.weight"], np.ones(2, np.float16), {"a": 1}, np.ones(2, complex),
+        s.const([1.0]), s.nat(3), s.parameters["layer.weight"], np.ones(2, "V2"), {"a": 1}, np.ones(2, complex),
     ):  # fmt: skip
         assert_raises(ArgumentTypeError, s.capture, lambda x: None, bad)
     with pytest.raises(ArgumentTypeError, match="expected a function"):

@@ -88,9 +88,7 @@ def test_a_shape_that_does_not_fit_its_buffer_is_refused(kind: str, dev: tlrt.De
     value.release()
 
 
-@pytest.mark.parametrize(
-    "array", [np.zeros(2, complex), np.zeros(2, np.float16), "text", None, [[1, 2], [3]], [None, None]]
-)
+@pytest.mark.parametrize("array", [np.zeros(2, complex), np.zeros(2, "V2"), "text", None, [[1, 2], [3]], [None, None]])
 def test_what_is_no_number_is_refused(tape: Tape, array: Any) -> None:
     x = tape.leaf(normal(2))
     assert_raises(tlrt.errors.ArgumentTypeError, tape.leaf, array)
