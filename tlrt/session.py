@@ -85,6 +85,8 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
     def __init__(self) -> None:
         self._by_parameter: dict[Parameter, AnyBuffer] = {}
         self._by_leaf: dict[int, AnyBuffer] = {}
+        #: parameters that the loss does not reach, whose gradients are zeros
+        self._unreached: frozenset[Parameter] = frozenset()
 
     def __getitem__(self, parameter: Parameter) -> AnyBuffer:
         return self._by_parameter[parameter]
@@ -105,7 +107,7 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
     def release(self) -> None:
         """Gives all the buffers back."""
         parameters, leaves = self._by_parameter, self._by_leaf
-        self._by_parameter, self._by_leaf = {}, {}
+        self._by_parameter, self._by_leaf, self._unreached = {}, {}, frozenset()
         _release_all((*parameters.values(), *leaves.values()))
 
 
@@ -479,7 +481,8 @@ class Session(Operations[TensorRef]):
         return self.tape.pause()
 
     def backward(self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None) -> Gradients:
-        """The gradients of `loss` by every parameter that requires one, zeros where it does not reach.
+        """The gradients of `loss` by every parameter that requires one, zeros where it does not reach: optimisers leave those
+        parameters as they are.
 
         `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
         earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
@@ -496,19 +499,23 @@ class Session(Operations[TensorRef]):
         if not tape.node(id, "backward").requires_grad:
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
             warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
-        found = tape.backward_sparse(id, None, seed)
+        found, without = tape._sparse(id, None, seed)
         by_parameter: dict[Parameter, AnyBuffer] = {}
+        unreached = set()
         for parameter in self.parameters.values():
             if parameter._requires_grad:
                 leaf = leaves.get(parameter)
                 g = None if leaf is None else found.pop(leaf[0].id, None)
+                if g is None or leaf is None or leaf[0].id in without:
+                    unreached.add(parameter)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
         if self.epoch != epoch:
             _release_all((*found.values(), *by_parameter.values()))
             raise other_thread_error("backward")
         gradients = self._gradients
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
-        set_and_call([(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)], old)
+        fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
+        set_and_call([*fresh, (gradients, "_unreached", frozenset(unreached))], old)
         for observer in self.device._observers:
             observer.after_backward(self)
         return self._gradients
@@ -588,7 +595,7 @@ class Session(Operations[TensorRef]):
         """What begins a new step."""
         fresh = [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), *self.tape._emptied()]
         gradients = self._gradients
-        fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {})]
+        fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (gradients, "_unreached", frozenset())]
         return [(self, "epoch", next(self._epochs)), *fresh]
 
     def collect(self) -> None:
