@@ -203,7 +203,7 @@ def test_an_operation_that_raises_leaves_nothing(
             return real(*arguments, **keywords)
 
         monkeypatch.setattr(tape, "_apply", failing)
-        assert_raises(kind, tape.multi_head_attention, x, w, w, w, w, 2, mask=np.tri(3))
+        assert_raises(kind, tape.multi_head_attention, x, w, w, w, w, 2, mask=np.tri(3, dtype=bool))
         assert (tape.size, tape.device.memory().live_buffers) == (size, live)
 
 
