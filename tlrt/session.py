@@ -77,6 +77,8 @@ class Options:
     fast_kernels: bool = False
     #: of the fast kernels: "fp32" or "fp64"
     matmul_precision: str = "fp32"
+    #: an index out of range is refused, where it reads 0 and is not written to otherwise
+    check_indices: bool = False
 
 
 class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
@@ -141,7 +143,7 @@ class Session(Operations[TensorRef]):
             chosen = replace(chosen, **fields)
         except TypeError as error:
             raise ArgumentTypeError(f"Session: options: {error}") from None
-        for name in ("requires_grad_by_default", "track_gradients", "fast_kernels"):
+        for name in ("requires_grad_by_default", "track_gradients", "fast_kernels", "check_indices"):
             boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
@@ -152,6 +154,7 @@ class Session(Operations[TensorRef]):
         if self._owns_device:
             self.device = SpecDevice() if chosen.device == "spec" else open_device(chosen.device, new=True)
         self.options = chosen
+        self._checks_indices = chosen.check_indices
         self.tape = Tape(self.device)
         self.tape.recording = chosen.track_gradients
         #: all parameters by name, in the order they were made

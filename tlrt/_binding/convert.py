@@ -40,6 +40,10 @@ class Live:
         """Its content, to be read in place. Raises CaptureError unless integers are expected."""
         raise NotImplementedError
 
+    def require_below(self, limit: int) -> None:
+        """Its content is refused from now on where an integer is not below `limit`."""
+        raise NotImplementedError
+
     def share(self, session: Any) -> Any:
         """A handle to the buffer that holds its content, for a session's tape. Raises CaptureError."""
         raise NotImplementedError
@@ -155,6 +159,18 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
             limit = "expected 0 or more" if got < 0 else "expected below 2**32"
             raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
     return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
+
+
+def places(op: str, name: str, value: Any) -> npt.NDArray[np.uint32]:
+    """What :func:`uint32` gives of one axis, with 2^32 - 1, a place that no array has, for every integer below 0."""
+    try:
+        return uint32(op, name, value)
+    except IndexOutOfRangeError:
+        array = np.asarray(value)
+        if array.dtype.kind == "i":
+            return uint32(op, name, np.where(array < 0, _LIMIT - 1, array.astype(np.int64)))
+        array = _integers(op, name, np.asarray(value, dtype=object))
+        return uint32(op, name, np.where(array < 0, _LIMIT - 1, array))
 
 
 def naturals(op: str, name: str, value: Any) -> npt.NDArray[Any]:
