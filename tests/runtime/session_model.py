@@ -167,7 +167,6 @@ class Step:
     known: dict[int, tuple[Parameter, int, int]] = field(default_factory=dict)
     gradients: dict[Parameter, Storage] = field(default_factory=dict)
     leaf_gradients: dict[int, Storage] = field(default_factory=dict)
-    #: parameters that the loss of the last backward does not reach
     unreached: set[Parameter] = field(default_factory=set)
 
 
@@ -346,15 +345,13 @@ class Session:
             for i, n in enumerate(self.nodes)
             if n.requires_grad and n.pull is None
         }
-        gradients, unreached = {}, set()
+        at = {p: leaf[0].id for p, leaf in self.step.leaves.items()}
+        gradients = {}
         for p in self.parameters.values():
             if p.requires_grad:
-                leaf = self.step.leaves.get(p)
-                if leaf is None or leaf[0].id not in found:
-                    unreached.add(p)
-                g = None if leaf is None else leaves.pop(leaf[0].id, None)
-                gradients[p] = Storage(np.zeros_like(p.current)) if g is None else g
-        self.step.gradients, self.step.leaf_gradients, self.step.unreached = gradients, leaves, unreached
+                gradients[p] = leaves.pop(at.get(p, -1), None) or Storage(np.zeros_like(p.current))
+        self.step.unreached = {p for p in gradients if at.get(p) not in found}
+        self.step.gradients, self.step.leaf_gradients = gradients, leaves
 
     def _require_current(self, id: int) -> None:
         """Refuses a loss that depends on a parameter that is trained and has changed since it was put on the tape, or on one
@@ -526,8 +523,7 @@ class Optimizer:
         self._require_open()
         gradients, chosen = self.session.gradients, [p for p in self.parameters if p.requires_grad]
         refuse(errors.ArgumentError, not chosen or any(p not in gradients for p in chosen))
-        chosen = [p for p in chosen if p not in self.session.step.unreached]
-        if not chosen:
+        if not (chosen := [p for p in chosen if p not in self.session.step.unreached]):
             return
         values = [[p.mirror.array for p in chosen], [gradients[p].array for p in chosen]]
         self._require_valid()
