@@ -120,6 +120,8 @@ class Input(convert.Live):
         self._content = array
         #: where operations read indices: one place for all replays
         self._numbers: Any = None
+        #: the integers are refused from here on
+        self._limit = 2**32
         self._closed = False
 
     @property
@@ -166,10 +168,17 @@ class Input(convert.Live):
             raise refusal(CaptureError, op, name, f"{self.name} of a captured function ({self.dtype})", hint)
         if self._numbers is None:
             numbers = np.empty(self.shape, np.uint32)
-            numbers[...] = _below_limit(self.name, self._content)
+            content = _below_limit(self.name, self._content, self._limit)
+            numbers[...] = convert.places(op, name, content.reshape(-1)).reshape(content.shape)
             self._recorder.add_changing(numbers)
             self._numbers = numbers
         return self._numbers.view(convert.Naturals)
+
+    def require_below(self, limit: int) -> None:
+        """Refuses its content, now and at every replay, where an integer is not in 0 .. limit - 1."""
+        self._limit = min(self._limit, limit)
+        if self._integers:
+            _below_limit(self.name, self._content, self._limit)
 
     def _require_here(self, session: Any, op: str) -> None:
         if session is not self.session:
@@ -183,18 +192,20 @@ class Input(convert.Live):
     def _accepts(self, value: Any) -> npt.NDArray[Any]:
         """The new content, checked."""
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
-            return value if self._numbers is None else _below_limit(self.name, value)
+            return value if self._numbers is None else _below_limit(self.name, value, self._limit)
         array = _content(self.name, value)
         if array.shape != self.shape or (array.dtype.kind in "iu") is not self._integers:
             kind = "integers" if self._integers else "floats or bool"
             expected = f"{kind} of shape {self.shape}, as when it was captured"
             raise refusal(CaptureError, "replay", self.name, f"{array.dtype} of shape {array.shape}", expected)
-        return _below_limit(self.name, array) if self._numbers is not None else array
+        return _below_limit(self.name, array, self._limit) if self._numbers is not None else array
 
     def _take(self, array: npt.NDArray[Any]) -> None:
         """Brings checked content to where the step reads it."""
         if self._numbers is not None:
-            self._numbers[...] = array
+            self._numbers[...] = (
+                array if array.dtype.kind == "u" else np.where(array < 0, 2**32 - 1, array.astype(np.int64))
+            )
         if self._upload is not None:
             if array.dtype != np.float32 or not array.flags.c_contiguous:
                 array = convert.float32("replay", self.name, array)
@@ -244,17 +255,18 @@ def _content(name: str, value: Any) -> npt.NDArray[Any]:
         got = convert.type_name(value)
         raise refusal(ArgumentTypeError, "capture", name, got, "an array, a number, None, a Boolean or text")
     array = convert.host_array("capture", name, value, "an array")
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in "iub" and not (kind == "f" and size in (4, 8)):
-        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", "float32, float64, integers or bool")
+    if not convert.is_real(array.dtype):
+        raise refusal(ArgumentTypeError, "capture", name, f"dtype {array.dtype}", convert.REAL)
     return array
 
 
-def _below_limit(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers that are indices; raises IndexOutOfRangeError below 0 and from 2^32."""
-    if array.dtype != np.uint32 and array.size and not 0 <= int(array.min()) <= int(array.max()) < 2**32:
-        got = int(array.min() if array.min() < 0 else array.max())
-        raise refusal(IndexOutOfRangeError, "capture", name, got, "0 or more, below 2**32")
+def _below_limit(name: str, array: npt.NDArray[Any], limit: int) -> npt.NDArray[Any]:
+    """Integers that are indices; raises IndexOutOfRangeError from the limit, and below 0 where that is not 2^32."""
+    if array.size and (array.dtype != np.uint32 or limit < 2**32):
+        low, high = int(array.min()), int(array.max())
+        if high >= limit or (low < 0 and limit < 2**32):
+            got, expected = (high, f"below {limit}") if high >= limit else (low, f"0 <= index < {limit}")
+            raise refusal(IndexOutOfRangeError, "capture", name, got, expected)
     return array
 
 

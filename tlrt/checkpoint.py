@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tlrt._binding.together import release_call, set_and_call
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError, TorchleanError, refusal
+from tlspec.ops.random import RULE
 
 if TYPE_CHECKING:
     from tlrt.optim import Optimizer
@@ -91,7 +92,7 @@ def save(
         settings.append(chosen)
         tensors.update({f"{_PREFIX}{i}/{n}": np.ascontiguousarray(a) for n, a in arrays.items()})
     about = {"version": VERSION, "precision": precision, "parameters": list(session.parameters),
-             "random": {"seed": session.seed, "counter": session.counter}, "optimizers": settings,
+             "random": {"rule": RULE, "seed": session.seed, "counter": session.counter}, "optimizers": settings,
              "extra": _json(extra or {})}  # fmt: skip
     # one entry of metadata alone: safetensors writes several in an order that changes from call to call
     data = safetensors.numpy.save(tensors, {"tlrt": json.dumps(about, allow_nan=False)})
@@ -220,6 +221,9 @@ def _read_header(path: object, file: int) -> tuple[dict[str, Any], dict[str, _Te
     )
     if not sound:
         raise refusal(CheckpointError, "load", path, "damaged metadata", "those of a checkpoint")
+    if (rule := random.get("rule", 1)) != RULE:
+        got = f"a run whose random numbers are of rule {rule!r:.99}"
+        raise refusal(CheckpointError, "load", path, got, f"rule {RULE} (tlspec.ops.random)")
     return about, tensors
 
 

@@ -42,7 +42,7 @@ def _device(use_gpu: bool) -> context.Device:
 
 
 def _float64_array(op: str, name: str, value: npt.ArrayLike, rank: int) -> npt.NDArray[np.float64]:
-    array = convert.host_array(op, name, value, "float64, float32, integers or bool")
+    array = convert.host_array(op, name, value, convert.REAL)
     if array.ndim != rank:
         raise refusal(ShapeError, op, name, f"shape {array.shape}", f"{rank} axes")
     return convert.float64(op, name, array, array.shape).reshape(array.shape)

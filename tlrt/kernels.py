@@ -5995,7 +5995,7 @@ def spectral_conv1d_rfft_bwd_wim(
 def rand_uniform(device: Device, n: int, key: int, *, out: Buffer | None = None) -> Buffer:
     """Uniform numbers in [0, 1).
 
-    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(mix(key) + i)
 
     Shapes: out (n); n = 0 gives an empty result.
 

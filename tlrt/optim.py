@@ -161,7 +161,10 @@ os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 class Optimizer(Uncopied):
-    """What the optimisers share. Frozen parameters are left out."""
+    """What the optimisers share. Frozen parameters are left out.
+
+    A step updates the parameters that the last backward's loss reaches, as PyTorch's optimisers do: another one is not
+    decayed, nor moved by the momentum that it has, and keeps its states. The count of steps is the optimiser's."""
 
     #: names of the hyperparameters, attributes of the optimiser
     hyper: tuple[str, ...] = ()
@@ -210,11 +213,13 @@ class Optimizer(Uncopied):
         _optimizers.add(self)
 
     def step(self) -> None:
-        """Updates every parameter from the session's last backward pass; one that is frozen, since then too, stays as it is.
+        """Updates every parameter that the loss of the session's last backward pass reaches. One that it does not, and one that
+        is frozen, since then too, stays as it is; without any other the step is not counted.
 
         Raises ArgumentError before a backward pass, ReleasedError after close."""
         self._require_open("step")
-        gradients = self.session._gradients._by_parameter
+        last = self.session._gradients
+        gradients, unreached = last._by_parameter, last._unreached
         chosen, found = self.parameters, []
         with suppress(KeyError):
             found = [gradients[p].buffer for p in chosen if p._requires_grad]
@@ -224,6 +229,11 @@ class Optimizer(Uncopied):
             if missing or not chosen:
                 got = ", ".join(missing[:3]) or "any parameter"
                 raise refusal(ArgumentError, "step", "gradients", f"none of {got}", "backward() before step()")
+            found = [gradients[p].buffer for p in chosen]
+        if unreached:
+            chosen = [p for p in chosen if p not in unreached]
+            if not chosen:
+                return
             found = [gradients[p].buffer for p in chosen]
         observers = self.session.device._observers
         if not observers:

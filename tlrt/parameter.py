@@ -45,7 +45,7 @@ class Parameter(Arithmetic):
     def _converted(self, value: npt.ArrayLike, op: str) -> npt.NDArray[Any]:
         """A copy of the value rounded to float32, as every upload is; `set` on the specification keeps float64, and one made for
         another type of numbers that."""
-        array = convert.host_array(op, self.name, value, "float32, float64, integers or bool")
+        array = convert.host_array(op, self.name, value, convert.REAL)
         device = self.session.device
         if getattr(device, "scalar", None) is not None:
             return device.convert(op, self.name, array).reshape(array.shape)

@@ -54,7 +54,7 @@ from tlrt.parameter import Parameter, Parameters
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Node, Tape, other_thread_error, release_nodes, size_of
 from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
-from tlspec.ops.random import mix
+from tlspec.ops.random import draw_key
 
 __all__ = ["Gradients", "NatRef", "NatVecRef", "Options", "Parameter", "Session", "TensorRef"]
 
@@ -78,6 +78,8 @@ class Options:
     fast_kernels: bool = False
     #: of the fast kernels: "fp32" or "fp64"
     matmul_precision: str = "fp32"
+    #: an index out of range is refused, where it reads 0 and is not written to otherwise
+    check_indices: bool = False
 
 
 class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
@@ -86,6 +88,8 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
     def __init__(self) -> None:
         self._by_parameter: dict[Parameter, AnyBuffer] = {}
         self._by_leaf: dict[int, AnyBuffer] = {}
+        #: parameters that the loss does not reach, whose gradients are zeros
+        self._unreached: frozenset[Parameter] = frozenset()
 
     def __getitem__(self, parameter: Parameter) -> AnyBuffer:
         return self._by_parameter[parameter]
@@ -106,7 +110,7 @@ class Gradients(Uncopied, Mapping[Parameter, AnyBuffer]):
     def release(self) -> None:
         """Gives all the buffers back."""
         parameters, leaves = self._by_parameter, self._by_leaf
-        self._by_parameter, self._by_leaf = {}, {}
+        self._by_parameter, self._by_leaf, self._unreached = {}, {}, frozenset()
         _release_all((*parameters.values(), *leaves.values()))
 
 
@@ -140,7 +144,7 @@ class Session(Operations[TensorRef]):
             chosen = replace(chosen, **fields)
         except TypeError as error:
             raise ArgumentTypeError(f"Session: options: {error}") from None
-        for name in ("requires_grad_by_default", "track_gradients", "fast_kernels"):
+        for name in ("requires_grad_by_default", "track_gradients", "fast_kernels", "check_indices"):
             boolean("Session", name, getattr(chosen, name))
         if chosen.matmul_precision not in ("fp32", "fp64"):
             got = chosen.matmul_precision
@@ -151,6 +155,7 @@ class Session(Operations[TensorRef]):
         if self._owns_device:
             self.device = SpecDevice() if chosen.device == "spec" else open_device(chosen.device, new=True)
         self.options = chosen
+        self._checks_indices = chosen.check_indices
         self.tape = Tape(self.device)
         self.tape.recording = chosen.track_gradients
         #: all parameters by name, in the order they were made; ``parameters()`` is their list
@@ -402,9 +407,9 @@ class Session(Operations[TensorRef]):
     # ---- random numbers
 
     def _key(self) -> int:
-        """The key of the next draw, mix(seed + counter), by SplitMix64."""
+        """The key of the next draw; see :func:`tlspec.ops.random.draw_key`."""
         counter, self.counter = self.counter, self.counter + 1  # no other thread runs between the two
-        key = mix((self.seed + counter) % 2**64)
+        key = draw_key(self.seed, counter)
         for observer in self.device._observers:
             observer.key_drawn(self, key, self._key)
         return key
@@ -496,7 +501,8 @@ class Session(Operations[TensorRef]):
         return self.tape.pause()
 
     def backward(self, loss: TensorRef, seed: npt.ArrayLike | AnyBuffer | None = None) -> Gradients:
-        """The gradients of `loss` by every parameter that requires one, zeros where it does not reach.
+        """The gradients of `loss` by every parameter that requires one, zeros where it does not reach: optimisers leave those
+        parameters as they are.
 
         `seed` is the cotangent in the loss's shape; left out, 1, which only a loss of one element allows. Gradients of an
         earlier backward are replaced, not added to. A loss that depends on nothing that requires a gradient gives zeros
@@ -513,19 +519,23 @@ class Session(Operations[TensorRef]):
         if not tape.node(id, "backward").requires_grad:
             text = "backward: loss: it depends on nothing that requires a gradient: all gradients are zero"
             warnings.warn(text, stacklevel=2 if type(loss) is TensorRef else 3)
-        found = tape.backward_sparse(id, None, seed)
+        found, without = tape._sparse(id, None, seed)
         by_parameter: dict[Parameter, AnyBuffer] = {}
+        unreached = set()
         for parameter in self.parameters.values():
             if parameter._requires_grad:
                 leaf = leaves.get(parameter)
                 g = None if leaf is None else found.pop(leaf[0].id, None)
+                if g is None or leaf is None or leaf[0].id in without:
+                    unreached.add(parameter)
                 by_parameter[parameter] = g if g is not None else AnyBuffer.zeros(parameter.shape, self.device)
         if self.epoch != epoch:
             _release_all((*found.values(), *by_parameter.values()))
             raise other_thread_error("backward")
         gradients = self._gradients
         old = [release_call(g.buffer) for g in (*gradients._by_parameter.values(), *gradients._by_leaf.values())]
-        set_and_call([(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)], old)
+        fresh = [(gradients, "_by_parameter", by_parameter), (gradients, "_by_leaf", found)]
+        set_and_call([*fresh, (gradients, "_unreached", frozenset(unreached))], old)
         for observer in self.device._observers:
             observer.after_backward(self)
         return self._gradients
@@ -605,7 +615,7 @@ class Session(Operations[TensorRef]):
         """What begins a new step."""
         fresh = [(self, "_leaves", {}), (self, "_outdated", {}), (self, "_nats", []), *self.tape._emptied()]
         gradients = self._gradients
-        fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {})]
+        fresh += [(gradients, "_by_parameter", {}), (gradients, "_by_leaf", {}), (gradients, "_unreached", frozenset())]
         return [(self, "epoch", next(self._epochs)), *fresh]
 
     def collect(self) -> None:

@@ -508,6 +508,12 @@ class Tape(Uncopied, Operations[int]):
     ) -> dict[int, AnyBuffer]:
         """Backward that keeps only the gradients of the nodes in `wanted` (all leaves that require one by default) and
         releases each other one as soon as it is consumed. A wanted node that is not reached gets zeros."""
+        return self._sparse(output, wanted, seed)[0]
+
+    def _sparse(
+        self, output: int, wanted: Iterable[int] | None, seed: AnyBuffer | npt.ArrayLike | None
+    ) -> tuple[dict[int, AnyBuffer], set[int]]:
+        """The gradients of :meth:`backward_sparse`, and the nodes among them that are not reached."""
         nodes = self.nodes
         if wanted is None:
             keep = {i for i, n in enumerate(nodes) if n.requires_grad and not n.parents}
@@ -518,14 +524,14 @@ class Tape(Uncopied, Operations[int]):
                     self.node(w, "backward: wanted")
                 keep.add(operator.index(w))
         grads = self._backward(self._seeded(output, seed, nodes), keep, nodes)
+        unreached = {i for i in keep if grads[i] is None}
         try:
-            for i in keep:
-                if grads[i] is None:
-                    grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
+            for i in unreached:
+                grads[i] = AnyBuffer.zeros(nodes[i].shape, self.device)
         except BaseException:
             release_gradients(grads)
             raise
-        return {i: grads[i] for i in sorted(keep)}  # type: ignore[misc]
+        return {i: grads[i] for i in sorted(keep)}, unreached  # type: ignore[misc]
 
     def add_grad(self, gradients: list[AnyBuffer | None], id: int, g: AnyBuffer) -> None:
         """Adds a contribution to a node's gradient and takes its buffer over; released at once if the node needs none."""
@@ -702,7 +708,7 @@ class Tape(Uncopied, Operations[int]):
         if isinstance(seed, AnyBuffer):
             self._require_here("backward", "seed", seed.buffer)
         else:
-            seed = convert.host_array("backward", "seed", seed, "float32, float64, integers or bool")
+            seed = convert.host_array("backward", "seed", seed, convert.REAL)
         if seed.shape != node.shape:
             raise refusal(ShapeError, "backward", "seed", f"shape {seed.shape}", f"{node.shape} of the output {where}")
         return seed.share() if isinstance(seed, AnyBuffer) else self.upload(seed)

@@ -21,11 +21,24 @@ __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "
 
 #: the largest numbers of elements of which all are printed, and which are read to print the first and last ones
 _SHOWN, _READ = 100, 2**24
+#: NumPy's functions and what stands for them here, where the names differ: of each list, what there is
+_INSTEAD_OF = {
+    "amax": "max_along reduce_max_axis0 reduce_max_axis1", "amin": "min_along", "array_split": "chunk",
+    "average": "mean reduce_mean", "clip": "clamp", "concatenate": "Session.concat", "convolve": "conv",
+    "copy": "detach", "dot": "matmul", "dstack": "Session.stack", "expand_dims": "reshape", "fft.irfft": "irfft1d_packed",
+    "fft.rfft": "rfft1d_packed", "full_like": "Session.full", "hstack": "Session.concat", "inner": "matmul",
+    "linalg.matmul": "matmul", "linalg.norm": "norm reduce_sum", "max": "max_along reduce_max_axis0 reduce_max_axis1",
+    "mean": "mean reduce_mean", "min": "min_along", "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
+    "ravel": "flatten", "select": "where", "squeeze": "reshape", "stack": "Session.stack",
+    "sum": "sum reduce_sum", "swapaxes": "permute", "take": "index gather_rows_nat", "tensordot": "matmul",
+    "transpose": "permute transpose2d", "vdot": "matmul",
+    "vstack": "Session.concat", "zeros_like": "Session.zeros",
+}  # fmt: skip
 
 
 class Arithmetic(Methods["TensorRef"]):
-    """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, x[i] and x[i:j] along
-    axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
+    """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, NumPy's
+    indexing, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
     Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
     them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with."""
@@ -69,6 +82,17 @@ class Arithmetic(Methods["TensorRef"]):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # DLPack's number of the host
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Refuses NumPy's functions, whose result would have no gradient; np.shape, np.ndim and np.size tell."""
+        name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
+        if name in ("shape", "ndim", "size") and not args[1:] and not kwargs:
+            return getattr(self, name)
+        chosen = _INSTEAD_OF.get(name, name).split()
+        ours = [n for n in chosen if n.startswith("Session.") or hasattr(Arithmetic, n)][:1]
+        got = f"a {type(self).__name__} (the result would have no gradient)"
+        expected = "".join(f"{n}, or " for n in ours) + "numpy() of it"
+        raise refusal(ArgumentTypeError, f"numpy.{name}", "", got, expected)
 
     def item(self) -> float:
         """The only element as a float; waits for the device."""
@@ -184,7 +208,7 @@ class TensorRef(Arithmetic):
     """A tensor on a session's tape: valid until the session's next reset.
 
     It has every operation of the session as a method (``x.relu()`` is ``session.relu(x)``), the operators + - * / @ ** with
-    tensors, parameters and numbers, and x[i], x[i:j] along axis 0; see :class:`Arithmetic`."""
+    tensors, parameters and numbers, and NumPy's indexing; see :class:`Arithmetic`."""
 
     __slots__ = ("epoch", "id", "session", "shape")
 

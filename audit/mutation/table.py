@@ -63,8 +63,9 @@ DEFECTS = [
          "the factors' gradients are exchanged", "mul"),
     ]),
     *defects("native/src/formula/random.h", rows=[
-        ("return (uint32_t)tl_mix(key + i) >> 8;", "return (uint32_t)(tl_mix(key + i) >> 40);",
+        ("return (uint32_t)tl_mix(stream + i) >> 8;", "return (uint32_t)(tl_mix(stream + i) >> 40);",
          "draws from the high word", "random"),
+        ("return tl_mix(key);", "return key;", "neighbouring keys share their words", "random"),
         ("tl_random_log((int32_t)even + 1);", "tl_random_log((int32_t)even);", "the logarithm's argument may be 0",
          "rand_normal"),
         ("tl_random_cosine((int32_t)odd);", "tl_random_cosine((int32_t)even);", "both words of a normal are the same",

@@ -58,8 +58,8 @@ def softmax(x: Any) -> Any:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attend(q: Any, k: Any, v: Any, scale: float, allowed: Any = None, fill: float = -np.inf) -> Any:
-    s = q @ k.swapaxes(-1, -2) * np.float64(np.float32(scale))
+def attend(q: Any, k: Any, v: Any, scale: float, allowed: Any = None, fill: float = -np.inf, bias: Any = 0.0) -> Any:
+    s = q @ k.swapaxes(-1, -2) * np.float64(np.float32(scale)) + np.where(np.isinf(bias), 0.0, bias)
     if allowed is None:
         return softmax(s) @ v
     none = ~allowed.any(axis=-1, keepdims=True)
@@ -139,18 +139,33 @@ def convolutions(name: str) -> list[Call]:
 
 
 def attentions(name: str, n: int = 4, d: int = 3) -> list[Call]:
-    """Every mask mode; the mask blocks one row entirely."""
+    """Every mask mode, on booleans, numbers and tensors; the mask blocks one row entirely."""
     mask = generator("mask").random((2, n, n)) < 0.6
     mask[0, 1] = False
     mask[:, 0] = True
+    far = np.where(mask, 0.0, -np.inf)
+    bias = far + generator("bias").standard_normal((n, n)).astype(np.float32)
     qkv = ((2, n, d),) * 3
     tri = np.tri(n, dtype=bool)
-    f = lambda scale, *how: lambda q, k, v: attend(q, k, v, scale, *how)
+    f = lambda scale, *how, **more: lambda q, k, v: attend(q, k, v, scale, *how, **more)
     c = lambda t: t.leaf(mask, "mask", False)
     return [
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v), f(d**-0.5)),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t), 1, 0.5), f(0.5, mask, -1000.0)),
-        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t)), f(d**-0.5, mask)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t), "hard"), f(d**-0.5, mask)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, mask), f(d**-0.5, mask)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, bias), f(d**-0.5, mask, bias=bias)),
+        Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, t.leaf(far, "mask", False)), f(d**-0.5, mask)),
+        Call(
+            (*qkv, (n, n)),
+            lambda t, q, k, v, b: getattr(t, name)(q, k, v, -1 if b is None else b),
+            lambda q, k, v, b: attend(q, k, v, d**-0.5, bias=b),
+        ),
+        Call(
+            (*qkv, (2, 1, n)),
+            lambda t, q, k, v, b: getattr(t, name)(q, k, v, b, "additive"),
+            lambda q, k, v, b: attend(q, k, v, d**-0.5, bias=b),
+        ),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, mask_mode=3, scale=-2.0), f(-2.0, tri)),
     ]
 
@@ -166,6 +181,11 @@ def multi_head(n: int = 4) -> list[Call]:
         calls += [
             Call(shapes, call, mha(2)),
             Call(batch, lambda t, *ids, call=call: call(t, *ids, mask=mask), mha(2, mask, -1000.0)),
+            Call(
+                batch,
+                lambda t, *ids, call=call: call(t, *ids, mask=np.where(mask, 0.0, -np.inf)),
+                mha(2, mask),
+            ),
             Call(batch, lambda t, *ids, call=call: call(t, *ids, causal=True), mha(2, np.tri(n, dtype=bool))),
         ]
     return calls

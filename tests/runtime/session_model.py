@@ -167,6 +167,7 @@ class Step:
     known: dict[int, tuple[Parameter, int, int]] = field(default_factory=dict)
     gradients: dict[Parameter, Storage] = field(default_factory=dict)
     leaf_gradients: dict[int, Storage] = field(default_factory=dict)
+    unreached: set[Parameter] = field(default_factory=set)
 
 
 class Session:
@@ -292,7 +293,7 @@ class Session:
 
     def _key(self) -> int:
         self.counter += 1
-        return mix((self.seed + self.counter - 1) % 2**64)
+        return (mix(self.seed) + self.counter - 1) % 2**64
 
     def rand_uniform(self, n: int) -> Ref:
         self._require_open()
@@ -344,12 +345,12 @@ class Session:
             for i, n in enumerate(self.nodes)
             if n.requires_grad and n.pull is None
         }
+        at = {p: leaf[0].id for p, leaf in self.step.leaves.items()}
         gradients = {}
         for p in self.parameters.values():
             if p.requires_grad:
-                leaf = self.step.leaves.get(p)
-                g = None if leaf is None else leaves.pop(leaf[0].id, None)
-                gradients[p] = Storage(np.zeros_like(p.current)) if g is None else g
+                gradients[p] = leaves.pop(at.get(p, -1), None) or Storage(np.zeros_like(p.current))
+        self.step.unreached = {p for p in gradients if at.get(p) not in found}
         self.step.gradients, self.step.leaf_gradients = gradients, leaves
 
     def _require_current(self, id: int) -> None:
@@ -522,6 +523,8 @@ class Optimizer:
         self._require_open()
         gradients, chosen = self.session.gradients, [p for p in self.parameters if p.requires_grad]
         refuse(errors.ArgumentError, not chosen or any(p not in gradients for p in chosen))
+        if not (chosen := [p for p in chosen if p not in self.session.step.unreached]):
+            return
         values = [[p.mirror.array for p in chosen], [gradients[p].array for p in chosen]]
         self._require_valid()
         options, name = dict(self.hyper), {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}[self.kind] + "_step"

@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import math
 import pickle
 import weakref
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -54,8 +56,7 @@ class Ragged:
 @pytest.mark.parametrize(
     ("array", "got"),
     [
-        (np.zeros(2, np.float16), "float16"), (np.zeros(2, np.complex64), "complex64"),
-        (np.zeros(2, np.longdouble), str(np.dtype(np.longdouble))), (np.array([1, None]), "object"),
+        (np.zeros(2, np.complex64), "complex64"), (np.array([1, None]), "object"), (np.zeros(2, "V2"), "|V2"),
         (np.array(["1"]), "<U1"), (np.zeros(2, "M8[s]"), "datetime64[s]"),
         (np.zeros(2, [("x", "f4")]), "[('x', '<f4')]"), (np.ma.masked_array([1.0, 2.0], [0, 1]), "masked array"),
         ("12", "str"), (b"12", "bytes"), ({1: 2}, "dict"), ({1}, "set"), (None, "None"), ([2**70], "object"),
@@ -68,6 +69,54 @@ def test_other_types_are_refused(dev, array, got):
     assert isinstance(caught.value, TypeError)
     assert str(caught.value).startswith("from_numpy: array: got ") and got in str(caught.value)
     assert "expected float32" in str(caught.value)
+
+
+HALVES = np.arange(2**16, dtype=np.uint16)
+
+
+def test_every_float16_keeps_its_value(dev):
+    halves = HALVES.view(np.float16)
+    sign, exponent, fraction = HALVES >> 15, HALVES >> 10 & 31, (HALVES & 1023).astype(float)
+    finite = np.ldexp(np.where(exponent > 0, fraction + 1024, fraction), np.maximum(exponent, 1).astype(int) - 25)
+    value = np.where(exponent < 31, finite, np.where(fraction == 0, np.inf, np.nan)) * np.where(sign, -1.0, 1.0)
+    with np.errstate(all="raise"):
+        for array in (halves, halves.astype(">f2"), np.repeat(halves, 2)[::2]):
+            got = dev.buffer(array).numpy()
+            np.testing.assert_array_equal(got, value)
+            assert np.array_equal(np.signbit(got), sign == 1)
+
+
+def test_every_bfloat16_keeps_its_bits(dev):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = HALVES.view(ml_dtypes.bfloat16)
+    for given_array in (array, np.repeat(array, 2)[::2], array.reshape(2, -1)):
+        got = dev.buffer(given_array).numpy().view(np.uint32)
+        assert np.array_equal(got, HALVES.astype(np.uint32) << 16)
+    assert dev.buffer(ml_dtypes.bfloat16(1.5)).numpy().tolist() == [1.5]
+    with pytest.raises(errors.ArgumentTypeError, match="got dtype float8_e4m3fn"):
+        dev.buffer(np.zeros(2, ml_dtypes.float8_e4m3fn))
+
+
+def test_longdouble_is_rounded_once(dev):
+    """Against exact fractions, on both sides of every kind of tie: float64 in between would land on it."""
+    rng, tiny = np.random.default_rng(5), np.longdouble(2) ** -62
+    halfway = np.concatenate([
+        (rng.integers(2**23, 2**24, 300) + 0.5) * np.ldexp(1.0, rng.integers(-140, 100, 300)),  # two normal numbers
+        np.ldexp(rng.integers(0, 2**10, 200) + 0.5, -149), np.ldexp([2**25 - 1.0, 1.0], [103, -150]),
+    ]).astype(np.longdouble)  # fmt: skip
+    near = np.concatenate([halfway * (1 + e) for e in (0, tiny, -tiny, 2.0**-53, 2.0**-54, -(2.0**-55))])
+    near = np.concatenate([near, -near, np.array([np.inf, -np.inf, 0, -0.0, np.nan], np.longdouble)])
+    near = np.concatenate([near, np.array(["1e4000", "-1e-4900", "1e-300"], np.longdouble)])
+    with np.errstate(all="raise"):
+        got = dev.buffer(near).numpy()
+    for x, y in zip(near, got, strict=True):
+        if not np.isfinite(x) or abs(x) > 2.0**129:
+            assert np.isnan(x) == np.isnan(y) and (np.isnan(x) or y == np.copysign(np.inf, x))
+            continue
+        exact, grid = Fraction(*x.as_integer_ratio()), Fraction(2) ** (max(int(np.frexp(x)[1]), -125) - 24)
+        rounded = round(exact / grid) * grid  # a tie goes to even
+        wanted = float(rounded) if abs(rounded) < 2**128 else math.copysign(math.inf, exact)
+        assert y == wanted and np.signbit(y) == np.signbit(x), (x, y)
 
 
 @pytest.mark.filterwarnings("error")

@@ -336,6 +336,18 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.longdouble])
+def test_arguments_of_other_floats(dev: tlrt.Device, kind: Any) -> None:
+    first, later = (np.array([1.5, -2.25, v], kind) for v in (0.1, 0.3))
+    with Session(dev) as s:
+        step = s.capture(lambda x: s.scale(s.const(x), 2.0), first)
+        for array in (first, later, later.astype(np.float32)):
+            assert np.array_equal(step(array).numpy(), 2 * array.astype(np.float32))
+        w = s.param(first, "w")
+        w.set(later)
+        assert w.value.dtype == np.float32 and np.array_equal(w.numpy(), later.astype(np.float32))
+
+
 def test_closing(dev: tlrt.Device) -> None:
     s = Session(dev)
     w = s.param(np.ones(1000), "w")

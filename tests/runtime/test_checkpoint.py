@@ -110,6 +110,19 @@ def test_foreign_files(tmp_path):
         refused(run, path, said)
 
 
+@pytest.mark.parametrize("rule", [1, 3, None, "2", True])
+def test_checkpoints_of_other_random_numbers(tmp_path, rule):
+    run, path = Run("cpu"), tmp_path / "a.safetensors"
+    run.save(path)
+    with safetensors.safe_open(path, "np") as file:
+        about = json.loads(file.metadata()["tlrt"])
+    assert about["random"].pop("rule") == 2
+    if rule is not True:
+        about["random"]["rule"] = rule
+    safetensors.save_file(safetensors.load_file(path), path, {"tlrt": json.dumps(about)})
+    refused(run, path, "random numbers are of rule")
+
+
 def test_checkpoints_of_another_program(tmp_path):
     path = tmp_path / "a.safetensors"
     run = Run("cpu")

@@ -32,6 +32,54 @@ def test_a_run_is_the_kernels_called_by_hand(device, kind):
         optimizer.close()
 
 
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
+    "nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
+    "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_parameter_that_the_loss_does_not_reach_stays(s, kind, captured):
+    """It keeps its bits and its states, on the tape or not, with momentum or not, and the others go as without it."""
+    if captured and s.device.name == "spec":
+        pytest.skip("the specification calls the function")
+    first, later = [1.0, -2.0], [0.5, 4.0, -1.0]
+    w, alone = s.param(first, "w"), s.param(first, "alone")
+    used, twin, idle = s.param(later, "used"), s.param(later, "twin"), s.param([3.0], "idle")
+    optimizer, one, two = (OPTIMIZERS[kind](p) for p in ([w, idle, used], [alone], [twin]))
+
+    def train(x, copy, *optimizers):
+        def step():
+            s.relu(used)
+            s.backward(s.reduce_sum(s.square(x)) + s.reduce_sum(s.square(copy)))
+            for each in optimizers:
+                each.step()
+
+        run = s.capture(step) if captured else step
+        for _ in range(2 if captured else 3):
+            run()
+            s.reset()
+
+    def bits(*parameters):
+        return [p.numpy().tobytes() for p in parameters]
+
+    def states(p):
+        return {n: a.tolist() for n, a in optimizer.state()[1].items() if n.endswith(p.name)}
+
+    train(w, alone, optimizer, one)
+    assert bits(w) == bits(alone) != bits(s.param(first)) and bits(used) == bits(twin) and idle.numpy() == [3.0]
+    assert not any(np.any(a) for p in (used, idle) for a in states(p).values())
+    before, momentum, two.steps = bits(w), states(w), optimizer.steps
+    train(used, twin, optimizer, two)
+    assert bits(used) == bits(twin) != bits(s.param(later)) and bits(w) == before and states(w) == momentum
+    assert optimizer.steps == 6 and idle.numpy() == [3.0]
+    train(alone, twin, optimizer, one, two)
+    assert optimizer.steps == 6 and bits(w) == before
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -16,9 +16,26 @@ from tlrt.tape import AnyBuffer, Tape
 
 #: words of the refusal -> a call of a session
 REFUSED: dict[str, Callable[[Any], Any]] = {
-    r"attention: mask: got \(2, 2\), expected \(1, 2, 2\)": lambda s: s.attention(
-        *(s.zeros((1, 2, 3)),) * 3, mask=s.zeros((2, 2))
+    r"attention: mask: got \(2, 3\), expected \(1, 2, 2\)": lambda s: attend(s, s.zeros((2, 3))),
+    r"^flash_attention: mask: got zeros and ones, expected booleans \(True": lambda s: attend(
+        s, s.const([[1, 0], [1, 1]])
     ),
+    r"^flash_attention: mask: got zeros and ones, expected boo": lambda s: attend(s, np.tri(2)),
+    r"^flash_attention: mask: got dtype int64, expected booleans": lambda s: attend(s, [[1, 0], [1, 1]]),
+    r"^flash_attention: mask: got dtype <U1, expected booleans": lambda s: attend(s, [["a"]]),
+    r"^flash_attention: mask: got NaN or inf, expected finite": lambda s: attend(s, [[0.0, np.nan]]),
+    r"^flash_attention: mask: got NaN or inf": lambda s: attend(s, s.const([[0.0, np.inf]])),
+    r"^flash_attention: mask: got other float64 values, expected zeros and ones": lambda s: attend(
+        s, [[0.0, -np.inf]], "hard"
+    ),
+    r"^flash_attention: mask: got dtype bool, expected floats": lambda s: attend(s, [[True, False]], "additive"),
+    r"^flash_attention: mask: got one with mask_mode 'causal', expected none": lambda s: attend(
+        s, [[True, False]], "causal"
+    ),
+    r"^flash_attention: mask: got none, expected one": lambda s: attend(s, None, "additive"),
+    r"^flash_attention: mask_mode: got 'soft', expected 'fill' or 'hard'": lambda s: attend(s, None, "soft"),
+    r"multi_head_attention: mask: got shape \(3, 3\) of int64": lambda s: heads(s, 2, mask=np.ones((3, 3), int)),
+    r"multi_head_attention: mask: got zeros and ones": lambda s: heads(s, 2, mask=np.tri(3)),
     "attention: mask_mode: got 4, expected 0, 1, 2 or 3": lambda s: s.attention(
         *(s.zeros((1, 2, 3)),) * 3, mask_mode=4
     ),
@@ -51,6 +68,10 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "copy: got False": lambda s: np.asarray(s.nat_vec([1]), copy=False),
     "AnyBuffer: copy: got False": lambda s: np.asarray(s.zeros(1).value, copy=False),
 }
+
+
+def attend(s: Any, mask: Any, mode: Any = None) -> Any:
+    return s.flash_attention(*(s.zeros((1, 2, 3)),) * 3, mask, mode)
 
 
 def heads(s: Any, count: int, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import Session, errors, kernels
+from tlrt import Session, errors, kernels, nn
 from tlrt.session import Options
 from tlspec.ops.random import mix
 
@@ -252,6 +252,71 @@ def test_draws_are_a_function_of_seed_and_counter(s):
 @pytest.mark.parametrize("x", [0, 1, 2**64 - 1, 12345678901234567890])
 def test_keys_are_splitmix64(x):
     assert mix(x) == mix(np.array([x], np.uint64))[0] and mix(0) == 0xE220A8397B1DCDAF
+
+
+READERS = {
+    "gather_scalar_nat": lambda s, x, i: s.gather_scalar_nat(s.flatten(x), i[0]),
+    "gather_vec_nat": lambda s, x, i: s.gather_vec_nat(s.flatten(x), i),
+    "gather_rows_nat": lambda s, x, i: s.gather_rows_nat(x, i),
+    "embedding": lambda s, x, i: s.embedding(x, np.reshape(i, (1, -1))),
+    "scatter_add": lambda s, x, i: s.scatter_add(s.full(4, 1.0), s.gather_vec_nat(s.flatten(x), range(len(i))), i),
+    "scatter_add_rows": lambda s, x, i: s.scatter_add_rows(s.full((4, 1), 1.0), s.slice_range0(x, 0, len(i)), i),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("outside", [-1, -5, -(2**31), -(2**40), 4, 2**32 - 1])
+def test_indices_out_of_range_are_alike(s, name, outside):
+    """Below 0 or too large: nothing is read or written there and no gradient comes back, or both are refused."""
+    w = s.param([[1.0], [2.0], [3.0], [4.0]], "w")
+    found = []
+    for given in ([outside, 1], np.array([outside, 1]), [4, 1]):
+        y = READERS[name](s, w, given)
+        s.backward(s.reduce_sum(y))
+        found.append((y.numpy().tolist(), w.grad.numpy().tolist()))
+    assert found[0] == found[1] == found[2]
+    assert_raises_regex(errors.IndexOutOfRangeError, "got 4294967296", READERS[name], s, w, [2**32, 1])
+    with Session(s.device, check_indices=True) as checked:
+        x = checked.const([[1.0], [2.0], [3.0], [4.0]])
+        said = rf"^{name}: i(ndices)?: got {outside} at position 0, expected 0 <= index < 4"
+        size = checked.tape.size
+        assert_raises_regex(errors.IndexOutOfRangeError, said, READERS[name], checked, x, [outside, 1])
+        assert checked.tape.size <= size + 4
+        assert READERS[name](checked, x, [3, 1]).numpy().tolist() == READERS[name](s, s.use(w), [3, 1]).numpy().tolist()
+
+
+def test_labels_out_of_range_are_refused_alike(s):
+    for label in (-1, 3, 2**32 - 1):
+        assert_raises(errors.IndexOutOfRangeError, s.cross_entropy, s.zeros((2, 3)), [0, label])
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_indices_out_of_range_in_captured_steps(dev, check):
+    with Session(dev, check_indices=check) as s:
+        table = s.param([[1.0], [2.0], [3.0]], "table")
+        step = s.capture(lambda i: s.embedding(table, i), np.array([[0, 2]]))
+        for outside in (-1, 3, 2**32 - 1):
+            if check:
+                assert_raises_regex(
+                    errors.IndexOutOfRangeError, f"got {outside}, expected", step, np.array([[1, outside]])
+                )
+            else:
+                assert step(np.array([[1, outside]])).numpy().tolist() == [[[2.0], [0.0]]]
+        assert step(np.array([[1, 2]])).numpy().tolist() == [[[2.0], [3.0]]]
+        if check:
+            assert_raises(errors.IndexOutOfRangeError, s.capture, lambda i: s.embedding(table, i), np.array([-1]))
+
+
+@pytest.mark.parametrize("seed", [1, 2**64 - 1])
+def test_sessions_of_neighbouring_seeds_share_no_draw(seed):
+    draws = []
+    for chosen in (seed, (seed + 1) % 2**64):
+        with Session("cpu", seed=chosen) as s:
+            draws += [
+                nn.Linear(s, 4, 4, name="layer").weight.numpy(),
+                *(s.rand_uniform((4, 4)).numpy() for _ in range(3)),
+            ]
+    assert np.unique(draws).size == 8 * 16
 
 
 def test_dropout(s):

@@ -88,9 +88,7 @@ def test_a_shape_that_does_not_fit_its_buffer_is_refused(kind: str, dev: tlrt.De
     value.release()
 
 
-@pytest.mark.parametrize(
-    "array", [np.zeros(2, complex), np.zeros(2, np.float16), "text", None, [[1, 2], [3]], [None, None]]
-)
+@pytest.mark.parametrize("array", [np.zeros(2, complex), np.zeros(2, "V2"), "text", None, [[1, 2], [3]], [None, None]])
 def test_what_is_no_number_is_refused(tape: Tape, array: Any) -> None:
     x = tape.leaf(normal(2))
     assert_raises(tlrt.errors.ArgumentTypeError, tape.leaf, array)
@@ -165,9 +163,9 @@ def test_frozen_operands_cost_nothing(tape: Tape, monkeypatch: pytest.MonkeyPatc
     assert calls == ["scale", "linear_bwd[True, False, True]"]
     mask = tape.leaf(np.ones((1, 5, 5)), "mask")
     q = tape.leaf(normal(1, 5, 2), "q", False)
-    assert not tape.node(tape.flash_attention(q, q, q, mask)).requires_grad, "a mask has no gradient"
+    assert not tape.node(tape.flash_attention(q, q, q, mask, "hard")).requires_grad, "a mask has no gradient"
     k = tape.leaf(normal(1, 5, 2), "k")
-    out = tape.flash_attention(q, k, q, mask)
+    out = tape.flash_attention(q, k, q, mask, 2)
     calls.clear()
     found = tape.backward_sparse(out, [k, mask], normal(1, 5, 2))
     assert calls == ["flash_attention_bwd[False, True, False]"] and not found[mask].numpy().any()

@@ -52,7 +52,6 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.gather_scalar(1, 3), errors.IndexOutOfRangeError, "gather_scalar: i: got 3, expected 0 <= i < 3"),
     (lambda t: t.gather_row(0, -1), errors.IndexOutOfRangeError, "gather_row: i: got -1"),
     (lambda t: t.gather_row(1, 0), errors.ShapeError, r"gather_row: x (node 1, y): got shape (3,), expected 2 axes"),
-    (lambda t: t.gather_vec_nat(1, [-1]), errors.IndexOutOfRangeError, "gather_vec_nat: indices: got -1"),
     (lambda t: t.gather_vec_nat(1, [2**32]), errors.IndexOutOfRangeError, "gather_vec_nat"),
     (lambda t: t.gather_vec_nat(1, [0.5]), errors.ArgumentTypeError, "gather_vec_nat"),
     (lambda t: t.scatter_add_row(0, 1, 2), errors.IndexOutOfRangeError, "scatter_add_row: i: got 2"),
@@ -203,7 +202,7 @@ def test_an_operation_that_raises_leaves_nothing(
             return real(*arguments, **keywords)
 
         monkeypatch.setattr(tape, "_apply", failing)
-        assert_raises(kind, tape.multi_head_attention, x, w, w, w, w, 2, mask=np.tri(3))
+        assert_raises(kind, tape.multi_head_attention, x, w, w, w, w, 2, mask=np.tri(3, dtype=bool))
         assert (tape.size, tape.device.memory().live_buffers) == (size, live)
 
 

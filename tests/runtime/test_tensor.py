@@ -4,6 +4,7 @@ import copy
 import operator
 import pickle
 import pydoc
+import re
 
 import numpy as np
 import pytest
@@ -44,6 +45,30 @@ def test_arrays_are_refused_not_absorbed(s):
         assert s.tape.size - before <= 1, "refused operations stay on the tape"  # the parameter's leaf
         assert np.array_equal(np.asarray(x), [[1, 2]])
         assert_raises_regex(ValueError, "copy", np.asarray, x, copy=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (np.mean, "numpy.mean: got a {} (the result would have no gradient), expected reduce_mean, or numpy() of it"),
+        (lambda x: np.concatenate([np.ones((1, 2)), x]), "numpy.concatenate: got a {} (…), expected concat_dim0, or …"),
+        (lambda x: np.where([[True, False]], 1.0, x), "numpy.where: got a {} (…), expected …numpy() of it"),
+        (lambda x: np.clip(x, 0, 1), "numpy.clip: got a {} (…), expected clamp, or …"),
+        (np.fft.rfft, "numpy.fft.rfft: got a {} (…), expected rfft1d_packed, or …"),
+        (np.zeros_like, "numpy.zeros_like: got a {} (…), expected Session.zeros, or …"),
+        (np.linalg.inv, "numpy.linalg.inv: got a {} (…), expected …numpy() of it"),
+        (np.sort, "numpy.sort: got a {} (…), expected numpy() of it"),
+        (lambda x: np.size(x, 0), "numpy.size: got a {} (…), expected size, or …"),
+    ],
+)  # fmt: skip
+def test_functions_of_numpy_cut_no_gradient(s, function, said):
+    kept = s.param([[5.0, 6.0]], "kept")
+    captured = [] if s.device.name == "spec" else [s.capture(lambda a: s.relu(s.const(a)), kept.numpy())(kept.numpy())]
+    for x in (s.input([[1.0, 2.0]], requires_grad=True), kept, *captured):
+        before = s.tape.size
+        pattern = re.escape(said.format(type(x).__name__)).replace("…", ".*")
+        assert_raises_regex(errors.ArgumentTypeError, f"^{pattern}$", function, x)
+        assert s.tape.size == before and (np.shape(x), np.ndim(x), np.size(x)) == ((1, 2), 2, 2)
 
 
 def test_a_number_and_a_wrong_operand_record_nothing(s):

@@ -40,6 +40,10 @@ class Live:
         """Its content, to be read in place. Raises CaptureError unless integers are expected."""
         raise NotImplementedError
 
+    def require_below(self, limit: int) -> None:
+        """Its content is refused from now on where an integer is not below `limit`."""
+        raise NotImplementedError
+
     def share(self, session: Any) -> Any:
         """A handle to the buffer that holds its content, for a session's tape. Raises CaptureError."""
         raise NotImplementedError
@@ -65,6 +69,34 @@ def host_array(op: str, name: str, value: Any, expected: str) -> npt.NDArray[Any
         raise refusal(ArgumentTypeError, op, name, f"{type_name(value)} that is no array ({error})", expected) from None
 
 
+#: what :func:`is_real` takes, for messages
+_OTHERS = "float16, bfloat16, longdouble, integers or bool"
+REAL = f"float32, float64, {_OTHERS}"
+
+
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of the type are converted: NumPy's floats, bfloat16 of the package ml_dtypes, integers and bool."""
+    return dtype.char in "fdeg" or dtype.kind in "iub" or dtype.name == "bfloat16"
+
+
+def _widened(array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    """float16 and bfloat16 as float32, which holds them, and longdouble as float64, rounded to `dtype` in one step with what
+    follows: on the way to float32 a float64 that is not exact gets an odd last bit, so that it is no tie that the longdouble
+    was not. Source: Boldo and Melquiond, IEEE Trans. Computers 57, 2008. No step depends on the floating-point mode."""
+    flat = array.reshape(-1)
+    if array.dtype.name == "bfloat16":
+        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(all="ignore"):
+        if array.dtype.char == "e":
+            return flat.astype(np.float32)
+        near = flat.astype(np.float64)
+        if dtype != np.float32:
+            return near
+        bits, lost = near.view(np.int64), flat - near
+        even = (bits % 2 == 0) & (np.abs(lost) > 0)
+        return (bits + even * np.where(np.abs(flat) > np.abs(near), 1, -1)).view(np.float64)
+
+
 #: what C calls the types that it converts (torchlean_cuda.h, TORCHLEAN_FLOAT32 and so on)
 _TYPES = {np.dtype(t): i for i, t in enumerate((np.float32, np.float64, np.int64, np.uint64))}
 
@@ -77,6 +109,8 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _converted(op: str, array: npt.NDArray[Any], dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
     """The elements as a C-contiguous, aligned array of float32 or float64. Where bits change C rounds them: NumPy would do it
     in the thread's floating-point mode, and signal what `numpy.errstate` asks for."""
+    if array.dtype.char not in "fd" and array.dtype.kind not in "iub":
+        array = _widened(array, dtype)
     kind, size = array.dtype.kind, array.dtype.itemsize
     known = array.dtype.newbyteorder("=") if kind == "f" else np.dtype(np.uint64 if kind == "u" else np.int64)
     if kind != "f" and size <= 2:  # any float holds these
@@ -94,13 +128,11 @@ def _converted(op: str, array: npt.NDArray[Any], dtype: type[np.floating[Any]]) 
 
 
 def float32(op: str, name: str, value: Any) -> npt.NDArray[np.float32]:
-    """A C-contiguous float32 array in native byte order; float32 keeps its bits, float64, integers and bool are rounded
-    once (beyond float32's range to an infinity), anything else is refused."""
-    expected = "float32, float64, integers or bool"
-    array = host_array(op, name, value, expected)
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    if not (kind in "iub" or (kind == "f" and size in (4, 8))):
-        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
+    """A C-contiguous float32 array in native byte order; float32 keeps its bits, float16 and bfloat16 their values; float64,
+    longdouble, integers and bool are rounded once (beyond float32's range to an infinity), anything else is refused."""
+    array = host_array(op, name, value, REAL)
+    if not is_real(array.dtype):
+        raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", REAL)
     if array.size >= _LIMIT:
         raise refusal(SizeOverflowError, op, name, f"{array.size} elements", "fewer than 2**32")
     return _converted(op, array, np.float32)
@@ -127,6 +159,18 @@ def uint32(op: str, name: str, value: Any, dims: Sequence[int] | None = None) ->
             limit = "expected 0 or more" if got < 0 else "expected below 2**32"
             raise IndexOutOfRangeError(f"{op}: {name}: got {got} at position {where}, {limit}", op=op)
     return _aligned(np.ascontiguousarray(array, dtype=np.uint32).reshape(-1))
+
+
+def places(op: str, name: str, value: Any) -> npt.NDArray[np.uint32]:
+    """What :func:`uint32` gives of one axis, with 2^32 - 1, a place that no array has, for every integer below 0."""
+    try:
+        return uint32(op, name, value)
+    except IndexOutOfRangeError:
+        array = np.asarray(value)
+        if array.dtype.kind == "i":
+            return uint32(op, name, np.where(array < 0, _LIMIT - 1, array.astype(np.int64)))
+        array = _integers(op, name, np.asarray(value, dtype=object))
+        return uint32(op, name, np.where(array < 0, _LIMIT - 1, array))
 
 
 def naturals(op: str, name: str, value: Any) -> npt.NDArray[Any]:
@@ -168,11 +212,10 @@ def _fits(op: str, name: str, array: npt.NDArray[Any], dims: Sequence[int] | Non
 
 
 def float64(op: str, name: str, value: Any, dims: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
-    """A C-contiguous float64 array; float32, integers and bool widen, anything else is refused."""
-    expected = "float64, float32, integers or bool"
+    """A C-contiguous float64 array; other floats, integers and bool are rounded once, anything else is refused."""
+    expected = f"float64, float32, {_OTHERS}"
     array = host_array(op, name, value, expected)
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    if not (kind in "iub" or (kind == "f" and size in (4, 8))):
+    if not is_real(array.dtype):
         raise refusal(ArgumentTypeError, op, name, f"dtype {array.dtype}", expected)
     _fits(op, name, array, dims)
     return _converted(op, array, np.float64)

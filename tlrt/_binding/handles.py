@@ -101,11 +101,12 @@ class Buffer:
     def from_numpy(cls, array: npt.ArrayLike, device: Device | str = "cpu") -> Buffer:
         """A copy of an array on a device, flattened row-major.
 
-        float32 keeps its bits (NaN payloads and signed zeros included); float64, integers and bool are rounded once to
-        float32, values beyond its range to infinities. Lists, strided arrays and either byte order are accepted.
+        float32 keeps its bits (NaN payloads and signed zeros included), float16 and ml_dtypes' bfloat16 their values; float64,
+        longdouble, integers and bool are rounded once to float32, values beyond its range to infinities. Lists, strided arrays
+        and either byte order are accepted.
 
-        Raises ArgumentTypeError for any other dtype (float16, complex, object, strings, …), SizeOverflowError for 2^32
-        elements or more, OutOfMemoryError."""
+        Raises ArgumentTypeError for any other dtype (complex, object, strings, …), SizeOverflowError for 2^32 elements or
+        more, OutOfMemoryError."""
         device = _find_device(device, "from_numpy")
         host = convert.float32("from_numpy", "array", array)
         library = load()

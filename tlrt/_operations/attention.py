@@ -11,54 +11,135 @@ from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.elementwise import ElementwiseOperations
 from tlrt._operations.norm import NormOperations
-from tlrt.errors import ArgumentError, ShapeError, refusal
+from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
 from tlspec.ops.attention import FILL
+
+#: a mask that is added to the scores; the operation itself has no such mode
+_ADDITIVE = 4
+_MODES = {"fill": 1, "hard": 2, "causal": 3, "additive": _ADDITIVE}
+#: what a mask may be, for messages
+_MASKS = "booleans (True attends) or floats to add to the scores (0 attends, -inf blocks)"
+
+
+def _read_zeros_and_ones(op: str, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a mask of which zeros block does not."""
+    if values.dtype.kind != "b" and not (convert.is_real(values.dtype) and np.isin(values, (0, 1)).all()):
+        raise refusal(ArgumentError, op, "mask", f"other {values.dtype} values", "zeros and ones, as mask_mode says")
+    return np.asarray(values != 0)
+
+
+def _read_additive(op: str, values: npt.NDArray[Any], mode: int | None) -> tuple[npt.NDArray[np.bool_], bool]:
+    """Where a mask that is added to the scores blocks nothing, and whether it is 0 there."""
+    if values.dtype.kind in "biu" or not convert.is_real(values.dtype):
+        expected = "floats, as mask_mode says" if mode else _MASKS
+        raise refusal(ArgumentTypeError, op, "mask", f"dtype {values.dtype}", expected)
+    allowed = np.asarray(values != -np.inf)
+    if not np.isfinite(values[allowed]).all():
+        raise refusal(ArgumentError, op, "mask", "NaN or inf", "finite numbers or -inf")
+    ones = values == 1
+    if mode is None and ones.any() and (ones | (values == 0)).all():
+        expected = f"{_MASKS}, or mask_mode 'hard' or 'fill', where zeros block"
+        raise refusal(ArgumentError, op, "mask", "zeros and ones", expected)
+    return allowed, not values[allowed].any()
 
 
 class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     """Attention in one kernel or composed of products, and position encodings."""
 
     def flash_attention(
-        self, q: Ref, k: Ref, v: Ref, mask: Ref | None = None, mask_mode: int | None = None, scale: float | None = None
-    ) -> Ref:
-        """softmax(q·kᵀ·scale)·v for q, k, v (batch, n, d) and an optional mask (batch, n, n), 0 where blocked.
+        self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, mask_mode: int | str | None = None,
+        scale: float | None = None,
+    ) -> Ref:  # fmt: skip
+        """softmax(q·kᵀ·scale)·v for q, k, v (batch, n, d) and an optional mask, which broadcasts to (batch, n, n).
 
-        mask_mode is that of ``tlrt.kernels.flash_attention``: 0 no mask, 1 the fill convention, 2 a hard mask, 3 causal;
-        left out, 2 with a mask and 0 without. scale is 1/√d unless given."""
+        A mask is an array of booleans, True where attended, or numbers that are added to the scores, as in PyTorch: an array,
+        or a tensor, which is read back to see that it is no mask of zeros and ones; that is refused. A row that is blocked
+        entirely, by False or -inf, gives zeros. Numbers other than 0 and -inf are composed as :meth:`attention` does.
+
+        mask_mode names another meaning, and a tensor is not read then: "hard" (2), zeros block and ones do not; "fill" (1), a
+        blocked score becomes -1000; "additive", added as it is, where a row of -inf is NaN. "causal" (3) blocks later
+        positions and takes no mask, nor does 0. scale is 1/√d unless given."""
         mode, factor = self._attention_mode("flash_attention", q, mask, mask_mode, scale)
-        return self._apply("flash_attention", (q, k, v, mask), (mode, factor))
+        if mask is None:
+            return self._apply("flash_attention", (q, k, v, None), (mode or 0, factor))
+        return self._flash_masked(q, k, v, mask, mode, factor)
+
+    @atomic
+    def _flash_masked(self, q: Ref, k: Ref, v: Ref, mask: Any, mode: int | None, scale: float) -> Ref:
+        return self._masked_attention("flash_attention", q, k, v, mask, mode, scale, True)
 
     @atomic
     def attention(
-        self, q: Ref, k: Ref, v: Ref, mask: Ref | None = None, mask_mode: int | None = None, scale: float | None = None
-    ) -> Ref:
+        self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, mask_mode: int | str | None = None,
+        scale: float | None = None,
+    ) -> Ref:  # fmt: skip
         """flash_attention composed from products and a softmax, with the same arguments: O(n²) memory, equal within the
-        bound. A mask is read back to the host."""
+        bound. A mask is read back to the host, but one that is "additive"."""
         batch, n, _ = self._require_rank("attention", q, 3, "q")
         mode, factor = self._attention_mode("attention", q, mask, mask_mode, scale)
-        allowed = None
-        if mode == 3:
-            allowed = np.broadcast_to(np.tri(n, dtype=bool), (batch, n, n))
-        elif mode in (1, 2):
-            if mask is None or self._shape("attention", mask) != (batch, n, n):
-                got = None if mask is None else self.shape(mask)
-                raise refusal(ShapeError, "attention", "mask", got, (batch, n, n))
-            allowed = self._host(mask) != 0
-        return self._composed_attention(q, k, v, allowed, mode, factor)
+        if mask is not None:
+            return self._masked_attention("attention", q, k, v, mask, mode, factor, False)
+        if mode not in (None, 0, 3):
+            raise refusal(ShapeError, "attention", "mask", None, (batch, n, n))
+        allowed = np.broadcast_to(np.tri(n, dtype=bool), (batch, n, n)) if mode == 3 else None
+        return self._composed_attention(q, k, v, allowed, mode or 0, factor)
 
     def _attention_mode(
-        self, op: str, q: Ref, mask: Any, mask_mode: int | None, scale: float | None
-    ) -> tuple[int, float]:
+        self, op: str, q: Ref, mask: Any, mask_mode: int | str | None, scale: float | None
+    ) -> tuple[int | None, float]:
+        """The mode, None where the mask says it, and the scale."""
         d = self._require_rank(op, q, 3, "q")[2]
-        mode = (0 if mask is None else 2) if mask_mode is None else integer(op, "mask_mode", mask_mode)
-        if not 0 <= mode <= 3:
-            raise refusal(ArgumentError, op, "mask_mode", mode, "0, 1, 2 or 3")
+        mode: int | None = None
+        if isinstance(mask_mode, str):
+            if mask_mode not in _MODES:
+                raise refusal(ArgumentError, op, "mask_mode", repr(mask_mode), " or ".join(map(repr, _MODES)))
+            mode = _MODES[mask_mode]
+        elif mask_mode is not None:
+            mode = integer(op, "mask_mode", mask_mode)
+            if not 0 <= mode <= 3:
+                raise refusal(ArgumentError, op, "mask_mode", mode, "0, 1, 2 or 3")
+        if mask is not None and mode in (0, 3):
+            raise refusal(ArgumentError, op, "mask", f"one with mask_mode {mask_mode!r}", "none")
+        if mask is None and mode == _ADDITIVE:
+            raise refusal(ArgumentError, op, "mask", "none", "one to add to the scores")
         return mode, (1.0 / math.sqrt(d) if d else 1.0) if scale is None else scale
 
+    def _masked_attention(
+        self, op: str, q: Ref, k: Ref, v: Ref, mask: Any, mode: int | None, scale: float, fused: bool
+    ) -> Ref:
+        batch, n, _ = self._shape(op, q)
+        full = (batch, n, n)
+        given = isinstance(mask, (np.ndarray, list, tuple))
+        values = convert.host_array(op, "mask", mask, _MASKS) if given else None
+        shape = self._shape(op, mask) if values is None else values.shape
+        if len(shape) > 3 or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
+            raise refusal(ShapeError, op, "mask", shape, full)
+        if values is None:
+            if mode == _ADDITIVE:
+                return self._composed_attention(q, k, v, None, 0, scale, mask)
+            if fused and mode is not None:
+                return self._apply("flash_attention", (q, k, v, self.broadcast_to(mask, full)), (mode, scale))
+            values = self._host(mask).astype(np.float64)  # of any type of numbers
+        bias: Any = None
+        if mode in (1, 2) or (mode is None and values.dtype.kind == "b"):
+            allowed, mode = _read_zeros_and_ones(op, values), mode or 2
+        else:
+            allowed, plain = _read_additive(op, values, mode)
+            bias = None if plain else self._constant(np.where(allowed, values, 0.0)) if given else mask
+            mode = 2
+        if fused and bias is None:
+            blocking = self.broadcast_to(self._constant(allowed), full)
+            return self._apply("flash_attention", (q, k, v, blocking), (mode, scale))
+        if bias is not None and allowed.all():
+            return self._composed_attention(q, k, v, None, 0, scale, bias)
+        return self._composed_attention(q, k, v, np.broadcast_to(allowed, full), mode, scale, bias)
+
     def _composed_attention(
-        self, q: Ref, k: Ref, v: Ref, allowed: npt.NDArray[np.bool_] | None, mode: int, scale: float
+        self, q: Ref, k: Ref, v: Ref, allowed: npt.NDArray[np.bool_] | None, mode: int, scale: float, bias: Any = None
     ) -> Ref:
         scores = self.scale(self._apply("bmm", (q, self._apply("transpose3d_acb", (k,)))), scale)
+        if bias is not None:
+            scores = self.add(scores, bias)
         if allowed is None:
             return self._apply("bmm", (self.softmax(scores), v))
         scores = self._select(scores, allowed)
@@ -85,10 +166,11 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         use_flash: bool = True, causal: bool = False,
     ) -> Ref:  # fmt: skip
         """Self-attention of `heads` heads: x (n, d_model) or (batch, n, d_model), wq, wk, wv (d_model, heads·head_dim), wo
-        (heads·head_dim, d_model), and a Boolean mask (n, n), true = attend. Scores are scaled by 1/√head_dim.
+        (heads·head_dim, d_model), and a mask (n, n): booleans, True attends, or floats to add to the scores, which are scaled
+        by 1/√head_dim.
 
-        A blocked score becomes -1000, as the seed has it; `causal` blocks later positions exactly. `use_flash` off composes
-        it from products and a softmax."""
+        A score blocked by False becomes -1000, as the seed has it; -inf and `causal`, for later positions, block exactly.
+        `use_flash` off composes it from products and a softmax."""
         name = "multi_head_attention"
         shape, heads = self._shape(name, x), integer(name, "heads", heads)
         if len(shape) not in (2, 3):
@@ -101,21 +183,22 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             raise refusal(ArgumentError, name, "heads", heads, f"a divisor of {width}")
         if mask is not None and causal:
             raise refusal(ArgumentError, name, "causal", "True with a mask", "one of them")
-        allowed = None if mask is None else convert.host_array(name, "mask", mask, "booleans")
-        if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "biuf"):
-            expected = f"{(n, n)} of booleans"
-            raise refusal(ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", expected)
+        allowed = None if mask is None else convert.host_array(name, "mask", mask, _MASKS)
+        if allowed is not None and (allowed.shape != (n, n) or allowed.dtype.kind not in "bf"):
+            raise refusal(
+                ShapeError, name, "mask", f"shape {allowed.shape} of {allowed.dtype}", f"{(n, n)} of {_MASKS}"
+            )
         d = width // heads
         rows = self._view(x, (batch * n, d_model), "reshape")
         q, k, v = (self._split_heads(self._apply("matmul", (rows, w)), batch, n, heads, d) for w in (wq, wk, wv))
         scale = 1.0 / math.sqrt(d) if d else 1.0
-        mode, each = 3 if causal else 0 if allowed is None else 1, (batch * heads, n, n)
-        if use_flash:
-            fill = None if allowed is None else self.broadcast_to(self._constant(allowed != 0), each)
-            y = self._apply("flash_attention", (q, k, v, fill), (mode, scale))
+        if allowed is not None:
+            y = self._masked_attention(name, q, k, v, allowed, 1 if allowed.dtype == bool else None, scale, use_flash)
+        elif use_flash:
+            y = self._apply("flash_attention", (q, k, v, None), (3 if causal else 0, scale))
         else:
-            kept = np.tri(n, dtype=bool) if causal else None if allowed is None else allowed != 0
-            y = self._composed_attention(q, k, v, None if kept is None else np.broadcast_to(kept, each), mode, scale)
+            kept = np.broadcast_to(np.tri(n, dtype=bool), (batch * heads, n, n)) if causal else None
+            y = self._composed_attention(q, k, v, kept, 3 if causal else 0, scale)
         y = self._view(y, (batch, heads, n, d), "reshape")
         y = self._view(self._apply("swap_adjacent_at_depth", (y,), (1,)), (batch * n, width), "reshape")
         y = self._apply("matmul", (y, wo))

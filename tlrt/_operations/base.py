@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
-from tlrt.errors import ShapeError, refusal
+from tlrt.errors import IndexOutOfRangeError, ShapeError, refusal
 
 Ref = TypeVar("Ref")
 _P = ParamSpec("_P")
@@ -114,11 +114,23 @@ class BaseOperations(Generic[Ref]):
         return self._view(x, (math.prod(shape[:-1]), cols), "reshape")
 
 
-def indices(op: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    """Host integers in an array of their own that nobody can change, as backward reads it again."""
-    if isinstance(values, convert.Live) and not np.shape(values):  # one number
-        values = values.naturals(op, name, "integers").reshape(-1)
-    made = convert.uint32(op, name, values)
+def indices(
+    op: str, name: str, values: npt.ArrayLike, below: int | None = None,
+    read: Callable[[str, str, npt.ArrayLike], npt.NDArray[np.uint32]] = convert.places,
+) -> npt.NDArray[np.uint32]:  # fmt: skip
+    """Host integers in an array of their own that nobody can change, as backward reads it again. With `below`, raises
+    IndexOutOfRangeError unless all are in 0 .. below - 1."""
+    if isinstance(values, convert.Live):
+        if below is not None:
+            values.require_below(below)
+            below = None
+        if not np.shape(values):  # one number
+            values = values.naturals(op, name, "integers").reshape(-1)
+    made = read(op, name, values)
+    if below is not None and (bad := made >= below).any():
+        where = int(bad.argmax())
+        got, expected = np.asarray(values)[where], f"0 <= index < {below} (check_indices)"
+        raise refusal(IndexOutOfRangeError, op, name, f"{got} at position {where}", expected)
     if isinstance(values, (convert.Live, convert.Naturals)):
         return made
     made = made.copy()

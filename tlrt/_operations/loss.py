@@ -29,5 +29,7 @@ class LossOperations(ForwardingOperations[Ref]):
             raise refusal(ShapeError, op, "logits", "a scalar", "(…, classes)")
         if wanted.shape != shape[:-1]:
             raise refusal(ShapeError, op, "labels", f"shape {wanted.shape}", shape[:-1])
-        hosts = {"labels": indices(op, "labels", wanted.reshape(-1))}
+        hosts = {
+            "labels": indices(op, "labels", wanted.reshape(-1), read=convert.uint32)
+        }  # -1 is refused as `classes` is
         return self._apply(op, (self._rows(logits),), (), hosts)

@@ -50,7 +50,7 @@ class AnyBuffer:
     @classmethod
     def upload(cls, array: npt.ArrayLike, device: Any) -> AnyBuffer:
         """A copy of an array on a device, by the conversion rules of :meth:`tlrt.Buffer.from_numpy`."""
-        host = convert.host_array("upload", "array", array, "float32, float64, integers or bool")
+        host = convert.host_array("upload", "array", array, convert.REAL)
         return cls.of(host.shape, device.buffer(host))
 
     @property

@@ -1,5 +1,6 @@
 """Random numbers: counter-based, so that element i of a draw is a function of the draw's key and i alone and both devices
-give the same bits for any length. A session derives the key of its c-th draw as mix(seed + c).
+give the same bits for any length. Key and index are hashed one after the other, so neighbouring keys and neighbouring seeds
+share no numbers. :data:`RULE` is the version of what :func:`words` and :func:`draw_key` compute.
 """
 
 from typing import Any
@@ -10,6 +11,8 @@ from tlspec.bounds import F64, U, custom, exact
 from tlspec.classes import Classes, boundary, tiles
 from tlspec.registry import check, op
 
+#: 1 was mix(key + i) with the key mix(seed + counter); checkpoints name the rule that they go on with
+RULE = 2
 SOURCE = "Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (SplitMix64)"
 NO_VJP = "a draw has no differentiable input"
 
@@ -23,20 +26,36 @@ def mix(x: Any) -> Any:
     return z ^ (z >> 31)
 
 
+def unmix(y: int) -> int:
+    """The x of 64 bits with mix(x) = y."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9)):
+        y = (y ^ y >> shift ^ y >> 2 * shift) * pow(factor, -1, 2**64) % 2**64
+    return ((y ^ y >> 30 ^ y >> 60) - 0x9E3779B97F4A7C15) % 2**64
+
+
+def draw_key(seed: int, counter: int) -> int:
+    """The key of a session's draw number `counter`, counted from 0: mix(seed) + counter, modulo 2^64."""
+    return (mix(seed) + counter) % 2**64
+
+
 def words(n: int, key: int) -> np.ndarray:
-    """The low 32 bits of mix(key + i), i = 0..n-1."""
-    return mix(np.full(n, key, np.uint64) + np.arange(n, dtype=np.uint64)) & np.uint64(0xFFFFFFFF)
+    """The low 32 bits of mix(mix(key) + i), i = 0..n-1."""
+    return mix(np.full(n, mix(key), np.uint64) + np.arange(n, dtype=np.uint64)) & np.uint64(0xFFFFFFFF)
+
+
+#: keys at whose fifth word the index carries: out of 64 bits, or within mix, whose first sum is another
+_CARRIES = unmix(2**64 - 5), unmix(2**64 - 5 - 0x9E3779B97F4A7C15)
 
 
 def _draw_key(d: Any) -> dict[str, Any]:
     key = d.integer(0, 2**32 - 1) << 32 | d.integer(0, 2**32 - 1)
-    return {"key": d.choice([0, 1, 2**64 - 1, 2**64 - 5, key, key])}
+    return {"key": d.choice([0, 2**64 - 1, *_CARRIES, key, key])}
 
 
 CLASSES: Classes = {
     **tiles("elements", lambda n: n, boundary("random", "TL_SPAN")),
     "a key of 64 bits": lambda n, key: n > 1 and key >= 2**63,
-    "a counter that wraps": lambda n, key: key + n > 2**64,
+    "a counter that wraps": lambda n, key: mix(key) + n > 2**64,
 }
 
 
@@ -44,7 +63,7 @@ CLASSES: Classes = {
 def rand_uniform(n, key):
     """Uniform numbers in [0, 1).
 
-    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(key + i)
+    out[i] = (w >> 8)·2^-24, w the low 32 bits of mix(mix(key) + i)
 
     Shapes: out (n); n = 0 gives an empty result.
     Special values: exact multiples of 2^-24, never 1."""

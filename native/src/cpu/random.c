@@ -8,7 +8,7 @@
 enum { TL_SPAN = 16384 };
 
 typedef struct tl_draw {
-    uint64_t key;
+    uint64_t stream;
     float a, b;
     int64_t n;
     float *out;
@@ -29,21 +29,21 @@ static int32_t run(tl_task_fn span, tl_draw draw)
             draw.out[i] = expression;                                                               \
     }
 
-TL_SPAN_FUNCTION(uniform_span, tl_random_uniform(draw.key, (uint64_t)i))
-TL_SPAN_FUNCTION(bernoulli_span, tl_random_bernoulli(draw.key, (uint64_t)i, draw.a))
-TL_SPAN_FUNCTION(normal_span, tl_random_normal(draw.key, (uint64_t)i, draw.a, draw.b))
+TL_SPAN_FUNCTION(uniform_span, tl_random_uniform(draw.stream, (uint64_t)i))
+TL_SPAN_FUNCTION(bernoulli_span, tl_random_bernoulli(draw.stream, (uint64_t)i, draw.a))
+TL_SPAN_FUNCTION(normal_span, tl_random_normal(draw.stream, (uint64_t)i, draw.a, draw.b))
 
 int32_t tl_cpu_rand_uniform(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float *out)
 {
-    return run(uniform_span, (tl_draw){.key = key, .n = n, .out = out});
+    return run(uniform_span, (tl_draw){.stream = tl_random_stream(key), .n = n, .out = out});
 }
 
 int32_t tl_cpu_bernoulli_mask(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float keep, float *out)
 {
-    return run(bernoulli_span, (tl_draw){.key = key, .a = keep, .n = n, .out = out});
+    return run(bernoulli_span, (tl_draw){.stream = tl_random_stream(key), .a = keep, .n = n, .out = out});
 }
 
 int32_t tl_cpu_rand_normal(TL_UNUSED tl_context *ctx, int64_t n, uint64_t key, float mean, float std, float *out)
 {
-    return run(normal_span, (tl_draw){.key = key, .a = mean, .b = std, .n = n, .out = out});
+    return run(normal_span, (tl_draw){.stream = tl_random_stream(key), .a = mean, .b = std, .n = n, .out = out});
 }

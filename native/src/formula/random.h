@@ -1,5 +1,6 @@
 /* Counter-based random numbers: element i of a draw is a function of the draw's key and i alone, so a draw can be made by any
- * number of threads on any device, with the same bits.
+ * number of threads on any device, with the same bits. The key is hashed to a stream once a draw, stream + i once an
+ * element: the streams of neighbouring keys have nothing in common.
  *
  * mix is the output function of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
  * 2014; constants of Stafford's variant 13 as in that generator's reference code). */
@@ -15,20 +16,23 @@ TL_HD uint64_t tl_mix(uint64_t x)
     return z ^ z >> 31;
 }
 
+/* Where the words of a key begin. */
+TL_HD uint64_t tl_random_stream(uint64_t key) { return tl_mix(key); }
+
 /* The 24 bits element i draws from: the upper ones of the low word. */
-TL_HD uint32_t tl_random_bits(uint64_t key, uint64_t i) { return (uint32_t)tl_mix(key + i) >> 8; }
+TL_HD uint32_t tl_random_bits(uint64_t stream, uint64_t i) { return (uint32_t)tl_mix(stream + i) >> 8; }
 
 /* In [0, 1), a multiple of 2^-24: exact. */
 TL_HD float tl_uniform_of(uint32_t bits) { return (float)(int32_t)bits * 0x1p-24f; }
 
-TL_HD float tl_random_uniform(uint64_t key, uint64_t i) { return tl_uniform_of(tl_random_bits(key, i)); }
+TL_HD float tl_random_uniform(uint64_t stream, uint64_t i) { return tl_uniform_of(tl_random_bits(stream, i)); }
 
 /* 1 with probability keep: keep 1 always, keep 0 never. */
 TL_HD float tl_bernoulli_of(uint32_t bits, float keep) { return tl_uniform_of(bits) < keep ? 1.0f : 0.0f; }
 
-TL_HD float tl_random_bernoulli(uint64_t key, uint64_t i, float keep)
+TL_HD float tl_random_bernoulli(uint64_t stream, uint64_t i, float keep)
 {
-    return tl_bernoulli_of(tl_random_bits(key, i), keep);
+    return tl_bernoulli_of(tl_random_bits(stream, i), keep);
 }
 
 /* ln(n 2^-24), 1 <= n <= 2^24: n 2^-24 = 2^e (1 + f) with e ln2 and ln(1 + f) = f + f^2 c(f) as in tl_log, but
@@ -71,7 +75,7 @@ TL_HD float tl_normal_of(uint32_t even, uint32_t odd, float mean, float std)
     return fmaf(std, z, mean);
 }
 
-TL_HD float tl_random_normal(uint64_t key, uint64_t i, float mean, float std)
+TL_HD float tl_random_normal(uint64_t stream, uint64_t i, float mean, float std)
 {
-    return tl_normal_of(tl_random_bits(key, 2 * i), tl_random_bits(key, 2 * i + 1), mean, std);
+    return tl_normal_of(tl_random_bits(stream, 2 * i), tl_random_bits(stream, 2 * i + 1), mean, std);
 }
