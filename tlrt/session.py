@@ -278,7 +278,12 @@ class Session(Operations[TensorRef]):
     @atomic
     def _mixed_pair(self, name: str, a: Any, b: Any) -> TensorRef:
         """A binary operation on tensors, parameters and numbers."""
-        return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
+        if name == "pow" and is_number(b) and not is_number(a):
+            return self._apply("pow_scalar", (a,), (float(b),))
+        return super()._pair(name, self._operand(a), self._operand(b))
+
+    def _operand(self, x: Any) -> Any:
+        return self.const(x) if is_number(x) else x
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)

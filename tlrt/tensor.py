@@ -26,10 +26,11 @@ _SHOWN = 1000
 
 
 class Arithmetic:
-    """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, x[i] and x[i:j] along
-    axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
+    """What tensors and parameters can do: the operators + - * / @ ** < <= > >= with tensors, parameters and numbers, x[i] and
+    x[i:j] along axis 0, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
-    Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
+    A comparison gives a mask of 1 and 0. ``==`` is not one of them: two tensors are equal only if they are the same object, so
+    that they serve as keys; ``x.eq(y)`` and ``x.ne(y)`` compare the elements. NumPy's own functions refuse
     them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with."""
 
     __slots__ = ()
@@ -111,11 +112,23 @@ class Arithmetic:
     def __abs__(self) -> TensorRef:
         return self.session.abs(self)
 
-    def __pow__(self, power: int) -> TensorRef:
-        if not is_number(power) or power != 2:
-            got = power if is_number(power) else convert.type_name(power)
-            raise refusal(ArgumentTypeError, "**", "power", got, "2 (use sqrt, inv, exp and log for others)")
-        return self.session.square(self)
+    def __pow__(self, power: Any) -> TensorRef:
+        return self.session.square(self) if is_number(power) and power == 2 else self.session.pow(self, power)
+
+    def __rpow__(self, base: Any) -> TensorRef:
+        return self.session.pow(base, self)
+
+    def __lt__(self, other: Any) -> TensorRef:
+        return self.session.lt(self, other)
+
+    def __le__(self, other: Any) -> TensorRef:
+        return self.session.le(self, other)
+
+    def __gt__(self, other: Any) -> TensorRef:
+        return self.session.gt(self, other)
+
+    def __ge__(self, other: Any) -> TensorRef:
+        return self.session.ge(self, other)
 
     def __eq__(self, other: object) -> bool:
         if is_number(other) or isinstance(other, (np.ndarray, complex)):
