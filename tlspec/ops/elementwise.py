@@ -314,7 +314,7 @@ def sign(x):
 
     Shapes: x and out alike, any shape; an empty x gives an empty out.
     Special values: NaN stays NaN; ±0 gives +0."""
-    return np.sign(x) + 0.0
+    return np.sign(x) + 0
 
 
 @op("x[*] -> out[*]", bound=exact(), laws=[laws.idempotent()], no_vjp=STEPS, source="IEEE 754-2019, 5.9")
@@ -339,9 +339,9 @@ def round_(x):
     return np.rint(x)
 
 
-def _mask(holds: Any) -> Any:
-    """1 where a comparison holds, else 0."""
-    return np.where(holds, 1.0, 0.0)
+def _mask(holds: Any, like: Any) -> Any:
+    """1 where a comparison holds, else 0, in the type of an operand."""
+    return np.where(holds, np.ones_like(like), np.zeros_like(like))
 
 
 @op(
@@ -354,7 +354,7 @@ def eq(a, b):
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: NaN equals nothing; +0 equals -0."""
-    return _mask(a == b)
+    return _mask(a == b, a)
 
 
 @op(
@@ -367,7 +367,7 @@ def ne(a, b):
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: NaN differs from everything, itself included; +0 equals -0."""
-    return _mask(a != b)
+    return _mask(a != b, a)
 
 
 @op("a[*], b[*] -> out[*]", bound=exact(), no_vjp=STEPS, source="IEEE 754-2019, 5.11")
@@ -378,7 +378,7 @@ def lt(a, b):
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: 0 where either is NaN; +0 equals -0."""
-    return _mask(a < b)
+    return _mask(a < b, a)
 
 
 @op("a[*], b[*] -> out[*]", bound=exact(), no_vjp=STEPS, source="IEEE 754-2019, 5.11")
@@ -389,7 +389,7 @@ def le(a, b):
 
     Shapes: a, b and out alike, any shape; empty operands give an empty out.
     Special values: 0 where either is NaN; +0 equals -0."""
-    return _mask(a <= b)
+    return _mask(a <= b, a)
 
 
 @op("mask[*], a[*], b[*] -> out[*]", bound=exact(),
