@@ -36,6 +36,7 @@ INTERVAL = 20.0
 #: values of parameters, as ``native/tools/rounding.h`` has them
 PARAMETERS: Mapping[str, Mapping[str, float]] = {
     "scale": {"c": 0.7}, "clamp": {"lo": -0.75, "hi": 1.5}, "safe_log": {"eps": 1e-6},
+    "leaky_relu": {"slope": 0.01}, "elu": {"alpha": 1.6732632}, "pow_scalar": {"p": 2.5},
 }  # fmt: skip
 #: operations of two arguments whose gradient with respect to the second is walked: both arguments, and the first's value
 SECOND: Mapping[str, tuple[str, str, float]] = {"div": ("a", "b", 1536.0)}

@@ -59,6 +59,8 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "add",
+    "atan2",
+    "atan2_bwd",
     "avg_pool",
     "avg_pool2d",
     "avg_pool2d_bwd",
@@ -85,37 +87,58 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose2d_bwd",
     "conv_transpose_bwd",
+    "cos",
+    "cos_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
     "dgemm",
     "div",
     "div_bwd",
+    "elu",
+    "elu_bwd",
+    "eq",
+    "erf",
+    "erf_bwd",
     "exp",
     "exp_bwd",
+    "expm1",
+    "expm1_bwd",
     "flash_attention",
     "flash_attention_bwd",
     "flash_attention_bwd_k",
     "flash_attention_bwd_q",
     "flash_attention_bwd_v",
+    "floor",
     "gather_rows",
     "gather_rows_bwd",
     "gather_vec",
     "gather_vec_bwd",
     "gelu",
     "gelu_bwd",
+    "gelu_erf",
+    "gelu_erf_bwd",
     "global_norm",
+    "hardswish",
+    "hardswish_bwd",
     "inv",
     "inv_bwd",
     "irfft1d_packed",
     "irfft1d_packed_bwd",
     "layer_norm",
     "layer_norm_bwd",
+    "le",
+    "leaky_relu",
+    "leaky_relu_bwd",
     "linear",
     "linear_bwd",
     "log",
+    "log1p",
+    "log1p_bwd",
     "log_bwd",
     "log_softmax",
     "log_softmax_bwd",
+    "lt",
+    "masked_fill",
     "matmul",
     "matmul_bwd",
     "max",
@@ -126,13 +149,20 @@ __all__ = [
     "max_pool_bwd",
     "min",
     "min_bwd",
+    "mish",
+    "mish_bwd",
     "momentum_step",
     "mse_loss",
     "mse_loss_bwd",
     "mul",
     "mul_bwd",
+    "ne",
     "pack",
     "pad_axes",
+    "pow",
+    "pow_bwd",
+    "pow_scalar",
+    "pow_scalar_bwd",
     "rand_normal",
     "rand_uniform",
     "reduce_from_broadcast",
@@ -152,6 +182,7 @@ __all__ = [
     "rfft1d_packed_bwd",
     "rotary",
     "rotary_bwd",
+    "round",
     "safe_log",
     "safe_log_bwd",
     "scale",
@@ -166,8 +197,11 @@ __all__ = [
     "share",
     "sigmoid",
     "sigmoid_bwd",
+    "sign",
     "silu",
     "silu_bwd",
+    "sin",
+    "sin_bwd",
     "sinusoidal",
     "sinusoidal_bwd",
     "slice1d",
@@ -181,6 +215,8 @@ __all__ = [
     "softmax_bwd",
     "softplus",
     "softplus_bwd",
+    "softsign",
+    "softsign_bwd",
     "spectral_conv1d_rfft",
     "spectral_conv1d_rfft_bwd",
     "spectral_conv1d_rfft_bwd_wim",
@@ -196,6 +232,8 @@ __all__ = [
     "transpose3d_acb",
     "transpose3d_bca",
     "transpose3d_cab",
+    "where",
+    "where_bwd",
 ]
 
 _take, _give = _free.pop, _free.append
@@ -1034,6 +1072,464 @@ def relu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     return out
 
 
+def leaky_relu(x: Buffer, slope: float = 0.01, *, out: Buffer | None = None) -> Buffer:
+    """Rectified linear unit with a slope below 0.
+
+    out = x where x > 0, else slope · x, slope rounded to float32 first (default 0.01)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: IEEE 754; NaN stays NaN.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Maas, Hannun and Ng, ICML 2013
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_leaky_relu
+        status = call(x._handle, slope, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(leaky_relu, error, locals()) from None
+    if status:
+        return _again(status, leaky_relu, locals())
+    _give(slot)
+    return out
+
+
+def leaky_relu_bwd(x: Buffer, g: Buffer, slope: float = 0.01, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of leaky_relu.
+
+    gx = g where x > 0, else slope · g; NaN where x is NaN.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Maas, Hannun and Ng, ICML 2013
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_leaky_relu_bwd
+        status = call(x._handle, g._handle, slope, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(leaky_relu_bwd, error, locals()) from None
+    if status:
+        return _again(status, leaky_relu_bwd, locals())
+    _give(slot)
+    return out
+
+
+def sign(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Sign.
+
+    out = 1 where x > 0, -1 where x < 0, 0 where x = ±0
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN stays NaN; ±0 gives +0.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_sign
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(sign, error, locals()) from None
+    if status:
+        return _again(status, sign, locals())
+    _give(slot)
+    return out
+
+
+def floor(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Largest integer up to a value.
+
+    out = ⌊x⌋
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN, ±inf and -0 stay.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.9
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_floor
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(floor, error, locals()) from None
+    if status:
+        return _again(status, floor, locals())
+    _give(slot)
+    return out
+
+
+def round(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Nearest integer, the even one of two.
+
+    out = x rounded to an integer, ties to even
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN, ±inf and ±0 stay; a zero has the sign of x.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.9
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_round
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(round, error, locals()) from None
+    if status:
+        return _again(status, round, locals())
+    _give(slot)
+    return out
+
+
+def eq(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Mask of equal elements.
+
+    out = 1 where a = b, else 0
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: NaN equals nothing; +0 equals -0.
+
+    Signature: a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.11
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_eq
+        status = call(a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(eq, error, locals()) from None
+    if status:
+        return _again(status, eq, locals())
+    _give(slot)
+    return out
+
+
+def ne(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Mask of unequal elements.
+
+    out = 1 where a ≠ b, else 0
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: NaN differs from everything, itself included; +0 equals -0.
+
+    Signature: a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.11
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_ne
+        status = call(a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(ne, error, locals()) from None
+    if status:
+        return _again(status, ne, locals())
+    _give(slot)
+    return out
+
+
+def lt(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Mask of smaller elements.
+
+    out = 1 where a < b, else 0
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: 0 where either is NaN; +0 equals -0.
+
+    Signature: a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.11
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_lt
+        status = call(a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(lt, error, locals()) from None
+    if status:
+        return _again(status, lt, locals())
+    _give(slot)
+    return out
+
+
+def le(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Mask of smaller or equal elements.
+
+    out = 1 where a ≤ b, else 0
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: 0 where either is NaN; +0 equals -0.
+
+    Signature: a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: IEEE 754-2019, 5.11
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_le
+        status = call(a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(le, error, locals()) from None
+    if status:
+        return _again(status, le, locals())
+    _give(slot)
+    return out
+
+
+def where(mask: Buffer, a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Choice between two values.
+
+    out = a where mask ≠ 0, else b
+
+    Shapes: mask, a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: a NaN in the mask chooses a, as it is not 0; the value not chosen has no influence.
+
+    Signature: mask[*], a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = mask._device._calls.buffer_where
+        status = call(mask._handle, a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mask._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(where, error, locals()) from None
+    if status:
+        return _again(status, where, locals())
+    _give(slot)
+    return out
+
+
+def where_bwd(
+    mask: Buffer, g: Buffer, *, want: Sequence[bool] | None = None, out: Sequence[Buffer | None] | None = None
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of where.
+
+    ga = g where mask ≠ 0, else 0; gb = 0 where mask ≠ 0, else g; the mask has no gradient.
+
+    Signature: mask[*], g[*] -> ga?[*], gb?[*]
+
+    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
+    each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    places, given, undo = _slots("where_bwd", ("ga", "gb"), want, out)
+    try:
+        call = mask._device._calls.buffer_where_bwd
+        status = call(mask._handle, g._handle, *places)
+        if not status:
+            return _results(places, given, mask._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(where_bwd, error, locals()) from None
+    return _again(status, where_bwd, locals())
+
+
+def masked_fill(x: Buffer, mask: Buffer, value: float, *, out: Buffer | None = None) -> Buffer:
+    """Values with those under a mask replaced.
+
+    out = value where mask ≠ 0, else x, value rounded to float32 first
+
+    Shapes: x, mask and out alike, any shape; empty operands give an empty out.
+
+    Special values: a NaN in the mask is not 0; the value replaced has no influence.
+
+    Signature: x[*], mask[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_masked_fill
+        status = call(x._handle, mask._handle, value, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(masked_fill, error, locals()) from None
+    if status:
+        return _again(status, masked_fill, locals())
+    _give(slot)
+    return out
+
+
 def exp(x: Buffer, *, out: Buffer | None = None) -> Buffer:
     """Exponential.
 
@@ -1616,6 +2112,967 @@ def gelu_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
         raise _refusal(gelu_bwd, error, locals()) from None
     if status:
         return _again(status, gelu_bwd, locals())
+    _give(slot)
+    return out
+
+
+def log1p(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Logarithm of 1 + x, with relative accuracy near 0.
+
+    out = ln(1 + x)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: ±0 stays; -1 gives -inf, inf gives inf, NaN for x < -1.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_log1p
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(log1p, error, locals()) from None
+    if status:
+        return _again(status, log1p, locals())
+    _give(slot)
+    return out
+
+
+def log1p_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of log1p.
+
+    gx = g / (1 + x), unguarded.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_log1p_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(log1p_bwd, error, locals()) from None
+    if status:
+        return _again(status, log1p_bwd, locals())
+    _give(slot)
+    return out
+
+
+def expm1(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Exponential less 1, with relative accuracy near 0.
+
+    out = eˣ - 1
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: ±0 stays; -inf gives -1, inf gives inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_expm1
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(expm1, error, locals()) from None
+    if status:
+        return _again(status, expm1, locals())
+    _give(slot)
+    return out
+
+
+def expm1_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of expm1.
+
+    gx = g · eˣ; 0 at -inf, and eˣ counts as finite, so that g = 0 gives 0.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_expm1_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(expm1_bwd, error, locals()) from None
+    if status:
+        return _again(status, expm1_bwd, locals())
+    _give(slot)
+    return out
+
+
+def erf(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Error function.
+
+    out = 2/√π ∫_0^x e^(-t²) dt
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: ±0 stays; ±inf gives ±1.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_erf
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(erf, error, locals()) from None
+    if status:
+        return _again(status, erf, locals())
+    _give(slot)
+    return out
+
+
+def erf_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of erf.
+
+    gx = g · 2/√π · e^(-x²); 0 at ±inf (times g).
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_erf_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(erf_bwd, error, locals()) from None
+    if status:
+        return _again(status, erf_bwd, locals())
+    _give(slot)
+    return out
+
+
+def gelu_erf(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Gaussian error linear unit, exact form.
+
+    out = ½ x (1 + erf(x/√2))
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: -inf gives -0, its limit; inf gives inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_gelu_erf
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gelu_erf, error, locals()) from None
+    if status:
+        return _again(status, gelu_erf, locals())
+    _give(slot)
+    return out
+
+
+def gelu_erf_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of gelu_erf.
+
+    gx = g · (Φ(x) + x e^(-x²/2)/√(2π)), Φ the normal distribution function.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Hendrycks and Gimpel, arXiv:1606.08415
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_gelu_erf_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gelu_erf_bwd, error, locals()) from None
+    if status:
+        return _again(status, gelu_erf_bwd, locals())
+    _give(slot)
+    return out
+
+
+def sin(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Sine of an angle in radians, of any size.
+
+    out = sin x
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: ±0 stays; NaN for ±inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_sin
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(sin, error, locals()) from None
+    if status:
+        return _again(status, sin, locals())
+    _give(slot)
+    return out
+
+
+def sin_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of sin.
+
+    gx = g · cos x.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_sin_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(sin_bwd, error, locals()) from None
+    if status:
+        return _again(status, sin_bwd, locals())
+    _give(slot)
+    return out
+
+
+def cos(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Cosine of an angle in radians, of any size.
+
+    out = cos x
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN for ±inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_cos
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cos, error, locals()) from None
+    if status:
+        return _again(status, cos, locals())
+    _give(slot)
+    return out
+
+
+def cos_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of cos.
+
+    gx = -g · sin x.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Payne and Hanek, SIGNUM Newsletter 18, 1983, for |x| >= 2^30
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_cos_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cos_bwd, error, locals()) from None
+    if status:
+        return _again(status, cos_bwd, locals())
+    _give(slot)
+    return out
+
+
+def atan2(y: Buffer, x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Angle of the point (x, y), in radians from -π to π.
+
+    out = atan(y/x) in the quadrant of (x, y)
+
+    Shapes: y, x and out alike, any shape; empty operands give an empty out.
+
+    Special values: those of C's atan2: the signs of zeros choose the side of ±π and ±0, infinities count as equal.
+
+    Signature: y[*], x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.1.4
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = y._device._calls.buffer_atan2
+        status = call(y._handle, x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = y._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(atan2, error, locals()) from None
+    if status:
+        return _again(status, atan2, locals())
+    _give(slot)
+    return out
+
+
+def atan2_bwd(
+    y: Buffer, x: Buffer, g: Buffer, *, want: Sequence[bool] | None = None, out: Sequence[Buffer | None] | None = None
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of atan2.
+
+    gy = g · x/(x² + y²), gx = -g · y/(x² + y²); NaN at the origin.
+
+    Signature: y[*], x[*], g[*] -> gy?[*], gx?[*]
+
+    Returns (gy, gx). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
+    each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.1.4
+    """
+    places, given, undo = _slots("atan2_bwd", ("gy", "gx"), want, out)
+    try:
+        call = y._device._calls.buffer_atan2_bwd
+        status = call(y._handle, x._handle, g._handle, *places)
+        if not status:
+            return _results(places, given, y._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(atan2_bwd, error, locals()) from None
+    return _again(status, atan2_bwd, locals())
+
+
+def pow(a: Buffer, b: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Power.
+
+    out = aᵇ
+
+    Shapes: a, b and out alike, any shape; empty operands give an empty out.
+
+    Special values: those of C's pow: a⁰ = 1 and 1ᵇ = 1 even for NaN; NaN for a < 0 and b no integer; the sign of an odd
+    integer power is that of a.
+
+    Signature: a[*], b[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.4.4
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = a._device._calls.buffer_pow
+        status = call(a._handle, b._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = a._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(pow, error, locals()) from None
+    if status:
+        return _again(status, pow, locals())
+    _give(slot)
+    return out
+
+
+def pow_bwd(
+    a: Buffer, b: Buffer, g: Buffer, *, want: Sequence[bool] | None = None, out: Sequence[Buffer | None] | None = None
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of pow.
+
+    ga = g · b · a^(b - 1), 0 where b = 0; gb = g · aᵇ · ln a, 0 where a = 0 and b >= 0, NaN where a < 0.
+
+    Signature: a[*], b[*], g[*] -> ga?[*], gb?[*]
+
+    Returns (ga, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer for
+    each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.4.4
+    """
+    places, given, undo = _slots("pow_bwd", ("ga", "gb"), want, out)
+    try:
+        call = a._device._calls.buffer_pow_bwd
+        status = call(a._handle, b._handle, g._handle, *places)
+        if not status:
+            return _results(places, given, a._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(pow_bwd, error, locals()) from None
+    return _again(status, pow_bwd, locals())
+
+
+def pow_scalar(x: Buffer, p: float, *, out: Buffer | None = None) -> Buffer:
+    """Power with one exponent for all elements.
+
+    out = xᵖ, p rounded to float32 first
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: those of C's pow: x⁰ = 1 and 1ᵖ = 1 even for NaN; NaN for x < 0 and p no integer.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.4.4
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_pow_scalar
+        status = call(x._handle, p, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(pow_scalar, error, locals()) from None
+    if status:
+        return _again(status, pow_scalar, locals())
+    _give(slot)
+    return out
+
+
+def pow_scalar_bwd(x: Buffer, g: Buffer, p: float, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of pow_scalar.
+
+    gx = g · p · x^(p - 1), 0 where p = 0.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: ISO C99, F.9.4.4
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_pow_scalar_bwd
+        status = call(x._handle, g._handle, p, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(pow_scalar_bwd, error, locals()) from None
+    if status:
+        return _again(status, pow_scalar_bwd, locals())
+    _give(slot)
+    return out
+
+
+def elu(x: Buffer, alpha: float = 1.0, *, out: Buffer | None = None) -> Buffer:
+    """Exponential linear unit.
+
+    out = x where x > 0, else alpha · (eˣ - 1), alpha rounded to float32 first (default 1)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: -inf gives -alpha; inf gives inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_elu
+        status = call(x._handle, alpha, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(elu, error, locals()) from None
+    if status:
+        return _again(status, elu, locals())
+    _give(slot)
+    return out
+
+
+def elu_bwd(x: Buffer, g: Buffer, alpha: float = 1.0, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of elu.
+
+    gx = g where x > 0, else g · alpha · eˣ.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_elu_bwd
+        status = call(x._handle, g._handle, alpha, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(elu_bwd, error, locals()) from None
+    if status:
+        return _again(status, elu_bwd, locals())
+    _give(slot)
+    return out
+
+
+def hardswish(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Piecewise quadratic approximation of silu.
+
+    out = x · min(max(x + 3, 0), 6) / 6
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: NaN stays NaN; x <= -3, -inf too, gives -0; inf gives inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Howard et al., Searching for MobileNetV3, 2019
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_hardswish
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(hardswish, error, locals()) from None
+    if status:
+        return _again(status, hardswish, locals())
+    _give(slot)
+    return out
+
+
+def hardswish_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of hardswish.
+
+    gx = 0 where x <= -3, g where x >= 3, else g · (2x + 3) / 6.
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Howard et al., Searching for MobileNetV3, 2019
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_hardswish_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(hardswish_bwd, error, locals()) from None
+    if status:
+        return _again(status, hardswish_bwd, locals())
+    _give(slot)
+    return out
+
+
+def softsign(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Smooth sign of polynomial tails.
+
+    out = x / (1 + |x|)
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: ±inf gives ±1.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_softsign
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(softsign, error, locals()) from None
+    if status:
+        return _again(status, softsign, locals())
+    _give(slot)
+    return out
+
+
+def softsign_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of softsign.
+
+    gx = g / (1 + |x|)².
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_softsign_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(softsign_bwd, error, locals()) from None
+    if status:
+        return _again(status, softsign_bwd, locals())
+    _give(slot)
+    return out
+
+
+def mish(x: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Self-regularised smooth gate.
+
+    out = x · tanh(softplus(x))
+
+    Shapes: x and out alike, any shape; an empty x gives an empty out.
+
+    Special values: -inf gives -0, its limit; inf gives inf.
+
+    Signature: x[*] -> out[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Misra, arXiv:1908.08681
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_mish
+        status = call(x._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(mish, error, locals()) from None
+    if status:
+        return _again(status, mish, locals())
+    _give(slot)
+    return out
+
+
+def mish_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of mish.
+
+    gx = g · (t + x · σ(x) · (1 - t²)), t = tanh(softplus(x)); 1 at inf, -0 at -inf (times g).
+
+    Signature: x[*], g[*] -> gx[*]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: Misra, arXiv:1908.08681
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_mish_bwd
+        status = call(x._handle, g._handle, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(mish_bwd, error, locals()) from None
+    if status:
+        return _again(status, mish_bwd, locals())
     _give(slot)
     return out
 

@@ -295,7 +295,12 @@ class Session(Operations[TensorRef]):
             if isinstance(x, (int, np.integer)):
                 expected = f"a tensor, or {float(x)} for a number (an axis: reduce_max_axis0, reduce_max_axis1)"
                 raise refusal(ArgumentTypeError, name, "b" if x is b else "a", x, expected)
-        return super()._pair(name, *(self.const(x) if is_number(x) else x for x in (a, b)))
+        if name == "pow" and is_number(b) and not is_number(a):
+            return self._apply("pow_scalar", (a,), (float(b),))
+        return super()._pair(name, self._operand(a), self._operand(b))
+
+    def _operand(self, x: Any) -> Any:
+        return self.const(x) if is_number(x) else x
 
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,11 @@ _INSTEAD_OF = {
 
 
 class Arithmetic(Methods["TensorRef"]):
-    """What tensors and parameters can do: the operators + - * / @ ** with tensors, parameters and numbers, NumPy's
+    """What tensors and parameters can do: the operators + - * / @ ** < <= > >= with tensors, parameters and numbers, NumPy's
     indexing, and every operation of the session as a method (``x.relu()`` is ``session.relu(x)``).
 
-    Two of them are equal only if they are the same object: use ``numpy()`` to compare values. NumPy's own functions refuse
+    A comparison gives a mask of 1 and 0. ``==`` is not one of them: two tensors are equal only if they are the same object, so
+    that they serve as keys; ``x.eq(y)`` and ``x.ne(y)`` compare the elements. NumPy's own functions refuse
     them, as their result would have no gradient; ``numpy()`` or ``np.asarray`` gives an array to compute with."""
 
     __slots__ = ()
@@ -142,11 +143,23 @@ class Arithmetic(Methods["TensorRef"]):
     def __abs__(self) -> TensorRef:
         return self.session.abs(self)
 
-    def __pow__(self, power: int) -> TensorRef:
-        if not is_number(power) or power != 2:
-            got = power if is_number(power) else convert.type_name(power)
-            raise refusal(ArgumentTypeError, "**", "power", got, "2 (use sqrt, inv, exp and log for others)")
-        return self.session.square(self)
+    def __pow__(self, power: Any) -> TensorRef:
+        return self.session.square(self) if is_number(power) and power == 2 else self.session.pow(self, power)
+
+    def __rpow__(self, base: Any) -> TensorRef:
+        return self.session.pow(base, self)
+
+    def __lt__(self, other: Any) -> TensorRef:
+        return self.session.lt(self, other)
+
+    def __le__(self, other: Any) -> TensorRef:
+        return self.session.le(self, other)
+
+    def __gt__(self, other: Any) -> TensorRef:
+        return self.session.gt(self, other)
+
+    def __ge__(self, other: Any) -> TensorRef:
+        return self.session.ge(self, other)
 
     def __eq__(self, other: object) -> bool:
         if is_number(other) or isinstance(other, (np.ndarray, complex)):
@@ -155,12 +168,6 @@ class Arithmetic(Methods["TensorRef"]):
         return self is other
 
     __hash__ = object.__hash__
-
-    def _order(self, other: object) -> NoReturn:
-        got = f"a tensor and {convert.type_name(other)}, which is not supported"
-        raise refusal(ArgumentTypeError, "comparison", "", got, "numpy() of the tensor, as in x.numpy() > 0, or item()")
-
-    __lt__ = __le__ = __gt__ = __ge__ = _order
 
     def __len__(self) -> int:
         if not self.shape:

@@ -56,11 +56,26 @@ DEFECTS = [
          "division's gradient overflows on the way", "div"),
         ("    return x > 0.0f ? inside : x <= 0.0f ? 0.0f : x;", "    return x >= 0.0f ? inside : x < 0.0f ? 0.0f : x;",
          "sqrt's gradient at 0 is not 0", "sqrt"),
+        ("return y > x ? y - 1.0f : y;", "return y >= x ? y - 1.0f : y;", "floor of an integer is the one below", "floor"),
+        ("return mask != 0.0f ? a : b;", "return mask > 0.0f ? a : b;", "a negative mask does not choose",
+         "where,masked_fill"),
     ]),
     *defects("native/src/formula/elementwise.def", rows=[
         ("TL_BINARY_P(axpy, fmaf(P, B, A))", "TL_BINARY_P(axpy, P * B + A)", "axpy rounds twice", "axpy"),
         ("TL_BINARY_VJP(mul_bwd, u = C * B; v = C * A;)", "TL_BINARY_VJP(mul_bwd, u = C * A; v = C * B;)",
          "the factors' gradients are exchanged", "mul"),
+        ("TL_BINARY(lt, A < B ? 1.0f : 0.0f)", "TL_BINARY(lt, A <= B ? 1.0f : 0.0f)", "equal elements are smaller", "lt"),
+    ]),
+    *defects("native/src/formula/wide.h", rows=[
+        ("e == 0.0 ? (double)x : f", "f", "log1p near 0 is that of the rounded sum", "log1p"),
+        ("p = odd & (copysignf(1.0f, x) < 0.0f) ? -p : p;", "p = odd & (x < 0.0f) ? -p : p;",
+         "an odd power of -0 has the wrong sign", "pow,pow_scalar"),
+        ("scale - 1.0), x);", "scale) - 1.0, x);", "expm1 cancels near 0", "expm1,elu"),
+    ]),
+    *defects("native/src/formula/trigonometry.h", rows=[
+        ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",
+         "angles are reduced by pi/2 in one part", "sin,cos"),
+        ("m * words[i + 4]", "m * words[i + 5]", "huge angles are reduced by other digits of 2/pi", "sin,cos"),
     ]),
     *defects("native/src/formula/random.h", rows=[
         ("return (uint32_t)tl_mix(stream + i) >> 8;", "return (uint32_t)(tl_mix(stream + i) >> 40);",

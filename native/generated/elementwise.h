@@ -28,6 +28,18 @@
 #define tl_cpu_clamp_bwd TL_V(tl_cpu_clamp_bwd)
 #define tl_cpu_relu TL_V(tl_cpu_relu)
 #define tl_cpu_relu_bwd TL_V(tl_cpu_relu_bwd)
+#define tl_cpu_leaky_relu TL_V(tl_cpu_leaky_relu)
+#define tl_cpu_leaky_relu_bwd TL_V(tl_cpu_leaky_relu_bwd)
+#define tl_cpu_sign TL_V(tl_cpu_sign)
+#define tl_cpu_floor TL_V(tl_cpu_floor)
+#define tl_cpu_round TL_V(tl_cpu_round)
+#define tl_cpu_eq TL_V(tl_cpu_eq)
+#define tl_cpu_ne TL_V(tl_cpu_ne)
+#define tl_cpu_lt TL_V(tl_cpu_lt)
+#define tl_cpu_le TL_V(tl_cpu_le)
+#define tl_cpu_where TL_V(tl_cpu_where)
+#define tl_cpu_where_bwd TL_V(tl_cpu_where_bwd)
+#define tl_cpu_masked_fill TL_V(tl_cpu_masked_fill)
 #define tl_cpu_exp TL_V(tl_cpu_exp)
 #define tl_cpu_exp_bwd TL_V(tl_cpu_exp_bwd)
 #define tl_cpu_log TL_V(tl_cpu_log)
@@ -44,6 +56,32 @@
 #define tl_cpu_silu_bwd TL_V(tl_cpu_silu_bwd)
 #define tl_cpu_gelu TL_V(tl_cpu_gelu)
 #define tl_cpu_gelu_bwd TL_V(tl_cpu_gelu_bwd)
+#define tl_cpu_log1p TL_V(tl_cpu_log1p)
+#define tl_cpu_log1p_bwd TL_V(tl_cpu_log1p_bwd)
+#define tl_cpu_expm1 TL_V(tl_cpu_expm1)
+#define tl_cpu_expm1_bwd TL_V(tl_cpu_expm1_bwd)
+#define tl_cpu_erf TL_V(tl_cpu_erf)
+#define tl_cpu_erf_bwd TL_V(tl_cpu_erf_bwd)
+#define tl_cpu_gelu_erf TL_V(tl_cpu_gelu_erf)
+#define tl_cpu_gelu_erf_bwd TL_V(tl_cpu_gelu_erf_bwd)
+#define tl_cpu_sin TL_V(tl_cpu_sin)
+#define tl_cpu_sin_bwd TL_V(tl_cpu_sin_bwd)
+#define tl_cpu_cos TL_V(tl_cpu_cos)
+#define tl_cpu_cos_bwd TL_V(tl_cpu_cos_bwd)
+#define tl_cpu_atan2 TL_V(tl_cpu_atan2)
+#define tl_cpu_atan2_bwd TL_V(tl_cpu_atan2_bwd)
+#define tl_cpu_pow TL_V(tl_cpu_pow)
+#define tl_cpu_pow_bwd TL_V(tl_cpu_pow_bwd)
+#define tl_cpu_pow_scalar TL_V(tl_cpu_pow_scalar)
+#define tl_cpu_pow_scalar_bwd TL_V(tl_cpu_pow_scalar_bwd)
+#define tl_cpu_elu TL_V(tl_cpu_elu)
+#define tl_cpu_elu_bwd TL_V(tl_cpu_elu_bwd)
+#define tl_cpu_hardswish TL_V(tl_cpu_hardswish)
+#define tl_cpu_hardswish_bwd TL_V(tl_cpu_hardswish_bwd)
+#define tl_cpu_softsign TL_V(tl_cpu_softsign)
+#define tl_cpu_softsign_bwd TL_V(tl_cpu_softsign_bwd)
+#define tl_cpu_mish TL_V(tl_cpu_mish)
+#define tl_cpu_mish_bwd TL_V(tl_cpu_mish_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -99,6 +137,34 @@ typedef int32_t tl_relu_kernel(tl_context *ctx, const float *x, int64_t n, float
 tl_relu_kernel tl_cpu_relu, tl_cuda_relu;
 typedef int32_t tl_relu_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
 tl_relu_bwd_kernel tl_cpu_relu_bwd, tl_cuda_relu_bwd;
+typedef int32_t tl_leaky_relu_kernel(tl_context *ctx, const float *x, int64_t n, float slope, float *out);
+tl_leaky_relu_kernel tl_cpu_leaky_relu, tl_cuda_leaky_relu;
+typedef int32_t tl_leaky_relu_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float slope,
+                                         float *gx);
+tl_leaky_relu_bwd_kernel tl_cpu_leaky_relu_bwd, tl_cuda_leaky_relu_bwd;
+typedef int32_t tl_sign_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_sign_kernel tl_cpu_sign, tl_cuda_sign;
+typedef int32_t tl_floor_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_floor_kernel tl_cpu_floor, tl_cuda_floor;
+typedef int32_t tl_round_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_round_kernel tl_cpu_round, tl_cuda_round;
+typedef int32_t tl_eq_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
+tl_eq_kernel tl_cpu_eq, tl_cuda_eq;
+typedef int32_t tl_ne_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
+tl_ne_kernel tl_cpu_ne, tl_cuda_ne;
+typedef int32_t tl_lt_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
+tl_lt_kernel tl_cpu_lt, tl_cuda_lt;
+typedef int32_t tl_le_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
+tl_le_kernel tl_cpu_le, tl_cuda_le;
+typedef int32_t tl_where_kernel(tl_context *ctx, const float *mask, const float *a, const float *b, int64_t n,
+                                float *out);
+tl_where_kernel tl_cpu_where, tl_cuda_where;
+typedef int32_t tl_where_bwd_kernel(tl_context *ctx, const float *mask, const float *g, int64_t n, float *ga,
+                                    float *gb);
+tl_where_bwd_kernel tl_cpu_where_bwd, tl_cuda_where_bwd;
+typedef int32_t tl_masked_fill_kernel(tl_context *ctx, const float *x, const float *mask, int64_t n, float value,
+                                      float *out);
+tl_masked_fill_kernel tl_cpu_masked_fill, tl_cuda_masked_fill;
 typedef int32_t tl_exp_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
 tl_exp_kernel tl_cpu_exp, tl_cuda_exp;
 typedef int32_t tl_exp_bwd_kernel(tl_context *ctx, const float *out, const float *g, int64_t n, float *gx);
@@ -132,6 +198,61 @@ typedef int32_t tl_gelu_kernel(tl_context *ctx, const float *x, int64_t n, float
 tl_gelu_kernel tl_cpu_gelu, tl_cuda_gelu;
 typedef int32_t tl_gelu_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
 tl_gelu_bwd_kernel tl_cpu_gelu_bwd, tl_cuda_gelu_bwd;
+typedef int32_t tl_log1p_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_log1p_kernel tl_cpu_log1p, tl_cuda_log1p;
+typedef int32_t tl_log1p_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_log1p_bwd_kernel tl_cpu_log1p_bwd, tl_cuda_log1p_bwd;
+typedef int32_t tl_expm1_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_expm1_kernel tl_cpu_expm1, tl_cuda_expm1;
+typedef int32_t tl_expm1_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_expm1_bwd_kernel tl_cpu_expm1_bwd, tl_cuda_expm1_bwd;
+typedef int32_t tl_erf_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_erf_kernel tl_cpu_erf, tl_cuda_erf;
+typedef int32_t tl_erf_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_erf_bwd_kernel tl_cpu_erf_bwd, tl_cuda_erf_bwd;
+typedef int32_t tl_gelu_erf_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_gelu_erf_kernel tl_cpu_gelu_erf, tl_cuda_gelu_erf;
+typedef int32_t tl_gelu_erf_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_gelu_erf_bwd_kernel tl_cpu_gelu_erf_bwd, tl_cuda_gelu_erf_bwd;
+typedef int32_t tl_sin_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_sin_kernel tl_cpu_sin, tl_cuda_sin;
+typedef int32_t tl_sin_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_sin_bwd_kernel tl_cpu_sin_bwd, tl_cuda_sin_bwd;
+typedef int32_t tl_cos_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_cos_kernel tl_cpu_cos, tl_cuda_cos;
+typedef int32_t tl_cos_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_cos_bwd_kernel tl_cpu_cos_bwd, tl_cuda_cos_bwd;
+typedef int32_t tl_atan2_kernel(tl_context *ctx, const float *y, const float *x, int64_t n, float *out);
+tl_atan2_kernel tl_cpu_atan2, tl_cuda_atan2;
+typedef int32_t tl_atan2_bwd_kernel(tl_context *ctx, const float *y, const float *x, const float *g, int64_t n,
+                                    float *gy, float *gx);
+tl_atan2_bwd_kernel tl_cpu_atan2_bwd, tl_cuda_atan2_bwd;
+typedef int32_t tl_pow_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, float *out);
+tl_pow_kernel tl_cpu_pow, tl_cuda_pow;
+typedef int32_t tl_pow_bwd_kernel(tl_context *ctx, const float *a, const float *b, const float *g, int64_t n,
+                                  float *ga, float *gb);
+tl_pow_bwd_kernel tl_cpu_pow_bwd, tl_cuda_pow_bwd;
+typedef int32_t tl_pow_scalar_kernel(tl_context *ctx, const float *x, int64_t n, float p, float *out);
+tl_pow_scalar_kernel tl_cpu_pow_scalar, tl_cuda_pow_scalar;
+typedef int32_t tl_pow_scalar_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float p,
+                                         float *gx);
+tl_pow_scalar_bwd_kernel tl_cpu_pow_scalar_bwd, tl_cuda_pow_scalar_bwd;
+typedef int32_t tl_elu_kernel(tl_context *ctx, const float *x, int64_t n, float alpha, float *out);
+tl_elu_kernel tl_cpu_elu, tl_cuda_elu;
+typedef int32_t tl_elu_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float alpha, float *gx);
+tl_elu_bwd_kernel tl_cpu_elu_bwd, tl_cuda_elu_bwd;
+typedef int32_t tl_hardswish_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_hardswish_kernel tl_cpu_hardswish, tl_cuda_hardswish;
+typedef int32_t tl_hardswish_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_hardswish_bwd_kernel tl_cpu_hardswish_bwd, tl_cuda_hardswish_bwd;
+typedef int32_t tl_softsign_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_softsign_kernel tl_cpu_softsign, tl_cuda_softsign;
+typedef int32_t tl_softsign_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_softsign_bwd_kernel tl_cpu_softsign_bwd, tl_cuda_softsign_bwd;
+typedef int32_t tl_mish_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
+tl_mish_kernel tl_cpu_mish, tl_cuda_mish;
+typedef int32_t tl_mish_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t n, float *gx);
+tl_mish_bwd_kernel tl_cpu_mish_bwd, tl_cuda_mish_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_elementwise_kernels {
@@ -157,6 +278,18 @@ struct tl_elementwise_kernels {
     tl_clamp_bwd_kernel *clamp_bwd;
     tl_relu_kernel *relu;
     tl_relu_bwd_kernel *relu_bwd;
+    tl_leaky_relu_kernel *leaky_relu;
+    tl_leaky_relu_bwd_kernel *leaky_relu_bwd;
+    tl_sign_kernel *sign;
+    tl_floor_kernel *floor;
+    tl_round_kernel *round;
+    tl_eq_kernel *eq;
+    tl_ne_kernel *ne;
+    tl_lt_kernel *lt;
+    tl_le_kernel *le;
+    tl_where_kernel *where;
+    tl_where_bwd_kernel *where_bwd;
+    tl_masked_fill_kernel *masked_fill;
     tl_exp_kernel *exp;
     tl_exp_bwd_kernel *exp_bwd;
     tl_log_kernel *log;
@@ -173,6 +306,32 @@ struct tl_elementwise_kernels {
     tl_silu_bwd_kernel *silu_bwd;
     tl_gelu_kernel *gelu;
     tl_gelu_bwd_kernel *gelu_bwd;
+    tl_log1p_kernel *log1p;
+    tl_log1p_bwd_kernel *log1p_bwd;
+    tl_expm1_kernel *expm1;
+    tl_expm1_bwd_kernel *expm1_bwd;
+    tl_erf_kernel *erf;
+    tl_erf_bwd_kernel *erf_bwd;
+    tl_gelu_erf_kernel *gelu_erf;
+    tl_gelu_erf_bwd_kernel *gelu_erf_bwd;
+    tl_sin_kernel *sin;
+    tl_sin_bwd_kernel *sin_bwd;
+    tl_cos_kernel *cos;
+    tl_cos_bwd_kernel *cos_bwd;
+    tl_atan2_kernel *atan2;
+    tl_atan2_bwd_kernel *atan2_bwd;
+    tl_pow_kernel *pow;
+    tl_pow_bwd_kernel *pow_bwd;
+    tl_pow_scalar_kernel *pow_scalar;
+    tl_pow_scalar_bwd_kernel *pow_scalar_bwd;
+    tl_elu_kernel *elu;
+    tl_elu_bwd_kernel *elu_bwd;
+    tl_hardswish_kernel *hardswish;
+    tl_hardswish_bwd_kernel *hardswish_bwd;
+    tl_softsign_kernel *softsign;
+    tl_softsign_bwd_kernel *softsign_bwd;
+    tl_mish_kernel *mish;
+    tl_mish_bwd_kernel *mish_bwd;
 };
 
 #ifdef __cplusplus

@@ -338,6 +338,182 @@ TL_API int32_t torchlean_cuda_buffer_relu_bwd(torchlean_buffer *x, torchlean_buf
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_leaky_relu(torchlean_buffer *x, double slope, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_leaky_relu", "x", x);
+    call.elementwise = 1;
+    const float slope_ = tl_scalar(slope);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, leaky_relu)(call.ctx, x_, (int64_t)n, slope_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_leaky_relu_bwd(torchlean_buffer *x, torchlean_buffer *g, double slope,
+                                                    torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_leaky_relu_bwd", "x", x);
+    call.elementwise = 1;
+    const float slope_ = tl_scalar(slope);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, leaky_relu_bwd)(call.ctx, x_, g_, (int64_t)n, slope_,
+                                                                    tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_sign(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_sign", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, sign)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_floor(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_floor", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, floor)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_round(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_round", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, round)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_eq(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_eq", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    tl_output(&call, "out", out, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, eq)(call.ctx, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_ne(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_ne", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    tl_output(&call, "out", out, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, ne)(call.ctx, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_lt(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_lt", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    tl_output(&call, "out", out, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, lt)(call.ctx, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_le(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_le", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    tl_output(&call, "out", out, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, le)(call.ctx, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_where(torchlean_buffer *mask, torchlean_buffer *a, torchlean_buffer *b,
+                                           torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_where", "mask", mask);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "mask", mask);
+    const float *mask_ = tl_input(&call, "mask", mask, "n", n);
+    const float *a_ = tl_input(&call, "a", a, "the length of mask", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of mask", n);
+    tl_output(&call, "out", out, "the length of mask", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, where)(call.ctx, mask_, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_where_bwd(torchlean_buffer *mask, torchlean_buffer *g, torchlean_buffer **ga,
+                                               torchlean_buffer **gb)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_where_bwd", "mask", mask);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "mask", mask);
+    const float *mask_ = tl_input(&call, "mask", mask, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of mask", n);
+    tl_output_optional(&call, "ga", ga, "the length of mask", n);
+    tl_output_optional(&call, "gb", gb, "the length of mask", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, where_bwd)(call.ctx, mask_, g_, (int64_t)n, tl_out(&call, 0),
+                                                               tl_out(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_masked_fill(torchlean_buffer *x, torchlean_buffer *mask, double value,
+                                                 torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_masked_fill", "x", x);
+    call.elementwise = 1;
+    const float value_ = tl_scalar(value);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *mask_ = tl_input(&call, "mask", mask, "the length of x", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, masked_fill)(call.ctx, x_, mask_, (int64_t)n, value_,
+                                                                 tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_exp(torchlean_buffer *x, torchlean_buffer **out)
 {
     tl_call call;
@@ -558,5 +734,372 @@ TL_API int32_t torchlean_cuda_buffer_gelu_bwd(torchlean_buffer *x, torchlean_buf
     tl_output(&call, "gx", gx, "the length of x", n);
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, elementwise, gelu_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_log1p(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_log1p", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, log1p)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_log1p_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_log1p_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, log1p_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_expm1(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_expm1", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, expm1)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_expm1_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_expm1_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, expm1_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_erf(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_erf", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, erf)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_erf_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_erf_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, erf_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gelu_erf(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gelu_erf", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, gelu_erf)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gelu_erf_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gelu_erf_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, gelu_erf_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_sin(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_sin", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, sin)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_sin_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_sin_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, sin_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_cos(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cos", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, cos)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_cos_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cos_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, cos_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_atan2(torchlean_buffer *y, torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_atan2", "y", y);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "y", y);
+    const float *y_ = tl_input(&call, "y", y, "n", n);
+    const float *x_ = tl_input(&call, "x", x, "the length of y", n);
+    tl_output(&call, "out", out, "the length of y", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, atan2)(call.ctx, y_, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_atan2_bwd(torchlean_buffer *y, torchlean_buffer *x, torchlean_buffer *g,
+                                               torchlean_buffer **gy, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_atan2_bwd", "y", y);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "y", y);
+    const float *y_ = tl_input(&call, "y", y, "n", n);
+    const float *x_ = tl_input(&call, "x", x, "the length of y", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of y", n);
+    tl_output_optional(&call, "gy", gy, "the length of y", n);
+    tl_output_optional(&call, "gx", gx, "the length of y", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, atan2_bwd)(call.ctx, y_, x_, g_, (int64_t)n, tl_out(&call, 0),
+                                                               tl_out(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_pow(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_pow", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    tl_output(&call, "out", out, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, pow)(call.ctx, a_, b_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_pow_bwd(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer *g,
+                                             torchlean_buffer **ga, torchlean_buffer **gb)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_pow_bwd", "a", a);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "a", a);
+    const float *a_ = tl_input(&call, "a", a, "n", n);
+    const float *b_ = tl_input(&call, "b", b, "the length of a", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of a", n);
+    tl_output_optional(&call, "ga", ga, "the length of a", n);
+    tl_output_optional(&call, "gb", gb, "the length of a", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, pow_bwd)(call.ctx, a_, b_, g_, (int64_t)n, tl_out(&call, 0),
+                                                             tl_out(&call, 1));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_pow_scalar(torchlean_buffer *x, double p, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_pow_scalar", "x", x);
+    call.elementwise = 1;
+    const float p_ = tl_scalar(p);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, pow_scalar)(call.ctx, x_, (int64_t)n, p_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_pow_scalar_bwd(torchlean_buffer *x, torchlean_buffer *g, double p,
+                                                    torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_pow_scalar_bwd", "x", x);
+    call.elementwise = 1;
+    const float p_ = tl_scalar(p);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, pow_scalar_bwd)(call.ctx, x_, g_, (int64_t)n, p_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_elu(torchlean_buffer *x, double alpha, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_elu", "x", x);
+    call.elementwise = 1;
+    const float alpha_ = tl_scalar(alpha);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, elu)(call.ctx, x_, (int64_t)n, alpha_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_elu_bwd(torchlean_buffer *x, torchlean_buffer *g, double alpha,
+                                             torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_elu_bwd", "x", x);
+    call.elementwise = 1;
+    const float alpha_ = tl_scalar(alpha);
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, elu_bwd)(call.ctx, x_, g_, (int64_t)n, alpha_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_hardswish(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_hardswish", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, hardswish)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_hardswish_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_hardswish_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, hardswish_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_softsign(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_softsign", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, softsign)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_softsign_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_softsign_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, softsign_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_mish(torchlean_buffer *x, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_mish", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    tl_output(&call, "out", out, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, mish)(call.ctx, x_, (int64_t)n, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_mish_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_mish_bwd", "x", x);
+    call.elementwise = 1;
+    const uint64_t n = tl_length(&call, "x", x);
+    const float *x_ = tl_input(&call, "x", x, "n", n);
+    const float *g_ = tl_input(&call, "g", g, "the length of x", n);
+    tl_output(&call, "gx", gx, "the length of x", n);
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, elementwise, mish_bwd)(call.ctx, x_, g_, (int64_t)n, tl_out(&call, 0));
     return tl_end(&call);
 }

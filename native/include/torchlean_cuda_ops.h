@@ -112,6 +112,58 @@ TL_API int32_t torchlean_cuda_buffer_relu(torchlean_buffer *x, torchlean_buffer 
  * x[*], g[*] -> gx[*] */
 TL_API int32_t torchlean_cuda_buffer_relu_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
 
+/* Rectified linear unit with a slope below 0.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_leaky_relu(torchlean_buffer *x, double slope, torchlean_buffer **out);
+
+/* Vector-Jacobian product of leaky_relu.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_leaky_relu_bwd(torchlean_buffer *x, torchlean_buffer *g, double slope,
+                                                    torchlean_buffer **gx);
+
+/* Sign.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_sign(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Largest integer up to a value.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_floor(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Nearest integer, the even one of two.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_round(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Mask of equal elements.
+ * a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_eq(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out);
+
+/* Mask of unequal elements.
+ * a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_ne(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out);
+
+/* Mask of smaller elements.
+ * a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_lt(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out);
+
+/* Mask of smaller or equal elements.
+ * a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_le(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out);
+
+/* Choice between two values.
+ * mask[*], a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_where(torchlean_buffer *mask, torchlean_buffer *a, torchlean_buffer *b,
+                                           torchlean_buffer **out);
+
+/* Vector-Jacobian product of where.
+ * mask[*], g[*] -> ga?[*], gb?[*] */
+TL_API int32_t torchlean_cuda_buffer_where_bwd(torchlean_buffer *mask, torchlean_buffer *g, torchlean_buffer **ga,
+                                               torchlean_buffer **gb);
+
+/* Values with those under a mask replaced.
+ * x[*], mask[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_masked_fill(torchlean_buffer *x, torchlean_buffer *mask, double value,
+                                                 torchlean_buffer **out);
+
 /* Exponential.
  * x[*] -> out[*] */
 TL_API int32_t torchlean_cuda_buffer_exp(torchlean_buffer *x, torchlean_buffer **out);
@@ -178,6 +230,114 @@ TL_API int32_t torchlean_cuda_buffer_gelu(torchlean_buffer *x, torchlean_buffer 
 /* Vector-Jacobian product of gelu.
  * x[*], g[*] -> gx[*] */
 TL_API int32_t torchlean_cuda_buffer_gelu_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Logarithm of 1 + x, with relative accuracy near 0.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_log1p(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of log1p.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_log1p_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Exponential less 1, with relative accuracy near 0.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_expm1(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of expm1.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_expm1_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Error function.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_erf(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of erf.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_erf_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Gaussian error linear unit, exact form.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_gelu_erf(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of gelu_erf.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_gelu_erf_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Sine of an angle in radians, of any size.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_sin(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of sin.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_sin_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Cosine of an angle in radians, of any size.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_cos(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of cos.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_cos_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Angle of the point (x, y), in radians from -π to π.
+ * y[*], x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_atan2(torchlean_buffer *y, torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of atan2.
+ * y[*], x[*], g[*] -> gy?[*], gx?[*] */
+TL_API int32_t torchlean_cuda_buffer_atan2_bwd(torchlean_buffer *y, torchlean_buffer *x, torchlean_buffer *g,
+                                               torchlean_buffer **gy, torchlean_buffer **gx);
+
+/* Power.
+ * a[*], b[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_pow(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer **out);
+
+/* Vector-Jacobian product of pow.
+ * a[*], b[*], g[*] -> ga?[*], gb?[*] */
+TL_API int32_t torchlean_cuda_buffer_pow_bwd(torchlean_buffer *a, torchlean_buffer *b, torchlean_buffer *g,
+                                             torchlean_buffer **ga, torchlean_buffer **gb);
+
+/* Power with one exponent for all elements.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_pow_scalar(torchlean_buffer *x, double p, torchlean_buffer **out);
+
+/* Vector-Jacobian product of pow_scalar.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_pow_scalar_bwd(torchlean_buffer *x, torchlean_buffer *g, double p,
+                                                    torchlean_buffer **gx);
+
+/* Exponential linear unit.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_elu(torchlean_buffer *x, double alpha, torchlean_buffer **out);
+
+/* Vector-Jacobian product of elu.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_elu_bwd(torchlean_buffer *x, torchlean_buffer *g, double alpha,
+                                             torchlean_buffer **gx);
+
+/* Piecewise quadratic approximation of silu.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_hardswish(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of hardswish.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_hardswish_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Smooth sign of polynomial tails.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_softsign(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of softsign.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_softsign_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
+
+/* Self-regularised smooth gate.
+ * x[*] -> out[*] */
+TL_API int32_t torchlean_cuda_buffer_mish(torchlean_buffer *x, torchlean_buffer **out);
+
+/* Vector-Jacobian product of mish.
+ * x[*], g[*] -> gx[*] */
+TL_API int32_t torchlean_cuda_buffer_mish_bwd(torchlean_buffer *x, torchlean_buffer *g, torchlean_buffer **gx);
 
 /* ---- reduce ---------------------------------------------------------------------------------------------------------- */
 

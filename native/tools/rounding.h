@@ -25,6 +25,9 @@ typedef __float128 quad;
 #define TL_CHECK_LO (-0.75f)
 #define TL_CHECK_HI 1.5f
 #define TL_CHECK_DIVIDEND 1536.0f
+#define TL_CHECK_SLOPE 0.01f
+#define TL_CHECK_ALPHA 1.6732632f
+#define TL_CHECK_POWER 2.5f
 
 /* ---- references: T is the type, P their prefix, M the name of a function of the type's math library ------------------- */
 
@@ -54,6 +57,26 @@ typedef __float128 quad;
     }                                                                                                             \
     static inline T P##gelu(T x) { return x == -INFINITY ? (T)-0.0 : x * P##sigmoid(P##gelu_arg(x, 1)); }                \
     static inline T P##gate(T w, T v) { return P##sigmoid(v) * (1 + w * P##sigmoid(-v)); }                               \
+    static inline T P##log1p(T x) { return M(log1p)(x); }                                                          \
+    static inline T P##expm1(T x) { return M(expm1)(x); }                                                          \
+    static inline T P##erf(T x) { return M(erf)(x); }                                                              \
+    static inline T P##gelu_erf(T x) { return x == -INFINITY ? (T)-0.0 : x * (M(erfc)(-x / M(sqrt)((T)2)) / 2); }  \
+    static inline T P##sin(T x) { return M(sin)(x); }                                                              \
+    static inline T P##cos(T x) { return M(cos)(x); }                                                              \
+    static inline T P##sign(T x) { return x > 0 ? 1 : x < 0 ? -1 : x != x ? x : 0; }                               \
+    static inline T P##floor(T x) { return M(floor)(x); }                                                          \
+    static inline T P##round(T x) { return M(rint)(x); }                                                           \
+    static inline T P##leaky_relu(T x) { return x > 0 ? x : (T)TL_CHECK_SLOPE * x; }                               \
+    static inline T P##elu(T x) { return x > 0 ? x : (T)TL_CHECK_ALPHA * M(expm1)(x); }                            \
+    static inline T P##hardswish(T x) { return x >= 3 ? x : x <= -3 ? (T)-0.0 : x * (x + 3) / 6; }                 \
+    static inline T P##softsign(T x) { return x == INFINITY ? 1 : x == -INFINITY ? -1 : x / (1 + M(fabs)(x)); }    \
+    static inline T P##mish_e(T x) { return M(exp)(x > 40 ? 40 : x); }                                             \
+    static inline T P##mish(T x)                                                                                   \
+    {                                                                                                              \
+        T e = P##mish_e(x), n = e * (e + 2);                                                                       \
+        return x == -INFINITY ? (T)-0.0 : x * (n / (n + 2));                                                       \
+    }                                                                                                              \
+    static inline T P##pow_scalar(T x) { return M(pow)(x, (T)TL_CHECK_POWER); }                                    \
     /* gradients, with g = 1 */                                                                                   \
     static inline T P##inv_bwd(T x) { return -1 / x / x; }                                                               \
     static inline T P##div_bwd(T x) { return -(T)TL_CHECK_DIVIDEND / x / x; }                                            \
@@ -69,7 +92,25 @@ typedef __float128 quad;
     static inline T P##gelu_bwd(T x)                                                                                     \
     {                                                                                                             \
         return x < -1e2 ? (T)-0.0 : x > 1e2 ? 1 : P##gate(P##gelu_arg(x, 3), P##gelu_arg(x, 1));                   \
-    }
+    } \
+    static inline T P##log1p_bwd(T x) { return 1 / (1 + x); }                                                      \
+    static inline T P##erf_bwd(T x) { return (T)1.1283791670955125738961589031215451717Q * M(exp)(-x * x); }       \
+    static inline T P##gelu_erf_bwd(T x)                                                                           \
+    {                                                                                                              \
+        T f = (T)0.39894228040143267793994605993438186848Q * M(exp)(-x * x / 2);                                   \
+        return x < -40 ? (T)-0.0 : x > 40 ? 1 : M(erfc)(-x / M(sqrt)((T)2)) / 2 + x * f;                           \
+    }                                                                                                              \
+    static inline T P##cos_bwd(T x) { return -M(sin)(x); }                                                         \
+    static inline T P##leaky_relu_bwd(T x) { return x > 0 ? 1 : x != x ? x : (T)TL_CHECK_SLOPE; }                  \
+    static inline T P##elu_bwd(T x) { return x > 0 ? 1 : (T)TL_CHECK_ALPHA * M(exp)(x); }                          \
+    static inline T P##hardswish_bwd(T x) { return x >= 3 ? 1 : x <= -3 ? 0 : (2 * x + 3) / 6; }                   \
+    static inline T P##softsign_bwd(T x) { return 1 / ((1 + M(fabs)(x)) * (1 + M(fabs)(x))); }                     \
+    static inline T P##mish_bwd(T x)                                                                               \
+    {                                                                                                              \
+        T e = P##mish_e(x), n = e * (e + 2);                                                                       \
+        return x < -300 ? (T)-0.0 : x > 40 ? 1 : (n * (n + 2) + 4 * x * e * (e + 1)) / ((n + 2) * (n + 2));        \
+    }                                                                                                              \
+    static inline T P##pow_scalar_bwd(T x) { return (T)TL_CHECK_POWER * M(pow)(x, (T)TL_CHECK_POWER - 1); }
 
 #define TL_DOUBLE(f) f
 #define TL_QUAD(f) f##q

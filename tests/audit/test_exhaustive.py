@@ -71,6 +71,11 @@ def test_parameters_are_those_of_the_checker() -> None:
     have = {k: float(v) for k, v in re.findall(r"#define TL_CHECK_(\w+) \(?(-?[\d.e-]+)f\)?", text)}
     want = {"EPS": PARAMETERS["safe_log"]["eps"], "SCALE": PARAMETERS["scale"]["c"]}
     want |= {"DIVIDEND": SECOND["div"][2], "LO": PARAMETERS["clamp"]["lo"], "HI": PARAMETERS["clamp"]["hi"]}
+    want |= {
+        "SLOPE": PARAMETERS["leaky_relu"]["slope"],
+        "ALPHA": PARAMETERS["elu"]["alpha"],
+        "POWER": PARAMETERS["pow_scalar"]["p"],
+    }
     assert have == want and pairs.VALUES["axpy"]["c"] == PARAMETERS["scale"]["c"]
 
 

@@ -19,10 +19,10 @@ pytestmark = [
     pytest.mark.skipif("asan" in os.environ.get("TORCHLEAN_CUDA_LIBRARY", ""), reason="builds of its own"),
 ]
 
-HARDSWISH_ROW = '''
+HARD_SILU_ROW = '''
 
 @op("x[*] -> out[*]", bound=ulp(3), source="Howard et al., Searching for MobileNetV3, 2019")
-def hardswish(x):
+def hard_silu(x):
     """Piecewise quadratic approximation of silu.
 
     out = x · min(max(x + 3, 0), 6) / 6
@@ -32,17 +32,17 @@ def hardswish(x):
     return np.where(x <= -3, -0.0, np.where(x >= 3, x, np.clip(x, -3, 3) * (np.clip(x, -3, 3) + 3) / 6))
 
 
-@hardswish.vjp("x, g -> gx")
-def hardswish_vjp(x, g):
+@hard_silu.vjp("x, g -> gx")
+def hard_silu_vjp(x, g):
     """gx = 0 where x <= -3, g where x >= 3, else g · (2x + 3) / 6."""
     return np.where(x <= -3, 0.0, np.where(x >= 3, g, g * ((2 * np.clip(x, -3, 3) + 3) / 6)))
 '''
-HARDSWISH_FORMULA = """
-TL_UNARY(hardswish, A <= -3.0f ? -0.0f : A >= 3.0f ? A : A * ((A + 3.0f) / 6.0f))
-TL_BINARY(hardswish_bwd, A <= -3.0f ? 0.0f : A >= 3.0f ? B : B * (fmaf(2.0f, A, 3.0f) / 6.0f))
+HARD_SILU_FORMULA = """
+TL_UNARY(hard_silu, A <= -3.0f ? -0.0f : A >= 3.0f ? A : A * ((A + 3.0f) / 6.0f))
+TL_BINARY(hard_silu_bwd, A <= -3.0f ? 0.0f : A >= 3.0f ? B : B * (fmaf(2.0f, A, 3.0f) / 6.0f))
 """
-HARDSWISH_BENCHMARK = """
-BENCHMARKS["hardswish"] = Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x))
+HARD_SILU_BENCHMARK = """
+BENCHMARKS["hard_silu"] = Benchmark(sizes=[MEDIUM], torch=lambda torch, x: torch.nn.functional.hardswish(x))
 """
 MEAN_ROW = '''
 
@@ -97,10 +97,10 @@ BENCHMARKS["reduce_mean_axis1"] = Benchmark(
 """
 #: operation -> file -> what is written at its end by hand, and nothing else
 ADDED = {
-    "hardswish": {
-        "tlspec/ops/elementwise.py": HARDSWISH_ROW,
-        "native/src/formula/elementwise.def": HARDSWISH_FORMULA,
-        "bench/operations/elementwise.py": HARDSWISH_BENCHMARK,
+    "hard_silu": {
+        "tlspec/ops/elementwise.py": HARD_SILU_ROW,
+        "native/src/formula/elementwise.def": HARD_SILU_FORMULA,
+        "bench/operations/elementwise.py": HARD_SILU_BENCHMARK,
     },
     "reduce_mean_axis1": {
         "tlspec/ops/reduce.py": MEAN_ROW, "native/src/cpu/reduce.c": MEAN_KERNELS.format(target="cpu"),
@@ -108,7 +108,7 @@ ADDED = {
     },
 }  # fmt: skip
 #: operation -> the most files that may be edited by hand
-FILES = {"hardswish": 3, "reduce_mean_axis1": 4}
+FILES = {"hard_silu": 3, "reduce_mean_axis1": 4}
 
 #: on a tape, on a session and through the methods of tensors: the value and the gradient
 USED = """
@@ -118,7 +118,7 @@ import tlrt
 x = np.array([[-4.0, -1.0, 0.5], [1.0, 2.0, 5.0]], np.float32)
 inside = np.where(x <= -3, 0, np.where(x >= 3, 1, (2 * x + 3) / 6))
 expected = {
-    "hardswish": (x * np.clip(x + 3, 0, 6) / 6, inside),
+    "hard_silu": (x * np.clip(x + 3, 0, 6) / 6, inside),
     "reduce_mean_axis1": (x.mean(axis=1), np.full((2, 3), 1 / 3)),
 }
 for name, (value, slope) in expected.items():
@@ -157,7 +157,7 @@ class Copy:
 def test_few_files_are_written_by_hand(operation: str) -> None:
     assert len(ADDED[operation]) <= FILES[operation]
     named = (ROOT / "CONTRIBUTING.md").read_text()
-    family = "elementwise" if operation == "hardswish" else "reduce"
+    family = "elementwise" if operation == "hard_silu" else "reduce"
     for file in ADDED[operation]:
         assert file in named or file.replace(family, "FAMILY") in named, f"CONTRIBUTING.md does not name {file}"
 

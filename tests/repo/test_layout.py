@@ -19,6 +19,7 @@ LIMIT = 1000
 #: a file of more lines than this is named here, with the reason why it is one concept
 QUESTION = 600
 LONG = {
+    "tlspec/ops/elementwise.py": "one row after the other: a family's rows stand in the module of its name",
     "tlrt/tape.py": "the tape is one class: recording and walking back share its state",
     "tlrt/session.py": "the session is one class: a reset changes all its state at once",
 }

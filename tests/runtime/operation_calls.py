@@ -209,6 +209,16 @@ def nll(logits: Any, labels: Any) -> Any:
 
 
 f32 = lambda c: float(np.float32(c))
+#: masks of 0 and 1, by shape
+MASK = {s: 1.0 * (generator("mask", str(s)).random(s) < 0.5) for s in ((3, 5), (5,), (2, 3, 1))}
+
+
+def chosen(mask: Shape, a: Shape, b: Shape) -> list[Call]:
+    """where, with a mask that no gradient goes to."""
+    call = lambda t, a, b: t.where(t.leaf(MASK[mask], "mask", False), a, b)
+    return [Call((a, b), call, lambda a, b: np.where(MASK[mask], a, b))]
+
+
 LABELS = [[0, 3, 1], [2, 2, 0]]
 #: indices, of which one is out of range
 PLACES, ROWS = [0, 9, 0, 4], [1, 1, 8]
@@ -240,7 +250,23 @@ CALLS: dict[str, list[Call]] = {
     "tanh": [*one("tanh", np.tanh), *one("tanh", np.tanh, shape=()), *one("tanh", np.tanh, shape=(0, 3))],
     "softplus": one("softplus", lambda x: np.logaddexp(0, x)),
     "silu": one("silu", lambda x: x / (1 + np.exp(-x))),
-    "gelu": one("gelu", lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
+    "gelu": [
+        *one("gelu", lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
+        *one("gelu", row("gelu_erf"), approximate="none"),
+    ],
+    "eq": two("eq", lambda a, b: 1.0 * (a == b)),
+    "ne": two("ne", lambda a, b: 1.0 * (a != b)),
+    "lt": two("lt", lambda a, b: 1.0 * (a < b)),
+    "le": two("le", lambda a, b: 1.0 * (a <= b)),
+    "gt": two("gt", lambda a, b: 1.0 * (a > b)),
+    "ge": two("ge", lambda a, b: 1.0 * (a >= b)),
+    "where": chosen((3, 5), (3, 5), (3, 5)) + chosen((5,), (3, 1), ()) + chosen((2, 3, 1), (3, 1), (5,)),
+    "masked_fill": [
+        Call((x,), lambda t, x, m=m: t.masked_fill(x, t.leaf(MASK[m], "mask", False), 0.7),
+             lambda x, m=m: np.where(MASK[m], f32(0.7), x)) for m, x in (((3, 5), (3, 5)), ((5,), (3, 5)), ((2, 3, 1), (2, 3, 4)))
+    ],
+    "log1p": one("log1p", np.log1p, True),
+    "pow": of("pow", np.power, ((3, 5), (3, 5)), ((2, 1, 4), (3, 1)), positive=True),
     "reduce_sum": [
         *one("reduce_sum", np.sum),
         *one("reduce_sum", np.sum, shape=()),
@@ -425,8 +451,10 @@ COMPOSED = {
     "gather_rows_nat": ("gather_rows",), "embedding": ("gather_rows",), "scatter_add_vec": ("scatter_add",),
     "max_pool2d_pad": ("max_pool2d",), "avg_pool2d_pad": ("avg_pool2d",),
     "smooth_max_pool2d_pad": ("smooth_max_pool2d",), "attention": ("flash_attention",),
-    "multi_head_attention": ("flash_attention", "matmul"),
+    "multi_head_attention": ("flash_attention", "matmul"), "gt": ("lt",), "ge": ("le",),
 }  # fmt: skip
+#: methods whose result is piecewise constant, so that it never requires a gradient
+STEPS = {*(r.name for r in registry.ops("elementwise") if r.vjp_rule is None), "gt", "ge"}
 #: (method, number of the call) of every call, marked with the rows it concerns
 CALLED = [
     pytest.param((name, i), marks=pytest.mark.operations(*COMPOSED.get(name, (name,))), id=f"{name}-{i}")

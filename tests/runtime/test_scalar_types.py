@@ -20,7 +20,8 @@ THIRD = Fraction(1, 3)
 RATIONAL = {
     "abs", "add", "avg_pool", "avg_pool2d", "avg_pool2d_pad", "axpy", "bmm", "broadcast_to", "broadcast_vec_to_cols",
     "broadcast_vec_to_rows", "concat1d", "concat_dim0", "concat_vectors", "conv", "conv2d", "conv_transpose",
-    "conv_transpose2d", "div", "embedding", "flatten", "gather_row", "gather_rows_nat", "gather_scalar",
+    "conv_transpose2d", "div", "embedding", "eq", "flatten", "floor", "gather_row", "ge", "gt", "hardswish", "le", "lt", "ne",
+    "sign", "where", "gather_rows_nat", "gather_scalar",
     "gather_scalar_nat", "gather_vec_nat", "inv", "linear", "matmul", "mse_loss", "mul", "neg", "permute", "reduce_mean",
     "reduce_sum", "reduce_sum_axis0", "reduce_sum_axis1", "relu", "reshape", "scale", "scatter_add", "scatter_add_row",
     "scatter_add_rows", "scatter_add_vec", "slice1d", "slice_range0", "square", "sub", "swap_adjacent_at_depth",

@@ -38,11 +38,36 @@ def test_operators(s):
     for got, expected in [
         (a + b, x + y), (a - b, x - y), (a * b, x * y), (a / b, x / y), (a @ b, x @ y), (-a, -x), (a**2, x * x),
         (a + 1, x + 1), (1 - a, 1 - x), (2 * a, 2 * x), (a / 2, x / 2), (1 / a, 1 / x), (abs(-a), x),
+        (a**3, x**3), (a**-0.5, x**-0.5), (a.pow(3), x**3), (a**b, x**y), (2**a, 2**x), (a < b, x < y), (a <= 2, x <= 2),
+        (a > b, x > y), (b >= 2, y >= 2), (a.eq(2), x == 2), (b.ne(2), y != 2),
+        (s.where(a > 2, b, 0), np.where(x > 2, y, 0)), (s.where(b, 1, a), np.where(y, 1, x)),
+        (b.masked_fill(a < 2, -1), np.where(x < 2, -1, y)),
         (a + s.const([10.0, 20.0]), x + np.array([10, 20])), (a.reduce_sum(), x.sum()), (a.reduce_mean(0), x.mean(0)),
     ]:  # fmt: skip
         assert np.allclose(got.numpy(), expected, rtol=2e-7)
     assert b @ b is not None if hasattr(b, "__matmul__") else True
     assert a.reshape((-1,)).shape == (4,) and (a.reduce_sum() * 1).item() == 10.0
+
+
+def test_masks_and_steps_need_no_gradient(s):
+    w = s.param([0.5, 1.5, 2.5], "w")
+    assert not any(m.requires_grad for m in (w > 1, w.eq(1), w.sign(), w.floor(), w.round(), w <= 1))
+    s.backward(s.where(w > 1, 2 * w, 0.0).reduce_sum() + w.masked_fill(w > 2, 7.0).reduce_sum())
+    assert np.array_equal(w.grad.numpy(), [1, 3, 2])
+
+
+def test_gelu_by_pytorchs_names(s):
+    x = s.input([0.75, -2.0])
+    assert np.array_equal(x.gelu(approximate="none").numpy(), x.gelu_erf().numpy())
+    assert np.array_equal(x.gelu(approximate="tanh").numpy(), x.gelu().numpy())
+    assert_raises_regex(ValueError, "gelu: approximate: got 'erf', expected 'none' or 'tanh'", x.gelu, "erf")
+
+
+def test_masks_fit_what_they_choose_from(s):
+    x, mask = s.input(np.ones((2, 3))), s.const(np.ones((4, 3)))
+    assert_raises_regex(ValueError, "mask", x.masked_fill, mask, 0.0)
+    assert_raises_regex(ValueError, r"mask.*broadcasts to \(3,\)", x[0].masked_fill, x, 0.0)
+    assert_raises_regex(ValueError, "mask", s.where, mask, x, 0.0)
 
 
 def test_printed_with_its_values(s):

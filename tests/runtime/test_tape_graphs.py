@@ -109,8 +109,9 @@ def spectral(p: Program, t: Tape) -> int:
 RULES: dict[str, Callable[[Program, Tape], int | None]] = {
     **{n: unary(n) for n in (
         "abs", "neg", "sqrt", "square", "relu", "exp", "log", "inv", "safe_log", "sigmoid", "tanh", "softplus", "silu", "gelu",
+        "gelu_erf", "erf", "log1p", "expm1", "sin", "cos", "leaky_relu", "elu", "hardswish", "softsign", "mish", "sign", "round",
         "flatten", "softmax", "log_softmax", "reduce_sum", "reduce_mean", "detach")},
-    **{n: binary(n) for n in ("add", "sub", "mul", "div", "max", "min", "mse_loss")},
+    **{n: binary(n) for n in ("add", "sub", "mul", "div", "max", "min", "mse_loss", "pow", "atan2", "lt")},
     "axpy": lambda p, t: t.axpy(a := p.small(), p.like(t.shape(a)), 0.7),
     "scale": lambda p, t: t.scale(p.small(), -0.4),
     "clamp": lambda p, t: t.clamp(p.small(), -0.5, 0.5),

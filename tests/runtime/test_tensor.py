@@ -94,12 +94,15 @@ def test_comparisons(s):
     for other in (1, 1.0, np.float32(1), np.ones(1), True):
         for compare, a, b in ((operator.eq, x, other), (operator.ne, other, x)):
             assert_raises_regex(TypeError, "==: got a tensor and", compare, a, b)
-    assert_raises_regex(TypeError, "not supported", operator.lt, x, y)
+    assert {x: 1, y: 2}[x] == 1 and x.eq(y).item() == 1 == 1 - x.ne(y).item()
+    for wrong in ("a", None, np.ones(1)):
+        assert_raises_regex(TypeError, "lt: tensor: got", operator.lt, x, wrong)
+        assert_raises_regex(TypeError, "le: tensor: got", operator.ge, x, wrong)
 
 
-@pytest.mark.parametrize("power", [3, 0.5, np.array([2, 2]), "2", None], ids=repr)
+@pytest.mark.parametrize("power", [np.array([2, 2]), "2", None], ids=repr)
 def test_powers(s, power):
-    assert_raises_regex(TypeError, r"\*\*: power: got", operator.pow, s.input([1.0]), power)
+    assert_raises_regex(TypeError, "pow: tensor: got", operator.pow, s.input([1.0]), power)
 
 
 def test_a_sequence_along_axis_0(s):

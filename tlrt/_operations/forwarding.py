@@ -130,6 +130,78 @@ class ForwardingOperations(BaseOperations[Ref]):
         """
         return self._apply("relu", (x,))
 
+    def leaky_relu(self, x: Ref, slope: float = 0.01) -> Ref:
+        """Rectified linear unit with a slope below 0.
+
+        out = x where x > 0, else slope · x, slope rounded to float32 first (default 0.01)
+
+        See :func:`tlrt.kernels.leaky_relu`.
+        """
+        return self._apply("leaky_relu", (x,), (slope,))
+
+    def sign(self, x: Ref) -> Ref:
+        """Sign.
+
+        out = 1 where x > 0, -1 where x < 0, 0 where x = ±0
+
+        See :func:`tlrt.kernels.sign`.
+        """
+        return self._apply("sign", (x,))
+
+    def floor(self, x: Ref) -> Ref:
+        """Largest integer up to a value.
+
+        out = ⌊x⌋
+
+        See :func:`tlrt.kernels.floor`.
+        """
+        return self._apply("floor", (x,))
+
+    def round(self, x: Ref) -> Ref:
+        """Nearest integer, the even one of two.
+
+        out = x rounded to an integer, ties to even
+
+        See :func:`tlrt.kernels.round`.
+        """
+        return self._apply("round", (x,))
+
+    def eq(self, a: Ref, b: Ref) -> Ref:
+        """Mask of equal elements.
+
+        out = 1 where a = b, else 0
+
+        See :func:`tlrt.kernels.eq`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("eq", a, b)
+
+    def ne(self, a: Ref, b: Ref) -> Ref:
+        """Mask of unequal elements.
+
+        out = 1 where a ≠ b, else 0
+
+        See :func:`tlrt.kernels.ne`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("ne", a, b)
+
+    def lt(self, a: Ref, b: Ref) -> Ref:
+        """Mask of smaller elements.
+
+        out = 1 where a < b, else 0
+
+        See :func:`tlrt.kernels.lt`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("lt", a, b)
+
+    def le(self, a: Ref, b: Ref) -> Ref:
+        """Mask of smaller or equal elements.
+
+        out = 1 where a ≤ b, else 0
+
+        See :func:`tlrt.kernels.le`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("le", a, b)
+
     def exp(self, x: Ref) -> Ref:
         """Exponential.
 
@@ -193,14 +265,122 @@ class ForwardingOperations(BaseOperations[Ref]):
         """
         return self._apply("silu", (x,))
 
-    def gelu(self, x: Ref) -> Ref:
-        """Gaussian error linear unit, tanh form.
+    def log1p(self, x: Ref) -> Ref:
+        """Logarithm of 1 + x, with relative accuracy near 0.
 
-        out = ½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+        out = ln(1 + x)
 
-        See :func:`tlrt.kernels.gelu`.
+        See :func:`tlrt.kernels.log1p`.
         """
-        return self._apply("gelu", (x,))
+        return self._apply("log1p", (x,))
+
+    def expm1(self, x: Ref) -> Ref:
+        """Exponential less 1, with relative accuracy near 0.
+
+        out = eˣ - 1
+
+        See :func:`tlrt.kernels.expm1`.
+        """
+        return self._apply("expm1", (x,))
+
+    def erf(self, x: Ref) -> Ref:
+        """Error function.
+
+        out = 2/√π ∫_0^x e^(-t²) dt
+
+        See :func:`tlrt.kernels.erf`.
+        """
+        return self._apply("erf", (x,))
+
+    def gelu_erf(self, x: Ref) -> Ref:
+        """Gaussian error linear unit, exact form.
+
+        out = ½ x (1 + erf(x/√2))
+
+        See :func:`tlrt.kernels.gelu_erf`.
+        """
+        return self._apply("gelu_erf", (x,))
+
+    def sin(self, x: Ref) -> Ref:
+        """Sine of an angle in radians, of any size.
+
+        out = sin x
+
+        See :func:`tlrt.kernels.sin`.
+        """
+        return self._apply("sin", (x,))
+
+    def cos(self, x: Ref) -> Ref:
+        """Cosine of an angle in radians, of any size.
+
+        out = cos x
+
+        See :func:`tlrt.kernels.cos`.
+        """
+        return self._apply("cos", (x,))
+
+    def atan2(self, y: Ref, x: Ref) -> Ref:
+        """Angle of the point (x, y), in radians from -π to π.
+
+        out = atan(y/x) in the quadrant of (x, y)
+
+        See :func:`tlrt.kernels.atan2`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("atan2", y, x)
+
+    def pow(self, a: Ref, b: Ref) -> Ref:
+        """Power.
+
+        out = aᵇ
+
+        See :func:`tlrt.kernels.pow`. Operands of different shapes are broadcast, as NumPy does.
+        """
+        return self._pair("pow", a, b)
+
+    def pow_scalar(self, x: Ref, p: float) -> Ref:
+        """Power with one exponent for all elements.
+
+        out = xᵖ, p rounded to float32 first
+
+        See :func:`tlrt.kernels.pow_scalar`.
+        """
+        return self._apply("pow_scalar", (x,), (p,))
+
+    def elu(self, x: Ref, alpha: float = 1.0) -> Ref:
+        """Exponential linear unit.
+
+        out = x where x > 0, else alpha · (eˣ - 1), alpha rounded to float32 first (default 1)
+
+        See :func:`tlrt.kernels.elu`.
+        """
+        return self._apply("elu", (x,), (alpha,))
+
+    def hardswish(self, x: Ref) -> Ref:
+        """Piecewise quadratic approximation of silu.
+
+        out = x · min(max(x + 3, 0), 6) / 6
+
+        See :func:`tlrt.kernels.hardswish`.
+        """
+        return self._apply("hardswish", (x,))
+
+    def softsign(self, x: Ref) -> Ref:
+        """Smooth sign of polynomial tails.
+
+        out = x / (1 + |x|)
+
+        See :func:`tlrt.kernels.softsign`.
+        """
+        return self._apply("softsign", (x,))
+
+    def mish(self, x: Ref) -> Ref:
+        """Self-regularised smooth gate.
+
+        out = x · tanh(softplus(x))
+
+        See :func:`tlrt.kernels.mish`.
+        """
+        return self._apply("mish", (x,))
 
     def reduce_sum_axis0(self, x: Ref) -> Ref:
         """Sum down the rows of a matrix, one for each column.

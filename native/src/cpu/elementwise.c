@@ -5,9 +5,12 @@
  * length alone. An output may be one of the inputs, because each element is read before it is written. */
 #include "core/threads.h"
 #include "formula/activation.h"
+#include "formula/erf.h"
 #include "formula/exact.h"
 #include "formula/explog.h"
 #include "formula/integer.h"
+#include "formula/trigonometry.h"
+#include "formula/wide.h"
 #include "generated/elementwise.h"
 
 /* 128 KiB per operand: the operands of a task stay within a core's L2 cache, and a task runs for several microseconds,
@@ -27,6 +30,19 @@ static int32_t run(tl_task_fn span, tl_map map)
     return TORCHLEAN_OK;
 }
 
+/* Elements that are looked at together before they are computed: they stay in the L1 cache. */
+enum { TL_FAR_BLOCK = 1024 };
+
+static int32_t stays_near(const float *a, int64_t n)
+{
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t u = tl_bits(a[i]) & 0x7fffffffu;
+        most = u > most ? u : most;
+    }
+    return most < tl_bits(TL_FAR_ANGLE);
+}
+
 /* The expressions' vocabulary. */
 #define A (m->a[i])
 #define B (m->b[i])
@@ -34,8 +50,9 @@ static int32_t run(tl_task_fn span, tl_map map)
 #define P (m->p)
 #define Q (m->q)
 
-#define TL_EACH(...)                                                                             \
-    _Pragma("GCC ivdep") for (int64_t i = first; i < last; i++)                                  \
+#define TL_EACH(...) TL_EACH_OF(first, last, __VA_ARGS__)
+#define TL_EACH_OF(from, to, ...)                                                                \
+    _Pragma("GCC ivdep") for (int64_t i = from; i < to; i++)                                     \
     {                                                                                            \
         __VA_ARGS__                                                                              \
     }
@@ -49,6 +66,17 @@ static int32_t run(tl_task_fn span, tl_map map)
         body                                                                                     \
     }
 #define TL_ONE(name, expression) TL_SPAN_FUNCTION(name, TL_EACH(m->y[i] = expression;))
+/* Blocks that hold an element from TL_FAR_ANGLE on, or no number, take both ways and select; the others take the near one alone.
+ * Either way an element's result depends on the element only. */
+#define TL_EITHER(name, near, far)                                                               \
+    TL_SPAN_FUNCTION(                                                                            \
+        name, for (int64_t start = first, end; start < last; start = end) {                      \
+            end = tl_imin(start + TL_FAR_BLOCK, last);                                           \
+            if (stays_near(m->a + start, end - start))                                           \
+                TL_EACH_OF(start, end, m->y[i] = near;)                                          \
+            else                                                                                 \
+                TL_EACH_OF(start, end, m->y[i] = fabsf(A) < TL_FAR_ANGLE ? near : far;)          \
+        })
 /* Two outputs, either of which may be unwanted: statement computes u and v from element i. */
 #define TL_TWO(name, statement)                                                                  \
     TL_SPAN_FUNCTION(                                                                            \
@@ -82,6 +110,18 @@ static int32_t run(tl_task_fn span, tl_map map)
 #define TL_BINARY_PQ(op, expression)                                                             \
     TL_ONE(op##_span, expression)                                                                \
     TL_OPERATION(op, (const float *a, const float *b, int64_t n, float p, float q, float *y), .a = a, .b = b, .p = p, .q = q)
+#define TL_UNARY_FAR(op, near, far)                                                              \
+    TL_EITHER(op##_span, near, far)                                                              \
+    TL_OPERATION(op, (const float *a, int64_t n, float *y), .a = a)
+#define TL_BINARY_FAR(op, near, far)                                                             \
+    TL_EITHER(op##_span, near, far)                                                              \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y), .a = a, .b = b)
+#define TL_TERNARY(op, expression)                                                               \
+    TL_ONE(op##_span, expression)                                                                \
+    TL_OPERATION(op, (const float *a, const float *b, const float *c, int64_t n, float *y), .a = a, .b = b, .c = c)
+#define TL_SELECT_VJP(op, statement)                                                             \
+    TL_TWO(op##_span, statement)                                                                 \
+    TL_OPERATION(op, (const float *a, const float *b, int64_t n, float *y, float *z), .a = a, .b = b, .z = z)
 #define TL_BINARY_VJP(op, statement)                                                             \
     TL_TWO(op##_span, statement)                                                                 \
     TL_OPERATION(op, (const float *a, const float *b, const float *c, int64_t n, float *y, float *z), .a = a, .b = b, .c = c, .z = z)

@@ -9,8 +9,11 @@
 #include "generated/elementwise.h"
 
 #include "formula/activation.h"
+#include "formula/erf.h"
 #include "formula/exact.h"
 #include "formula/explog.h"
+#include "formula/trigonometry.h"
+#include "formula/wide.h"
 
 namespace {
 
@@ -120,6 +123,28 @@ template <int IN, int OUT, class F> int32_t run(tl_context *ctx, const char *nam
     extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float p, float q, float *y) \
     {                                                                                            \
         return run<2, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, 0}, {y, 0}, p, q, n});           \
+    }
+/* Two ways by the magnitude of the first argument: a branch, as neighbouring elements mostly agree. */
+#define TL_EITHER(near, far) (fabsf(A) < TL_FAR_ANGLE ? near : far)
+#define TL_UNARY_FAR(op, near, far) TL_UNARY(op, TL_EITHER(near, far))
+#define TL_BINARY_FAR(op, near, far) TL_BINARY(op, TL_EITHER(near, far))
+#define TL_TERNARY(op, expression)                                                             \
+    TL_ONE(op, 3, expression)                                                                  \
+    extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, const float *b, const float *c, int64_t n, float *y) \
+    {                                                                                            \
+        return run<3, 1, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, c}, {y, 0}, 0, 0, n});           \
+    }
+#define TL_SELECT_VJP(op, statement)                                                           \
+    struct op##_formula {                                                                      \
+        static __device__ __forceinline__ void apply(const float (&x)[2], float, float, float (&y)[2]) \
+        {                                                                                        \
+            float u, v;                                                                          \
+            statement y[0] = u, y[1] = v;                                                        \
+        }                                                                                        \
+    };                                                                                           \
+    extern "C" int32_t tl_cuda_##op(tl_context *ctx, const float *a, const float *b, int64_t n, float *y, float *z) \
+    {                                                                                            \
+        return run<2, 2, op##_formula>(ctx, "tl_cuda_" #op, Map{{a, b, 0}, {y, z}, 0, 0, n});           \
     }
 #define TL_BINARY_VJP(op, statement)                                                           \
     struct op##_formula {                                                                      \

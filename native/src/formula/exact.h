@@ -1,5 +1,5 @@
-/* The formulas IEEE 754 rounds correctly by itself, or that only select: abs, sqrt, max, min, clamp, relu, 1/x, and
- * their gradients together with those of a quotient.
+/* The formulas IEEE 754 rounds correctly by itself, or that only select: abs, sqrt, max, min, clamp, relu, sign, floor, round,
+ * where, 1/x, and their gradients together with those of a quotient.
  *
  * One rule for NaN: an argument that is NaN makes the result NaN; which NaN (sign, payload) is not specified and
  * differs between processors. A cotangent g that a rule discards ("else 0") is discarded even when it is NaN. */
@@ -80,6 +80,32 @@ TL_HD float tl_relu(float x) { return x > 0.0f ? x : x <= 0.0f ? 0.0f : x; }
 
 /* g where x > 0, else 0; NaN for NaN x. */
 TL_HD float tl_relu_bwd(float x, float g) { return x > 0.0f ? g : x <= 0.0f ? 0.0f : x; }
+
+/* x above 0, else slope x. */
+TL_HD float tl_leaky_relu(float x, float slope) { return x > 0.0f ? x : slope * x; }
+
+/* g above 0, slope g up to it; NaN for NaN x. */
+TL_HD float tl_leaky_relu_bwd(float x, float slope, float g) { return x > 0.0f ? g : x <= 0.0f ? slope * g : x; }
+
+/* 1, -1, +0 for a zero, NaN for NaN. */
+TL_HD float tl_sign(float x) { return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? 0.0f : x; }
+
+/* The nearest integer, ties to even, with the sign of x: the addition of 2^23 rounds; from there on every float is integral. */
+TL_HD float tl_round(float x)
+{
+    float a = fabsf(x);
+    return a < 0x1p23f ? copysignf((a + 0x1p23f) - 0x1p23f, x) : x;
+}
+
+/* The largest integer up to x: -0 for -0. */
+TL_HD float tl_floor(float x)
+{
+    float y = tl_round(x);
+    return y > x ? y - 1.0f : y;
+}
+
+/* Where the mask is not 0, a NaN included, it selects a, and a takes the gradient. */
+TL_HD float tl_where(float mask, float a, float b) { return mask != 0.0f ? a : b; }
 
 /* 1/x. */
 TL_HD float tl_inv(float x) { return 1.0f / x; }

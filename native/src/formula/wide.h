@@ -1,0 +1,255 @@
+/* Functions that are evaluated in double and rounded to float32 once: log1p, expm1, pow, and the activations elu, hardswish,
+ * softsign and mish, each followed by its gradient. erf.h and trigonometry.h build on the same pieces.
+ *
+ * The intermediate keeps about 2^-34 of the result, so the last rounding decides nearly alone: the result is the correctly
+ * rounded one but for one input in a thousand, and else its neighbour. Nothing over- or underflows on the way that does not in
+ * float32: exponents are held at numbers beyond which the result is 0 or inf for every g.
+ *
+ * Every polynomial is our own fit: least squares on Chebyshev nodes, reweighted until the error is even; the error quoted is
+ * relative to the whole function. */
+#pragma once
+
+#include "explog.h"
+
+/* 1.5 * 2^52: added to a double below 2^51 it rounds it to the nearest integer, which it leaves in the low bits of the sum. */
+#define TL_ROUNDER64 0x1.8p52
+#define TL_LN2_64 0x1.62e42fefa39efp-1
+#define TL_LOG2E_64 0x1.71547652b82fep+0
+/* sqrt(1/2), by its bits */
+#define TL_ROOT_HALF_BITS UINT64_C(0x3fe6a09e667f3bcd)
+
+TL_HD uint64_t tl_bits64(double x)
+{
+#ifdef __CUDA_ARCH__
+    return (uint64_t)__double_as_longlong(x);
+#else
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+#endif
+}
+
+TL_HD double tl_from_bits64(uint64_t u)
+{
+#ifdef __CUDA_ARCH__
+    return __longlong_as_double((long long)u);
+#else
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+#endif
+}
+
+/* x held in [lo, hi]; a NaN stays. */
+TL_HD double tl_hold(double x, double lo, double hi) { return x < lo ? lo : x > hi ? hi : x; }
+
+/* 1/d to 2^-45 for 2^-100 <= |d| <= 2^100: the reciprocal in float, and a Newton step. Cheaper than a division, on CUDA by far. */
+TL_HD double tl_reciprocal64(double d)
+{
+    double w = (double)tl_reciprocal((float)d);
+    return fma(w, fma(-d, w, 1.0), w);
+}
+
+/* ---- e^x, 2^x and ln x -------------------------------------------------------------------------------------- */
+
+/* The p of e^r = 1 + p for |r| <= ln2/2, error below 2^-34 of e^r and 2^-33 of p. */
+TL_HD double tl_exp_rest(double r)
+{
+    double r2 = r * r;
+    double low = fma(0x1.5555544292a2fp-3, r, 0x1.0000003a46ec8p-1);
+    double middle = fma(0x1.111271424f26bp-7, r, 0x1.55548d731859fp-5);
+    double high = fma(0x1.9f08611687c0cp-13, r, 0x1.6d8d5367423c0p-10);
+    return fma(r2, fma(fma(high, r2, middle), r2, low), r);
+}
+
+/* e^x = scale (1 + p) for |x| <= 700. */
+TL_HD double tl_exp_pieces(double x, double *scale)
+{
+    double t = fma(x, TL_LOG2E_64, TL_ROUNDER64);
+    *scale = tl_from_bits64((tl_bits64(t) + 1023) << 52);
+    return tl_exp_rest(fma(t - TL_ROUNDER64, -TL_LN2_64, x));
+}
+
+TL_HD double tl_exp64(double x)
+{
+    double scale;
+    double p = tl_exp_pieces(x, &scale);
+    return fma(scale, p, scale);
+}
+
+/* e^x - 1, with the sign of x. */
+TL_HD double tl_expm1_64(double x)
+{
+    double scale;
+    double p = tl_exp_pieces(x, &scale);
+    return copysign(fma(scale, p, scale - 1.0), x);
+}
+
+/* 2^t for |t| <= 1000. */
+TL_HD double tl_exp2_64(double t)
+{
+    double k = t + TL_ROUNDER64;
+    double scale = tl_from_bits64((tl_bits64(k) + 1023) << 52);
+    return fma(scale, tl_exp_rest((t - (k - TL_ROUNDER64)) * TL_LN2_64), scale);
+}
+
+/* The e of a positive normal y = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2). */
+TL_HD double tl_log_pieces(double y, double *f)
+{
+    uint64_t biased = (tl_bits64(y) + (UINT64_C(1023) << 52) - TL_ROOT_HALF_BITS) >> 52;
+    *f = tl_from_bits64(tl_bits64(y) - ((biased - 1023) << 52)) - 1.0;
+    return tl_from_bits64(UINT64_C(0x433) << 52 | biased) - (0x1p52 + 1023.0);
+}
+
+/* ln(1 + f) = f + f^2 c(f) in that interval, error below 2^-38. */
+TL_HD double tl_log_rest(double f)
+{
+    double f2 = f * f;
+    double f4 = f2 * f2;
+    double p0 = fma(0x1.555555651e7bcp-2, f, -0x1.fffffffeedffbp-2);
+    double p1 = fma(0x1.999988aa3a7c3p-3, f, -0x1.00000158a045ep-2);
+    double p2 = fma(0x1.2494e1106c7dcp-3, f, -0x1.555468eb66046p-3);
+    double p3 = fma(0x1.c6e4896c97526p-4, f, -0x1.0022a81a0c0abp-3);
+    double p4 = fma(0x1.71dea01f7ba0ap-4, f, -0x1.94b573db085dbp-4);
+    double p5 = fma(0x1.77c8bee2699acp-4, f, -0x1.7da66335376f3p-4);
+    double high = fma(fma(-0x1.8c9356883d669p-5, f2, p5), f2, p4);
+    high = fma(high, f4, fma(p3, f2, p2));
+    return fma(f2, fma(high, f4, fma(p1, f2, p0)), f);
+}
+
+/* ---- log1p and expm1 ---------------------------------------------------------------------------------------- */
+
+/* ln(1 + x). Where 1 + x lies in the innermost interval f is x itself, whatever the sum lost; elsewhere it loses 2^-53.
+ * -inf at -1, NaN below. */
+TL_HD float tl_log1p(float x)
+{
+    double f;
+    double e = tl_log_pieces(1.0 + (double)x, &f);
+    double y = fma(e, TL_LN2_64, tl_log_rest(e == 0.0 ? (double)x : f));
+    float edge = x == -1.0f ? -TL_INF : x < -1.0f ? TL_NAN : x;
+    return x > -1.0f && x < TL_INF ? copysignf((float)y, x) : edge;
+}
+
+/* g / (1 + x). */
+TL_HD float tl_log1p_bwd(float x, float g) { return (float)((double)g / (1.0 + (double)x)); }
+
+/* e^x - 1. */
+TL_HD float tl_expm1(float x) { return (float)tl_expm1_64(tl_hold((double)x, -150.0, 150.0)); }
+
+/* s g e^x; 0 at -inf. */
+TL_HD float tl_exp_times(float x, float g, double s)
+{
+    double slope = x == -TL_INF ? 0.0 : tl_exp64(tl_hold((double)x, -700.0, 700.0));
+    return (float)((double)g * (s * slope));
+}
+
+/* ---- powers ------------------------------------------------------------------------------------------------- */
+
+/* y is an integer. */
+TL_HD int32_t tl_integral(double y)
+{
+    double a = fabs(y);
+    return !(a < 0x1p52) | ((a + 0x1p52) - 0x1p52 == a);
+}
+
+/* log2 |x|: -inf at 0, inf at inf. */
+TL_HD double tl_log2_64(float x)
+{
+    double f;
+    double a = fabs((double)x);
+    double e = tl_log_pieces(a, &f);
+    double y = fma(tl_log_rest(f), TL_LOG2E_64, e);
+    return a == 0.0 ? -(double)TL_INF : a < (double)TL_INF ? y : a;
+}
+
+/* |x|^y from log = log2 |x|, held within 2^+-1000 where x is finite and not 0 and y is finite, with the sign of the power;
+ * the special values of C99, F.9.4.4. */
+TL_HD double tl_power(float x, double log, double y)
+{
+    double t = y * log;
+    double p = tl_exp2_64(tl_hold(t, -1000.0, 1000.0));
+    p = fabs(t) < (double)TL_INF ? p : t < 0.0 ? 0.0 : t;
+    int32_t integral = tl_integral(y);
+    int32_t odd = integral & !tl_integral(0.5 * y);
+    p = odd & (copysignf(1.0f, x) < 0.0f) ? -p : p;
+    p = (x < 0.0f) & (x > -TL_INF) & !integral ? (double)TL_NAN : p;
+    return (y == 0.0) | (x == 1.0f) | ((x == -1.0f) & (fabs(y) == (double)TL_INF)) ? 1.0 : p;
+}
+
+/* x^y. */
+TL_HD float tl_pow(float x, float y) { return (float)tl_power(x, tl_log2_64(x), (double)y); }
+
+/* g y x^(y - 1); 0 where y = 0. */
+TL_HD float tl_pow_bwd(float x, float y, float g)
+{
+    double slope = (double)y * tl_power(x, tl_log2_64(x), (double)y - 1.0);
+    return y == 0.0f ? 0.0f : (float)((double)g * slope);
+}
+
+/* The same, and g x^y ln x by y; 0 where x = 0 and y >= 0. */
+TL_HD void tl_pow_both_bwd(float x, float y, float g, float *gx, float *gy)
+{
+    double log = tl_log2_64(x);
+    double slope = x < 0.0f ? (double)TL_NAN : tl_power(x, log, (double)y) * (log * TL_LN2_64);
+    *gx = tl_pow_bwd(x, y, g);
+    *gy = x == 0.0f && y >= 0.0f ? 0.0f : (float)((double)g * slope);
+}
+
+/* ---- activations -------------------------------------------------------------------------------------------- */
+
+/* x above 0, else alpha (e^x - 1). */
+TL_HD float tl_elu(float x, float alpha)
+{
+    double below = (double)alpha * tl_expm1_64(tl_hold((double)x, -150.0, 0.0));
+    return x > 0.0f ? x : (float)below;
+}
+
+/* g above 0, else g alpha e^x. */
+TL_HD float tl_elu_bwd(float x, float alpha, float g) { return x > 0.0f ? g : tl_exp_times(x, g, (double)alpha); }
+
+/* x min(max(x + 3, 0), 6) / 6: x from 3 on, -0 up to -3. */
+TL_HD float tl_hardswish(float x)
+{
+    double z = tl_hold((double)x, -3.0, 3.0);
+    return x >= 3.0f ? x : (float)(z * (z + 3.0) / 6.0);
+}
+
+/* g (2x + 3) / 6 within (-3, 3), g above, 0 below. */
+TL_HD float tl_hardswish_bwd(float x, float g)
+{
+    float inside = (float)((double)g * ((2.0 * (double)x + 3.0) / 6.0));
+    return x >= 3.0f ? g : x <= -3.0f ? 0.0f : inside;
+}
+
+/* x / (1 + |x|), +-1 at +-inf. */
+TL_HD float tl_softsign(float x)
+{
+    double z = tl_hold((double)x, -0x1p60, 0x1p60);
+    return (float)(z * tl_reciprocal64(1.0 + fabs(z)));
+}
+
+/* g / (1 + |x|)^2. */
+TL_HD float tl_softsign_bwd(float x, float g)
+{
+    double d = 1.0 + fabs((double)x);
+    return (float)((double)g / (d * d));
+}
+
+/* x tanh(softplus(x)) = x n / (n + 2) with n = e^x (e^x + 2); -0 at -inf. */
+TL_HD float tl_mish(float x)
+{
+    double e = tl_exp64(tl_hold((double)x, -300.0, 30.0));
+    double n = e * (e + 2.0);
+    return (float)((x < -300.0f ? -300.0 : (double)x) * (n * tl_reciprocal64(n + 2.0)));
+}
+
+/* The derivative (n (n + 2) + 4 x e^x (e^x + 1)) / (n + 2)^2, times g: 1 at inf, -0 at -inf. Its zero is at x = -1.1925. */
+TL_HD float tl_mish_bwd(float x, float g)
+{
+    double z = tl_hold((double)x, -300.0, 30.0);
+    double e = tl_exp64(z);
+    double n = e * (e + 2.0);
+    double w = tl_reciprocal64(n + 2.0);
+    double slope = fma(4.0 * z * (e * (e + 1.0)) * w, w, n * w);
+    return x == -TL_INF ? g * -0.0f : (float)((double)g * slope);
+}
