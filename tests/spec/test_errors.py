@@ -108,7 +108,7 @@ def test_nothing_is_claimed_where_the_sign_of_a_square_is_open(name: str) -> Non
         "lr": 0.5,
         "beta1": 0.5,
         "beta2": 0.5,
-        "eps": 0.0,
+        "eps": 1.0,
         "weight_decay": 0.0,
         "lengths": [5],
         "count": 1,
