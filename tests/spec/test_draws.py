@@ -11,7 +11,7 @@ from tlspec import cases, registry
 from tlspec.bounds import call_named
 from tlspec.cases import Draw, break_check, build_case, generator
 from tlspec.data import double
-from tlspec.draws import DIMS
+from tlspec.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
 from tlspec.registry import Op
 
@@ -75,6 +75,15 @@ def test_numbers() -> None:
     reals = np.array(drawn(lambda d: d.real(-2, 1)))
     assert np.array_equal(reals, np.float32(reals)) and reals.min() > -2 and reals.max() < 1
     assert abs(reals.mean() + 0.5) < 5 * np.sqrt(9 / 12 / TIMES)
+
+
+@pytest.mark.every_choice
+def test_half_of_the_integers_lie_next_to_boundaries_and_limits() -> None:
+    found = drawn(lambda d: d.integer(0, 2**33), edges=(96,))
+    for ends in ((96,), LIMITS):
+        near = {k * b + e for b in ends for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
+        assert TIMES * 0.15 < sum(n in near for n in found) < TIMES * 0.35
+    assert max(drawn(lambda d: d.integer(0, 64), edges=(96,))) == 64  # a choice of few
 
 
 @pytest.mark.every_choice
