@@ -87,7 +87,7 @@ def test_what_overflows_or_may_divide_by_nothing_is_free() -> None:
         assert not (of(1.0) / of(0.0)).free.any()  # infinite for certain
     free = Run(np.ones(1), np.zeros(1), np.ones(1, bool))
     one = of(1.0)
-    for run in (free * one, one * free, free.fma(one, one), one.fma(one, free), free / one, one / free, free.sqrt(True)):  # fmt: skip
+    for run in (free * one, one * free, free.fma(one, one), one.fma(one, free), free / one, one / free, free.sqrt(1)):
         assert run.free.all() and np.isposinf(run.tolerance).all()
 
 

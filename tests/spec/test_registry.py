@@ -76,6 +76,12 @@ def test_unknown_names_get_a_hint() -> None:
     assert_raises_regex(KeyError, f"did you mean.*{known}", registry.ops, known + "x")
 
 
+def test_an_operation_of_two_families_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = registry.get("max_pool")
+    monkeypatch.setitem(vars(sys.modules["tlspec.ops.conv"])[registry._ROWS], twice.name, twice)
+    assert_raises_regex(ValueError, "operation max_pool is registered twice", registry.ops)
+
+
 def test_a_hint_lists_what_is_close() -> None:
     with pytest.raises(KeyError) as caught:
         registry.ops("max_pool3d")
