@@ -167,12 +167,9 @@ def composition_arguments(row: Op, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _role(e: Entry, name: str, kind: str) -> str:
-    """What an integer parameter is: an index or a dimension if the check it must pass has that status."""
+    """What an integer parameter is: an index where a check with that status reads it."""
     if kind not in ("u32", "u64"):
         return "dimension"
-    named = {c.status for c in e.op.contract.checks if c.name == name}
-    if "INDEX" in (named or {c.status for c in e.op.contract.checks if name in names_in(c.expression)}):
+    if any(c.status == "INDEX" and name in names_in(c.expression) for c in e.op.contract.checks):
         return "index"
-    if named & {"SHAPE", "OVERFLOW"}:
-        return "dimension"
     return "wide" if kind == "u64" else "parameter"

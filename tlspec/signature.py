@@ -106,8 +106,8 @@ class Signature:
         """Whether the caller passes the context, as no required input is a buffer, which has one; a list may be empty."""
         return not any(not a.optional for a in self.buffers)
 
-    @staticmethod
-    def parse(text: str, order: str | None = None) -> "Signature":
+    @classmethod
+    def parse(cls, text: str, order: str | None = None) -> "Signature":
         """Reads a signature; `order` lists the dimensions where C wants another order than that of first appearance."""
         left, arrow, right = text.partition("->")
         if not arrow:
@@ -142,7 +142,7 @@ class Signature:
             raise ValueError(f"outputs are all lists or none, and lists of outputs need lists of inputs: {text!r}")
         if any(a.elementwise for a in inputs) and dims:
             raise ValueError(f"[*] and named dimensions do not mix: {text!r}")
-        return Signature(inputs, params, outputs, tuple(dims))
+        return cls(inputs, params, outputs, tuple(dims))
 
 
 def split_list(text: str) -> Iterator[str]:

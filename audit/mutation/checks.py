@@ -26,6 +26,13 @@ OWN = {
     "parameter": "session optim capture_parameters", "capture": "capture capture_*", "buffer": "buffer", "context": "device",
     "differential": "observer", "errors": "library buffer", "spec": "session tape", "kernels": "kernels fast_kernels",
 }  # fmt: skip
+#: the same for the files of tlspec: the ends of tests/spec/test_*.py and other files, quickest first
+OWN_OF_SPECIFICATION = {
+    "validation": "tests/repo/test_codegen_refusals.py", "signature": "registry", "entries": "registry", "expressions": "registry",
+    "cases": "draws classes", "draws": "cases classes", "data": "draws cases", "classes": "geometry", "bounds": "errors",
+    "laws": "laws", "compare": "compare", "registry": "laws", "declarations": "geometry", "boundaries": "classes geometry",
+    "ops/": "shapes draws geometry errors laws registry",
+}  # fmt: skip
 #: every test in parts of a minute or two
 REST = (
     "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[b-d]*.py", f"{RUNTIME}[f-p]*.py", f"{RUNTIME}s*.py",
@@ -92,22 +99,30 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
     early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
     if kind == "specification":
+        ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
+        files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
+        yield from test_files(tree, files if ops else f"{mine} {files}", ops)
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))
+        if not ops:
+            yield from test_files(tree, "tests/spec", "")
     if ops or (native and "/core/" not in file):
         yield small
         if ops:
-            yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
+            yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
+            yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
             yield verify
             yield from test_files(tree, "tests/verify/*.py tests/runtime/*.py", ops, *chosen)
         yield from early
-    else:
+    elif kind != "specification":
         yield from early
     all_cases = "/core/" not in file and (kind != "python" or any(p in file for p in ("verify/", "_binding/")))
     if all_cases and not ops:
         yield from [verify] if native else [small, verify]
+    folders = bool(native and ops) * ("tests/spec", "tests/kernels", "tests/verify")
+    done = folders or (kind == "specification" and not ops) * ("tests/spec",)
     for words in REST:
-        if not (native and ops and words in ("tests/spec", "tests/kernels", "tests/verify")):
+        if words not in done:
             yield from test_files(tree, words, "", *chosen)
     if not all_cases:
         yield verify

@@ -7,6 +7,8 @@ the sample is a hash of the seed and its text, so that an edit elsewhere leaves 
 
 What counts as behaviour in Python is the compiled code without docstrings, annotations and the words of messages: what is
 raised, warned of, printed or given to ``refusal``, and the help of a command line. Class variables keep their annotations.
+Nor is it behaviour in which order an alias of types lists them, how many results more than a few a cache keeps, what a generator
+of problems says around what it names, and in which order a bound takes the arguments that it is given by name.
 """
 
 import ast
@@ -49,6 +51,10 @@ SPEAKING = {
     "error",
     "write",
 }
+#: what makes a bound of a function, which is called by name then (:func:`tlspec.bounds.call_named`)
+BOUNDS = {"custom", "tree", "ordered", "ulp", "followed"}
+#: caches that keep fewer results may be there for what they keep
+FEW = 64
 MESSAGES = {"help", "description", "epilog", "metavar", "detail", "note", "why", "source"}
 
 
@@ -144,15 +150,61 @@ class _Silence(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(""), PLACE)
 
 
+def _name(node: ast.AST | None) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (n for n in ast.walk(tree) if isinstance(n, ast.Call))
+
+
+@functools.cache
+def called_anywhere() -> frozenset[str]:
+    """The names of all functions that are called."""
+    files = (f for kind in ("python", "specification") for f in sources(kind))
+    return frozenset(_name(c.func) for f in files for c in _calls(ast.parse("".join(read_lines(f)))))
+
+
+def _called_by_name(tree: ast.Module) -> set[str]:
+    """The functions of a module that nobody calls but the bounds that they are given to."""
+    given = {
+        _name(a) for c in _calls(tree) if _name(c.func) in BOUNDS for a in [*c.args, *(k.value for k in c.keywords)]
+    }
+    used = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+    own = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.decorator_list and not n.args.defaults}
+    return {n for n in given & own if used[n] == 1} - called_anywhere()
+
+
+def _is_type(node: ast.expr) -> bool:
+    """Whether a node is a type such as ``Mapping[str, Any]``; the order within ``Callable`` is its syntax."""
+    name = _name(node.value) if isinstance(node, ast.Subscript) else ""
+    plain = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.Load)
+    return name[:1].isupper() and name != "Callable" and all(isinstance(n, plain) for n in ast.walk(node))
+
+
 class _Behaviour(ast.NodeTransformer):
     """Takes out what is said, and where it stands."""
 
+    def __init__(self, tree: ast.Module):
+        self.by_name = _called_by_name(tree)
+
     def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Assign) and _is_type(node.value):
+            names = sorted(ast.unparse(n) for n in ast.walk(node.value) if isinstance(n, (ast.Name, ast.Attribute)))
+            node.value = ast.Constant(" ".join(names))
+        if isinstance(node, ast.FunctionDef) and node.name in self.by_name:
+            node.args.args.sort(key=lambda a: a.arg)
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.JoinedStr):
+            node.value.values = [v for v in node.value.values if isinstance(v, ast.FormattedValue)]
+        if isinstance(node, ast.Call) and _name(node.func) == "lru_cache":
+            for k in node.keywords:
+                number = ast.unparse(k.value)
+                if k.arg == "maxsize" and re.fullmatch(r"[\d\s()+-]+", number):
+                    k.value = ast.Constant(min(eval(number), FEW))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant("")
         node = self.generic_visit(node)
-        called = node.func if isinstance(node, ast.Call) else None
-        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        name = _name(node.func if isinstance(node, ast.Call) else None)
         if isinstance(node, ast.Raise) or name in SPEAKING or (isinstance(node, ast.keyword) and node.arg in MESSAGES):
             node = _Silence().visit(node)
         if isinstance(node, ast.Assert):
@@ -180,4 +232,5 @@ def compiles(text: str) -> bool:
 def behaviour(text: str) -> CodeType:
     """The compiled code of a Python source without what is no behaviour."""
     with warnings.catch_warnings(action="ignore"):
-        return compile(ast.fix_missing_locations(_Behaviour().visit(ast.parse(text))), "source", "exec")
+        tree = ast.parse(text)
+        return compile(ast.fix_missing_locations(_Behaviour(tree).visit(tree)), "source", "exec")

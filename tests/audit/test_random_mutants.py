@@ -65,6 +65,32 @@ def test_messages_are_words_and_other_texts_are_not() -> None:
         assert (behaviour(lines.replace(old, new)) == behaviour(lines)) is same
 
 
+@pytest.mark.parametrize(
+    ("line", "change", "same"),
+    [
+        ("Values = Mapping[str, Any]", "Values = Mapping[Any, str]", True),
+        ("Values = Mapping[str, Any]", "Values = Mapping[str, int]", False),
+        ("F = Callable[..., Any]", "F = Callable[Any, ...]", False),
+        ("x = table[a, b]", "x = table[b, a]", False),
+        ("@lru_cache(maxsize=4096)\ndef f(): pass", "@lru_cache(maxsize=(4096-1))\ndef f(): pass", True),
+        ("@lru_cache(maxsize=4096)\ndef f(): pass", "@lru_cache(maxsize=0)\ndef f(): pass", False),
+        ("@lru_cache(maxsize=1)\ndef f(): pass", "@lru_cache(maxsize=2)\ndef f(): pass", False),
+        ("def p():\n yield f'{a}: got {b}'", "def p():\n yield f'{a}: no {b}'", True),
+        ("def p():\n yield f'{a}: got {b}'", "def p():\n yield f'{a}: got {c}'", False),
+        ("def p():\n yield 'name'", "def p():\n yield 'names'", False),
+        ("def e_tol(a, b): return a - b\nx = custom(e_tol)", "def e_tol(b, a): return a - b\nx = custom(e_tol)", True),
+        ("def e_tol(a, b): return a - b\nx = other(e_tol)", "def e_tol(b, a): return a - b\nx = other(e_tol)", False),
+        (
+            "def e_tol(a, b): return a\nx = custom(e_tol), e_tol(1, 2)",
+            "def e_tol(b, a): return a\nx = custom(e_tol), e_tol(1, 2)",
+            False,
+        ),
+    ],
+)
+def test_what_nobody_sees_is_no_behaviour(line: str, change: str, same: bool) -> None:
+    assert (behaviour(line) == behaviour(change)) is same
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scratch]:
     make("cpu")

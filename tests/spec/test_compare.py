@@ -110,3 +110,23 @@ def test_same_bits() -> None:
     b = np.array([0.0, 1.0, -np.nan], np.float32)
     assert same_bits(a, b).ok and not same_bits(a, np.array([-0.0, 1.0, np.nan], np.float32)).ok
     assert not same_bits(a, a[:2]).ok
+
+
+@pytest.mark.parametrize(
+    ("got", "ref", "tol", "share"),
+    [
+        (1 + 2.0**-23, 1.0, 2.0**-22, 0.5),
+        (1 + 2.0**-23, 1.0, 2.0**-24, 2.0),
+        (0.0, 2.0**-150, 2.0**-160, 1.0),  # the nearest float32, if beyond the tolerance
+        (1.0, 1.0, 0.0, 0.0),
+        (2.0, 1.0, 0.0, np.inf),
+        (np.nan, 1.0, 1.0, np.inf),
+        (1.0, np.nan, 1.0, np.inf),
+        (np.nan, np.nan, 1.0, 0.0),
+        (np.inf, np.inf, 1.0, 0.0),
+        (2.0, 1.0, np.inf, 0.0),
+    ],
+)
+def test_the_share_says_whether_a_result_passes(got: float, ref: float, tol: float, share: float) -> None:
+    found = compare(np.array([got], np.float32), np.array([ref]), np.array([tol]))
+    assert found.share == share and (found.ok or found.share >= 1) and (found.share <= 1 or not found.ok)

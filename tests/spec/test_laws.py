@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec import laws
+from tlspec import laws, registry
 from tlspec.bounds import exact, tree
-from tlspec.cases import draw_case
+from tlspec.cases import Case, draw_case, generator
 from tlspec.laws import Law
 from tlspec.registry import Contract, Op
 from tlspec.signature import Signature
@@ -81,3 +81,30 @@ def test_law(law: Law, right: Op, wrong: Op) -> None:
 def test_every_constructor_is_tested() -> None:
     built = {law.name for law, *_ in CASES} | {"inverse"}  # needs a second operation of the registry
     assert built == {n for n in laws.__all__ if n.islower() and n != "check"}
+
+
+class Spoiled(laws.Spec):
+    """A world in which every result is a little off, each time by another error."""
+
+    calls = 0
+
+    def results(self, case: Case) -> list[np.ndarray]:
+        self.calls += 1
+        rng = generator("spoiled", self.calls)
+        return [r + (1 + np.abs(r)) * rng.normal(0, 2.0**-4, r.shape) for r in super().results(case)]
+
+
+@pytest.mark.only(where=lambda row: row.contract.laws)
+def test_no_law_of_a_row_holds_whatever_the_results(row: Op) -> None:
+    for law in row.contract.laws:
+        cases = (draw_case(row, seed, data, "small") for seed in range(20) for data in law.data)
+        with np.errstate(all="ignore"):
+            assert any(laws.check(law, Spoiled(), case)[0] > 1 for case in cases), law.text
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "batchnorm_channel_first"])
+def test_a_shift_is_by_as_much_as_the_law_says(name: str) -> None:
+    """What repeats after 3 obeys f(x + 3) = f(x), what repeats after 2 does not."""
+    law = next(law for law in registry.get(name).contract.laws if law.text == "f(x + 3) = f(x)")
+    repeated = [toy(ONE, lambda x, period=period: np.floor(x * 64) % (64 * period), law) for period in (3, 2)]
+    assert holds(law, repeated[0]) and not holds(law, repeated[1])

@@ -1,5 +1,7 @@
 """The signature grammar refuses what it cannot mean."""
 
+import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +74,52 @@ def test_vjp_suffixes_must_match() -> None:
 def test_unknown_names_get_a_hint() -> None:
     known = registry.ops()[-1].name
     assert_raises_regex(KeyError, f"did you mean.*{known}", registry.ops, known + "x")
+
+
+def test_an_operation_of_two_families_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = registry.get("max_pool")
+    monkeypatch.setitem(vars(sys.modules["tlspec.ops.conv"])[registry._ROWS], twice.name, twice)
+    assert_raises_regex(ValueError, "operation max_pool is registered twice", registry.ops)
+
+
+def test_a_hint_lists_what_is_close() -> None:
+    with pytest.raises(KeyError) as caught:
+        registry.ops("max_pool3d")
+    names = str(caught.value).removesuffix('?"').rpartition("; did you mean ")[2].split(", ")
+    assert {"max_pool", "max_pool2d"} <= set(names) <= {r.name for r in registry.ops()}
+    assert_raises_regex(
+        KeyError, "'no operation or family 'zzz''|\"no operation or family 'zzz'\"$", registry.ops, "zzz"
+    )
+
+
+def test_what_is_written_down_stays_as_it_is() -> None:
+    """Every dataclass of the specification is frozen, but for the row, which its VJP completes."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("tlspec.")]
+    found = {v for m in modules for v in vars(m).values() if isinstance(v, type) and dataclasses.is_dataclass(v)}
+    assert len(found) > 15
+    assert [c.__name__ for c in found if not c.__dataclass_params__.frozen] == ["Op"]  # type: ignore[attr-defined]
+
+
+def test_paths_reach_the_products_on_tensor_cores() -> None:
+    """Rows of whole 16 bytes in every form; both wide and narrow tiles at least three quarters full, on half of 132
+    multiprocessors (``tl_wgmma_serves``), and one product that they do not serve."""
+    wgmma, narrow = 128, 64
+    for name, sizes in {"matmul": "1 m n p", "bmm": "batch m n p", "linear": "1 batch inputs outputs"}.items():
+        paths = registry.get(name).drawing.paths
+        served = []
+        for path in paths:
+            batch, m, n, p = (path.get(s, 1) for s in sizes.split())
+            assert all(k % 4 == 0 for k in (m, n, p)) and (name == "bmm" or min(m, n, p) >= 64)
+            forms = ((m, n, p), (m, p, n), (n, m, p))  # of the result, of the gradients of either operand
+            tiles = [batch * -(-a // wgmma) * -(-b // narrow) for a, _, b in forms]
+            served.append(
+                [
+                    2 * t >= 132 and 4 * batch * a * b >= 3 * t * wgmma * narrow
+                    for t, (a, _, b) in zip(tiles, forms, strict=True)
+                ]
+            )
+        assert sum(all(s) for s in served) >= 2 and not all(all(s) for s in served), (name, served)
+        assert len(paths) == len({str(path) for path in paths}) >= 3
 
 
 def test_selection() -> None:

@@ -36,28 +36,29 @@ class Run:
     error: Any
     free: Any
 
-    @staticmethod
-    def of(x: Any, relative: float = 0.0) -> Run:
+    @classmethod
+    def of(cls, x: Any, relative: float = 0.0) -> Run:
         """An operand with a relative error: 0 for inputs, u for a scalar that was rounded."""
-        return Run(x, relative * np.abs(x), np.zeros(np.shape(x), bool))
+        return cls(x, relative * np.abs(x), np.zeros(np.shape(x), bool))
 
-    @staticmethod
-    def rounded(value: Any, error: Any, free: Any) -> Run:
+    @classmethod
+    def rounded(cls, value: Any, error: Any, free: Any) -> Run:
         """The result of one operation, before rounding: its real value and the error of its operands."""
         after = error + U * (np.abs(value) + error) + TINY / 2
         after = np.where(np.isfinite(value) & ~np.isnan(after), after, 0.0)
-        return Run(value, after, free | (np.isfinite(value) & (np.abs(value) + after >= OVERFLOW)))
+        return cls(value, after, free | (np.isfinite(value) & (np.abs(value) + after >= OVERFLOW)))
 
-    @staticmethod
-    def product(a: Run, b: Run) -> tuple[Any, Any]:
-        return a.value * b.value, np.abs(a.value) * b.error + np.abs(b.value) * a.error + a.error * b.error
+    def product(self, other: Run) -> tuple[Any, Any]:
+        """The real product and its error, before rounding."""
+        error = np.abs(self.value) * other.error + np.abs(other.value) * self.error + self.error * other.error
+        return self.value * other.value, error
 
     def __mul__(self, other: Run) -> Run:
-        return Run.rounded(*Run.product(self, other), self.free | other.free)
+        return Run.rounded(*self.product(other), self.free | other.free)
 
     def fma(self, other: Run, addend: Run) -> Run:
         """self·other + addend, rounded once."""
-        value, error = Run.product(self, other)
+        value, error = self.product(other)
         return Run.rounded(value + addend.value, error + addend.error, self.free | other.free | addend.free)
 
     def __truediv__(self, other: Run) -> Run:

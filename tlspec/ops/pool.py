@@ -303,12 +303,12 @@ def _smooth_vjp_bound(x, g, beta, kernel, stride, padding):
     summed in window order. Gradual underflow: TINY·|g| for e^a, TINY for quotient and product each."""
     _, a, e, total = _softmax(x, beta, kernel, stride, padding)
     cells = _cells(x.shape[0], x.shape[1:], kernel, stride, padding)
-    g = np.abs(g)[..., None]
+    g = np.abs(g)
     cover = _cover(kernel, stride)
     relative = U * (2 * np.where(e > 0, np.abs(a), 0.0) + 5 + factor(cover - 1))
     relative = relative + _total_error(a, e, total)[..., None]
-    error = e * (g / total[..., None]) * relative + 2 * TINY * (g + 1)
-    exact_sum = smooth_max_pool_vjp(x, g[..., 0], kernel, stride, padding, beta)
+    error = e * (g / total)[..., None] * relative + 2 * TINY * (g + 1)[..., None]
+    exact_sum = smooth_max_pool_vjp(x, g, kernel, stride, padding, beta)
     return _gather(cells, error, x.shape[0], x.shape[1:]) + spacing(exact_sum) / 2
 
 

@@ -250,11 +250,11 @@ class _Error:
     def __init__(self, worst, variance):
         self.worst, self.variance = worst, variance
 
-    @staticmethod
-    def rounded(h, magnitude):
+    @classmethod
+    def rounded(cls, h, magnitude):
         """h roundings of at most u times a magnitude each, and as many underflows."""
         step = U * magnitude + TINY
-        return _Error(h * step, h * step**2)
+        return cls(h * step, h * step**2)
 
     def __add__(self, other):
         return _Error(self.worst + other.worst, self.variance + other.variance)

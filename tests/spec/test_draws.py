@@ -1,0 +1,197 @@
+"""What cases are drawn from: every way to draw a number gives what it says, and rows draw the values that they are about."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tlspec import cases, registry
+from tlspec.bounds import call_named
+from tlspec.cases import Draw, break_check, build_case, generator
+from tlspec.data import double
+from tlspec.draws import DIMS, LIMITS
+from tlspec.ops import conv, pool
+from tlspec.registry import Op
+
+TIMES = 600
+
+
+def drawn(draw: Callable[[Draw], object], **options: object) -> list[object]:
+    d = Draw(generator("draws"), 2**16, **options)
+    return [draw(d) for _ in range(TIMES)]
+
+
+@pytest.mark.every_choice
+def test_small_ranks_are_likelier() -> None:
+    ranks = Counter(drawn(lambda d: d.rank()))
+    assert set(ranks) == set(range(1, 9)) and {r for r, _ in ranks.most_common(2)} == {2, 3}
+    assert ranks[2] > 2 * ranks[8] and set(drawn(lambda d: d.rank(3, 4))) == {3, 4}
+
+
+@pytest.mark.every_choice
+@pytest.mark.parametrize("draw", [lambda d: d.dims(3), lambda d: d.factors(2**12, 3)], ids=["dims", "factors"])
+@pytest.mark.parametrize("edges", [(), (96, 4096)], ids=["sizes", "edges"])
+def test_any_axis_may_be_the_longest(draw: Callable[[Draw], list[int]], edges: tuple[int, ...]) -> None:
+    longest = Counter(dims.index(max(dims)) for dims in drawn(draw, edges=edges) if sorted(dims)[-1] > sorted(dims)[-2])
+    share = longest.total() / 3
+    assert share > TIMES / 5 and all(abs(longest[axis] - share) < 5 * share**0.5 for axis in range(3)), longest
+
+
+@pytest.mark.every_choice
+def test_dims_fit_their_budget() -> None:
+    for dims in drawn(lambda d: d.dims()):
+        assert math.prod(dims) <= 2**14 and min(dims) > 0 and set(dims) <= set(DIMS)
+    assert max(math.prod(dims) for dims in drawn(lambda d: d.dims())) > 2**13
+    assert any(0 in dims for dims in drawn(lambda d: d.dims(2), empty=True))
+    assert {math.prod(dims) <= 25 for dims in drawn(lambda d: d.dims(budget=100))} == {True}
+
+
+@pytest.mark.every_choice
+def test_lengths_of_lists() -> None:
+    found = drawn(lambda d: d.lengths(3), empty=True)
+    assert {len(lengths) for lengths in found} == {0, 1, 3, 17, 100}
+    assert max(sum(lengths) for lengths in found) <= 2**16 // 3 and max(max(n, default=0) for n in found) > 16384
+    assert sum(0 in lengths for lengths in found) > TIMES / 4 and [] not in drawn(lambda d: d.lengths(3))
+
+
+@pytest.mark.every_choice
+def test_sizes_meet_within_the_budget() -> None:
+    for paired, room in ((True, 2**16), (False, 2**32)):
+        pairs = []
+        for seed in range(TIMES):
+            d = Draw(generator("pairs", seed), 2**16, paired=paired, empty=seed % 2 == 0)
+            pairs.append((d.dim(), d.dim()))
+        assert max(a * b for a, b in pairs) <= room and any(a * b > 2**14 for a, b in pairs)
+        assert {0, 1} <= {a for a, _ in pairs} and all(a != b or a == 0 for a, b in pairs)
+    blocks = [Draw(generator("blocks", seed), 2**16, axes=2).dim() for seed in range(TIMES)]
+    assert max(blocks) <= 1.5 * 2**8 and np.median(blocks) > 64
+
+
+@pytest.mark.every_choice
+def test_numbers() -> None:
+    assert set(drawn(lambda d: d.integer(3, 5))) == {3, 4, 5} and set(drawn(lambda d: d.choice("abc"))) == set("abc")
+    reals = np.array(drawn(lambda d: d.real(-2, 1)))
+    assert np.array_equal(reals, np.float32(reals)) and reals.min() > -2 and reals.max() < 1
+    assert abs(reals.mean() + 0.5) < 5 * np.sqrt(9 / 12 / TIMES)
+
+
+@pytest.mark.every_choice
+def test_half_of_the_integers_lie_next_to_boundaries_and_limits() -> None:
+    found = drawn(lambda d: d.integer(0, 2**33), edges=(96,))
+    for ends in ((96,), LIMITS):
+        near = {k * b + e for b in ends for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
+        assert TIMES * 0.15 < sum(n in near for n in found) < TIMES * 0.35
+    assert max(drawn(lambda d: d.integer(0, 64), edges=(96,))) == 64  # a choice of few
+
+
+@pytest.mark.every_choice
+def test_doubles() -> None:
+    x = {data: double(generator("double"), (4, 5000), data) for data in cases.DATA}
+    assert all(a.shape == (4, 5000) and a.dtype == np.float64 for a in x.values())
+    whole = {data: bool(np.array_equal(a * 64, np.rint(a * 64))) for data, a in x.items()}
+    assert [data for data in whole if whole[data]] == ["integers", "structured", "grid"]
+    for data in ("normal", "uniform"):
+        assert not np.array_equal(x[data], np.float32(x[data]))  # double precision
+    assert abs(x["normal"].mean()) < 0.05 and abs(x["normal"].std() - 1) < 0.05
+    assert x["uniform"].min() >= 0 and abs(x["uniform"].mean() - 0.5) < 0.02 and np.isnan(x["special"]).any()
+
+
+@pytest.mark.every_choice
+def test_what_lies_beside_a_boundary_is_small() -> None:
+    """A move puts the product of some sizes next to a boundary; half of the time the others are 1, 2, 3 or 5."""
+    row, sizes = registry.get("bmm"), {"batch": 61, "m": 61, "n": 61, "p": 61}
+    d = Draw(generator("move"), 2**16, edges=(4096,))
+    moved = [cases._move(row, d, sizes, None) for _ in range(TIMES)]
+    near = {k * 4096 + e for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
+    some = [[n for n in v.values() if n != 61] for v in moved]
+    assert set(sizes.values()) == {61} and sum(math.prod(v) in near for v in some) > TIMES / 4
+    small = Counter(
+        n for v in moved if (beside := set(v.values()) - near) and len(v) - len(beside) == 1 for n in beside
+    )
+    assert {1, 2, 3, 5} <= {n for n, times in small.items() if times > 10}, small
+
+
+NINE = {n: {1, 2, 3} for n in ("stride_h", "stride_w")}
+#: row -> name -> values that its draws have to give, among others
+PROMISED: dict[str, dict[str, set[object]]] = {
+    "clamp": {"lo": {-1.0, 0.0, -0.5, -1e30, -np.inf}, "hi": {1.0, 1.5, 1e30, np.inf}},
+    "safe_log": {"eps": {1e-6, 1e-3, 2.0**-50, 0.5, 1.0}},
+    "layer_norm": {"eps": {1e-6, 1e-5, 1e-3, 1.0}},
+    "batchnorm_channel_first": {"eps": {1e-6, 1e-5, 1e-3, 1.0}},
+    "slice1d": {"start": {0}},
+    "conv": {"in_channels": {*conv.CHANNELS[:10]}, "out_channels": {1, 2, 3, 5, 7, 13, 16, 17}, "batch": {1, 2, 3, 5, 7},
+             "kernel": {*range(1, 20)}, "stride": {1, 2, 3}, "padding": {0, 1, 2, 3}},
+    "conv_transpose2d": {"kernel_h": {*range(1, 8)}, "kernel_w": {*range(1, 8)}, **NINE, "padding_h": {0, 1, 2, 3}},
+    "max_pool": {"kernel": {1, 2, 3, 4, 5, 7}, "stride": {1, 2, 3, 4, 5, 7}, "padding": {*range(10)}},
+    "avg_pool2d": {"kernel_h": {1, 2, 3, 4, 5, 7}, "kernel_w": {1, 2, 3, 4, 5, 7}, **NINE, "padding_w": {*range(10)}},
+    "smooth_max_pool": {"beta": {1.0, -1.0, 2.5, -0.125, 20.0, 1e-3, -300.0}},
+    "flash_attention": {"mask_mode": {0, 1, 2, 3}, "batch": {1, 2, 3, 4}},
+    "rotary": {"start": {0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5}, "base": {1e4, 500.0}, "halves": {0, 1}},
+    "sinusoidal": {"start": {0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5}, "base": {1e4, 500.0}, "d": {1, 2, 3}},
+    "selective_scan_diag": {"seq_len": {1, 2, 3, 5, 17, 31, 127, 128, 129, 255, 256, 257, 384, 509, 1025, 1500}},
+    "spectral_conv1d_rfft": {"width": {1, 2, 3, 4}, "modes": {1, 15, 16}},
+    "rand_uniform": {"key": {0, 1, 2**64 - 1, 2**64 - 5}},
+    "bernoulli_mask": {"keep": {0.0, 1.0, 0.5, 0.9}},
+    "rand_normal": {"mean": {0.0}, "std": {0.0, 1.0}},
+    "sgd_step": {"lr": {0.01, 0.5, 0.0}, "weight_decay": {0.0, 0.01}},
+    "momentum_step": {"nesterov": {0, 1}, "momentum": {0.9, 0.99, 0.0}, "dampening": {0.0, 0.5, 1.0}},
+    "adam_step": {"lr": {0.001, 0.0}, "beta1": {0.9, 0.0, 1 - 2.0**-24}, "beta2": {0.999, 0.0, 1 - 2.0**-24},
+                  "eps": {1e-8, 0.0, 1e-3}, "step": {1, 2, 10, 1000, 10**6, 2**32, 2**63 - 1}},
+    "clip_scale": {"max_norm": {0.0, 1.0}, "eps": {1e-6, 0.0}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_rows_draw_what_they_are_about(name: str) -> None:
+    row = registry.get(name)
+    assert row.drawing.draw is not None
+    found: dict[str, set[object]] = {n: set() for n in PROMISED[name]}
+    for seed in range(TIMES):
+        values = row.drawing.draw(Draw(generator("promised", seed), 2**16))
+        for n in found:
+            value = values.get(n)
+            found[n] |= set(value) if isinstance(value, list) else {value}
+    assert {n: PROMISED[name][n] - found[n] for n in found} == {n: set() for n in found}
+
+
+@pytest.mark.operations("conv", "conv_transpose", "max_pool", "avg_pool", "smooth_max_pool")
+def test_windows_are_those_that_a_reference_can_hold() -> None:
+    """Windows of 400 cells and less, about all of which lie on the image; channels about powers of two."""
+    d = Draw(generator("windows"), 2**16)
+    for rank in (1, 2, 5, 8):
+        for _ in range(TIMES // 4):
+            values = pool._draw(d, rank)
+            assert math.prod(values["kernel"]) <= 400 and len(values["kernel"]) == rank
+            assert sum(p > k // 2 for p, k in zip(values["padding"], values["kernel"], strict=True)) <= 2
+            assert call_named(registry.get("max_pool").drawing.work, values) > 0
+    assert {2**k + e for k in (4, 5, 6, 7) for e in (-1, 1)} - {15} <= set(conv.CHANNELS)
+    assert list(conv.CHANNELS) == sorted(set(conv.CHANNELS))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("reduce_sum", {"n": 2**22}), ("matmul", {"m": 1, "n": 2**20, "p": 1})], ids=["sum", "product"]
+)
+def test_sums_of_integers_are_exact_in_any_order(name: str, sizes: dict[str, int]) -> None:
+    """The longer the sum, the smaller the integers."""
+    short = build_case(registry.get(name), {**sizes, "n": 100}, {}, generator("short"), data="integers")
+    assert max(np.abs(x).max() for x in short.inputs.values() if x is not None) == 8
+    arrays = build_case(registry.get(name), sizes, {}, generator("long"), data="integers").inputs.values()
+    terms = math.prod(np.abs(x.ravel()).astype(np.float64) for x in arrays if x is not None)
+    assert 0 < terms.sum() < 2**24
+
+
+@pytest.mark.only(where=lambda row: row.contract.checks)
+def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
+    """Among others, and by values that the C ABI can carry."""
+    for check in row.contract.checks:
+        blamed = False
+        for seed in range(8):
+            start = cases._admissible(row, generator("refused", row.name, check.expression, seed), cases.SIZES["small"])
+            values = break_check(row, check, seed)
+            assert values is not None
+            blamed |= not np.array_equal(values[check.name], start[check.name])
+            for p in row.signature.sizes + tuple(p.name for p in row.signature.params if p.kind != "float"):
+                assert np.min(values[p], initial=0) >= 0 and np.max(values[p], initial=0) < 2**64
+        assert blamed, check.expression

@@ -1,0 +1,280 @@
+"""The arithmetic of error bounds: what is said of numbers with errors holds for all numbers within them and little more, and
+bounds of the simplest inputs are what one gets by hand."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec import registry
+from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
+from tlspec.cases import Case, _spec_inputs, data_classes, draw_case
+from tlspec.ops import norm, spectral
+from tlspec.ops.optim import Run
+from tlspec.registry import Op
+
+VALUES = np.array([0.0, 1.0, -1.0, 0.5, -3.0, 1e-20, 1e10, 7.0])
+
+
+def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Operands of every combination of values, with errors from nothing to a third."""
+    values = np.array(list(itertools.product(VALUES, repeat=count))).T
+    return [
+        (v, np.abs(v) * share + least)
+        for v, share, least in zip(values, (0.1, 0.3, 0.0), (0.0, 1e-3, 0.5), strict=False)
+    ]
+
+
+def worst(function: Callable[..., np.ndarray], operands: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The largest change of a result by errors of its operands, at the ends of these."""
+    exact = [(v.astype(np.longdouble), e.astype(np.longdouble)) for v, e in operands]
+    value = function(*(v for v, _ in exact))
+    changes = []
+    for signs in itertools.product((-1, 1), repeat=len(exact)):
+        changes.append(np.abs(function(*(v + s * e for s, (v, e) in zip(signs, exact, strict=True))) - value))
+    return np.max(changes, axis=0).astype(np.float64)
+
+
+PRODUCTS: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
+    "mul": (2, lambda a, b: a * b, lambda a, b: a * b),
+    "fma": (3, lambda a, b, c: a.fma(b, c), lambda a, b, c: a * b + c),
+    "div": (2, lambda a, b: a / b, lambda a, b: a / b),
+}
+
+
+@pytest.mark.operations("adam_step")
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_running_errors(name: str) -> None:
+    count, run, function = PRODUCTS[name]
+    operands = [(v, e) for v, e in pairs(count)]
+    if name == "div":
+        operands[1] = operands[1][0], np.abs(operands[1][0]) * 0.3
+    with np.errstate(all="ignore"):
+        found = run(*(Run(v, e, np.zeros(v.shape, bool)) for v, e in operands))
+        carried = worst(function, operands)
+        value = function(*(v for v, _ in operands))
+    known = np.isfinite(value)
+    rounded = carried + U * (np.abs(value) + carried) + TINY / 2
+    assert np.array_equal(found.value[known], value[known]) and not found.free[known].any()
+    assert np.allclose(found.error[known], rounded[known], rtol=1e-6, atol=0)
+
+
+@pytest.mark.operations("adam_step")
+def test_running_errors_of_a_root() -> None:
+    value, error = (
+        np.ravel(x) for x in np.meshgrid([0.0, 1e-30, 1e-3, 0.25, 4.0, 1e6], [0.0, 1e-40, 1e-9, 1e-3, 0.2, 10.0])
+    )
+    run = Run(value, error, np.zeros(value.shape, bool))
+    settled = np.abs(value) > error
+    assert np.array_equal(run.sqrt(False).free, ~settled) and not run.sqrt(True).free.any()
+    ends = [np.sqrt(np.maximum(value + s * error, 0.0)) for s in (-1, 1)]
+    carried = np.max([np.abs(end - np.sqrt(value)) for end in ends], axis=0)
+    found = run.sqrt(True).error
+    assert np.all(found >= carried) and np.all(found <= 2.1 * carried + 2 * U * (np.sqrt(value) + carried) + TINY)
+
+
+@pytest.mark.operations("adam_step")
+def test_what_overflows_or_may_divide_by_nothing_is_free() -> None:
+    def of(value: float, error: float = 0.0) -> Run:
+        return Run(np.array([value]), np.array([error]), np.zeros(1, bool))
+
+    assert (of(2.0**100) * of(2.0**28)).free.all() and not (of(2.0**100) * of(2.0**27)).free.any()
+    assert (of(1.0) / of(1.0, 1.0)).free.all() and not (of(1.0) / of(1.0, 0.5)).free.any()
+    with np.errstate(all="ignore"):
+        assert not (of(1.0) / of(0.0)).free.any()  # infinite for certain
+    free = Run(np.ones(1), np.zeros(1), np.ones(1, bool))
+    one = of(1.0)
+    for run in (free * one, one * free, free.fma(one, one), one.fma(one, free), free / one, one / free, free.sqrt(1)):
+        assert run.free.all() and np.isposinf(run.tolerance).all()
+
+
+@pytest.mark.operations("adam_step", "adamw_step")
+@pytest.mark.parametrize("name", ["adam_step", "adamw_step"])
+def test_nothing_is_claimed_where_the_sign_of_a_square_is_open(name: str) -> None:
+    """v = -g² cancels up to a rounding, which decides between a root and a NaN; it cannot for v >= 0."""
+    row = registry.get(name)
+    g = np.float32([0.1, 0.3, 0.7, 0.9, 11.1]).astype(np.float64)
+    scalars = {"step": 3, "lr": 0.5, "beta1": 0.5, "beta2": 0.5, "eps": 1.0, "weight_decay": 0.0}
+    for v, claimed in ((-g * g, False), (g * g, True), (0 * g, True), (-0.5 * g * g, True)):
+        inputs = {"ps": g, "gs": g, "ms": g, "vs": v}
+        with np.errstate(all="ignore"):
+            outputs = row.reference(*inputs.values(), **scalars)
+        found = row.bound.tolerance(row.reference, outputs, inputs, scalars)
+        assert np.array_equal(np.isfinite(found[0]), np.full(5, claimed)) and np.isfinite(found[1:]).all(), v
+
+
+@pytest.mark.operations("layer_norm", "batchnorm_channel_first")
+def test_pairs_of_norms() -> None:
+    cases = {
+        norm.times: (2, lambda a, b: a * b), norm.plus: (2, lambda a, b: a + b), norm.minus: (2, lambda a, b: a - b),
+        norm.fused: (3, lambda a, b, c: a * b + c),
+    }  # fmt: skip
+    for pair, (count, function) in cases.items():
+        operands = pairs(count)
+        value, error = pair(*operands)
+        carried = worst(function, operands)
+        assert np.array_equal(value, function(*(v for v, _ in operands)))
+        assert np.allclose(error, carried + U * (np.abs(value) + carried), rtol=1e-6, atol=1.1 * TINY), pair
+    x, d = np.array([[1.0, -2.0, 4.0]]), np.array([[0.1, 0.2, 0.3]])
+    for height in (2, 100):
+        value, error = norm.summed((x, d), 1, height)
+        assert value == 3.0 and np.isclose(error, 0.6 + factor(height) * U * 7.6, rtol=1e-12, atol=0)
+    value, error = norm.mean((x, d))  # two lanes' sums, then the quotient
+    assert value == 1.0 and np.isclose(error, (0.6 + 2 * U * 7.6 + U * 3.6) / 3, rtol=1e-6, atol=0)
+
+
+@pytest.mark.operations("layer_norm", "batchnorm_channel_first")
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 1.0])
+def test_the_inverse_deviation_is_covered_for_every_variance_within_the_error(eps: float) -> None:
+    rng = np.random.default_rng(3)
+    scales = 10.0 ** np.arange(-8, 2)[:, None]
+    for offset in (0.0, 1.0, 1e5):
+        x = offset + scales * rng.standard_normal((10, 40))
+        (istd, error), _ = norm.normalised(x, eps)
+        var = x.var(axis=1, keepdims=True)
+        mean_off = (factor(6) * U * np.abs(x).mean(axis=1) + U * np.abs(x.mean(axis=1)))[:, None]
+        dvar = mean_off**2 + (factor(6) + 4) * U * (var + mean_off**2)
+        assert np.allclose(istd, 1 / np.sqrt(var + eps), rtol=1e-6)
+        for share in np.linspace(-1, 1, 21):
+            other = np.maximum(var + share * dvar, 0.0) + eps
+            with np.errstate(divide="ignore"):
+                change = np.abs(1 / np.sqrt(other) - 1 / np.sqrt(var + eps))
+            assert np.all((change <= error * 1.0001) | ~np.isfinite(error) | (other == 0)), (offset, share)
+        assert offset > 0 or np.all(error < 40 * U * istd), "and by little more where the mean is small"
+
+
+#: length of a transform -> its roundings, by hand
+HEIGHTS = {
+    1: 0,
+    2: 1,
+    4: 3,
+    3: 11,
+    5: 13,
+    6: 15,
+    8: 16,
+    9: 18,
+    12: 19,
+    13: 21,
+    16: 20,
+    17: 68,
+    127: 135,
+    257: 135,
+    1024: 44,
+}
+
+
+@pytest.mark.operations("rfft1d_packed", "irfft1d_packed", "spectral_conv1d_rfft")
+@pytest.mark.parametrize("n", HEIGHTS)
+def test_bounds_of_transforms(n: int) -> None:
+    """Of a one, whose bins are all 1, and of bins that give twice a one."""
+    h, scalings = HEIGHTS[n], 0 if n in (1, 2, 4, 8, 16, 1024) else 2
+    one = np.eye(1, n)
+    step = U * np.sqrt(2) + n * TINY
+    row = registry.get("rfft1d_packed")
+    spectrum = row.reference(one)
+    (found,) = row.bound.tolerance(row.reference, [spectrum], {"x": one}, {"batch": 1, "n": n})
+    assert np.allclose(found, factor(h) * step + spacing(spectrum) / 2, rtol=1e-12, atol=0)
+    row = registry.get("irfft1d_packed")
+    (found,) = row.bound.tolerance(row.reference, [2 * one], {"spec": 2 * spectrum}, {"batch": 1, "n": n})
+    by_hand = factor(h + scalings) * (2 * U * np.sqrt(2) + n * TINY)
+    assert np.allclose(found[0, 0], by_hand + 2 * U, rtol=1e-6, atol=0) and np.all(found >= by_hand * (1 - 1e-9))
+
+
+@pytest.mark.operations("spectral_conv1d_rfft")
+def test_errors_of_complex_sums() -> None:
+    for h in (0, 1, 10, 56, 57, 1000):
+        e = spectral._Error.rounded(h, np.array([0.0, 1.0, 3.0]))
+        assert np.allclose(e.bound, factor(h) * (U * np.array([0.0, 1.0, 3.0]) + TINY), rtol=1e-12, atol=0)
+    a, b = spectral._Error.rounded(3, 1.0), spectral._Error.rounded(100, 2.0)
+    assert (a + b).worst == a.worst + b.worst and (a + b).variance == a.variance + b.variance
+    assert a.scaled(3.0).bound == 3 * a.bound and (b + b).bound == LAMBDA * np.sqrt(2 * b.variance) < 2 * b.bound
+    both = spectral._Error(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    apart, same = (both.through("i,i->", np.array([3.0, 2.0]), together=t) for t in (0.0, 1.0))
+    assert apart.worst == same.worst == 7.0 and apart.variance == 25.0 and same.variance == 49.0
+
+
+def attention_bound(
+    which: str, mask: np.ndarray | None = None, *, n: int, d: int, mode: int = 0, scale: float = 1.0
+) -> list[np.ndarray]:
+    """Of queries and keys that are 0 and values that are 1, so that all scores are 0."""
+    row = registry.get("flash_attention")
+    inputs: dict[str, Any] = {"Q": np.zeros((1, n, d)), "K": np.zeros((1, n, d)), "V": np.ones((1, n, d)), "mask": mask}
+    values = {"batch": 1, "n": n, "d": d, "mask_mode": mode, "scale": scale}
+    out = row.reference(*inputs.values(), mask_mode=mode, scale=scale)
+    if which == "vjp":
+        inputs |= {"out": out, "g": np.ones((1, n, d))}
+        out = row.rule.reference(*inputs.values(), mask_mode=mode, scale=scale)
+    return row.bound_of(which).tolerance(
+        row.reference_of(which), list(out) if which == "vjp" else [out], inputs, values
+    )
+
+
+@pytest.mark.operations("flash_attention")
+@pytest.mark.parametrize(
+    ("n", "d", "scale", "weight", "chain"),
+    [
+        (5, 2, 1.0, 3 + 3, 6),  # the difference and a rescaling, 3u each; five keys and a rescaling
+        (100, 2, 1.0, 3 + 3 * 4, LAMBDA * 104**0.5),
+        (32, 16, 1.0, 3 + 3, 8 + 4 * 10 + 1),  # tensor cores: a part of 32 products
+        (5, 2, 2.0**120, 3 + 3 + 3 * 2.0 ** (120 - 149 + 24), 6),  # what underflows in a score's three roundings
+    ],
+)
+def test_bounds_of_attention(n: int, d: int, scale: float, weight: float, chain: float) -> None:
+    (found,) = attention_bound("forward", n=n, d=d, scale=scale)
+    assert np.allclose(found, 2 * np.expm1(weight * U) + 2 * chain * U + 2 * U, rtol=1e-9, atol=0)
+    gQ, gK, gV = attention_bound("vjp", n=n, d=d)
+    assert np.all(gQ < 1e-40) and np.all(gK < 1e-40) and np.all(gV > 2 * U)
+
+
+@pytest.mark.operations("flash_attention")
+def test_a_blocked_score_has_no_error() -> None:
+    """Rows that are blocked whole pass nothing to queries and keys, and where a key is blocked for all it has nothing either."""
+    for mode in (1, 2):
+        gQ, gK, gV = attention_bound("vjp", np.zeros((1, 5, 5)), n=5, d=3, mode=mode)
+        assert np.all(gQ < 1e-40) and np.all(gK < 1e-40) and (np.max(gV) > U) == (mode == 1)
+    rng = np.random.default_rng(0)
+    Q, K, V, g = (rng.standard_normal((1, 6, 4)) for _ in range(4))
+    mask = np.ones((1, 6, 6))
+    mask[0, 2] = 0
+    row = registry.get("flash_attention")
+    for mode in (1, 2):
+        out = row.reference(Q, K, V, mask, mode, 0.5)
+        inputs = {"Q": Q, "K": K, "V": V, "mask": mask, "out": out, "g": g}
+        gradients = row.rule.reference(*inputs.values(), mode, 0.5)
+        tolerance = row.rule.bound.tolerance(row.rule.reference, gradients, inputs, {"mask_mode": mode, "scale": 0.5})
+        assert np.all(tolerance[0][0, 2] < 1e-40) and np.all(tolerance[0][0, 3] > 1e-9)
+
+
+NOTHING = {"U": 2.0**-100, "TINY": 0.0, "EXP": 0.0, "spacing": lambda r: np.zeros(np.shape(r))}
+
+
+def bounds_with(monkeypatch: pytest.MonkeyPatch, case: Case, **constants: Any) -> list[np.ndarray]:
+    """The tolerances of a case where constants of the bounds have other values."""
+    outputs = case.real[0]
+    with monkeypatch.context() as m:
+        for name, module in list(sys.modules.items()):
+            for constant, value in constants.items():
+                if name.startswith("tlspec.") and constant in vars(module):
+                    m.setattr(module, constant, value)
+        return case.bound.tolerance(case.reference, outputs, _spec_inputs(case.arguments), case.values)
+
+
+@pytest.mark.only(where=lambda row, which: row.bound_of(which).kind in ("tree", "custom", "ordered"))
+def test_bounds_grow_with_every_source_of_error(entry: tuple[Op, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More roundoff, underflow or confidence never allow less; without any of them nothing is allowed."""
+    row, which = entry
+    for data in [d for d in data_classes(row, which) if d in ("normal", "uniform", "integers")]:
+        for seed in (1, 2):
+            case = draw_case(row, seed, data, "small", which)
+            plain = bounds_with(monkeypatch, case)
+            for constants in ({"U": 2.0**-20}, {"TINY": 2.0**-40}, {"LAMBDA": 20.0}):
+                for before, after in zip(plain, bounds_with(monkeypatch, case, **constants), strict=True):
+                    assert np.all((after >= before * (1 - 1e-12)) | np.isnan(before)), constants
+            if row.family != "attention" or row.name == "flash_attention":  # where angles have their own
+                none = bounds_with(monkeypatch, case, **NOTHING)
+                for out, before, nothing in zip(case.real[0], plain, none, strict=True):
+                    size = 1 + np.abs(out[np.isfinite(out)]).max(initial=0)  # 2^-28 is a bias correction's own
+                    assert np.all((nothing <= before / 15 + 1e-12 * size) | ~np.isfinite(out) | np.isnan(nothing))

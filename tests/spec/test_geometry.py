@@ -1,0 +1,222 @@
+"""The geometry classes of the rows: which hold at points next to their ends, and of what length their tiles are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec import registry
+from tlspec.bounds import call_named
+from tlspec.classes import WINDOWS, Near, boundary
+
+Point = tuple[dict[str, Any], set[str]]
+
+
+def at(*sizes: str) -> Callable[..., Point]:
+    """What makes a point of those sizes, and the classes that hold there."""
+    return lambda *v: (dict(zip(sizes, v, strict=False)), set(v[len(sizes) :]))
+
+
+matrix, cube, transform = at("rows", "cols"), at("a", "b", "c"), at("batch", "n")
+modes, scan, repeated = at("grid", "modes", "width"), at("seq_len", "state"), at("in_dims", "out_dims", "axis_map")
+picked, labelled = at("rows", "indices"), at("rows", "cols", "labels")
+
+
+def indices(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.uint32)
+
+
+def mask(n: int, mode: int, blocked: Any, *names: str) -> Point:
+    """`blocked` is None for no mask, else a slice of rows and one of keys that are blocked."""
+    array = None if blocked is None else np.ones((1, n, n), np.float32)
+    if array is not None:
+        array[0][blocked] = 0
+    return {"batch": 1, "n": n, "d": 3, "mask": array, "mask_mode": mode}, set(names)
+
+
+def position(n: int, start: int, halves: int, *names: str) -> Point:
+    more = {f"halves = {halves}"} if n > 1 and halves < 2 else set()
+    return {"n": n, "batch": 1, "d": 2, "start": start, "halves": halves}, {*names, *more}
+
+
+def pool(spatial: int, kernel: int, stride: int, padding: int, *names: str) -> Point:
+    lists = {"spatial": spatial, "kernel": kernel, "stride": stride, "padding": padding}
+    return {"channels": 1, **{n: [v] for n, v in lists.items()}}, set(names)
+
+
+B = {f: {n: boundary(f, n) for n in names.split()} for f, names in {
+    "reduce": "TASK MANY TL_COLUMN_CHUNK", "shape": "BAND LONG_RUN CHUNK", "softmax": "TL_ROW_TASK TL_ROW_FEW",
+    "norm": "TL_COLUMN_CHUNK TILE MANY_CHUNKS", "loss": "TL_SUM_LEAF", "pool": "TASK", "conv": "TILE_ROWS",
+    "attention": "TILE BLOCK WIDTH", "scan": "TL_SCAN_CHUNK NARROW FEW", "spectral": "TL_FFT_DIRECT ROWS_ALONE TILE",
+}.items()}  # fmt: skip
+TASK, CHUNK = B["reduce"]["TASK"], B["reduce"]["TL_COLUMN_CHUNK"]
+BAND, RUN = B["shape"]["BAND"], B["shape"]["LONG_RUN"]
+LONG, FEW = B["softmax"]["TL_ROW_TASK"], B["softmax"]["TL_ROW_FEW"]
+ROWS, TILE = B["norm"]["TL_COLUMN_CHUNK"], B["norm"]["TILE"]
+LEAF, KEYS = B["loss"]["TL_SUM_LEAF"], B["attention"]["TILE"]
+STEPS, NARROW = B["scan"]["TL_SCAN_CHUNK"], B["scan"]["NARROW"]
+DIRECT, ALONE, BLOCK = B["spectral"]["TL_FFT_DIRECT"], B["spectral"]["ROWS_ALONE"], B["spectral"]["TILE"] ** 2
+#: row -> points and the classes, tiles aside, that hold there
+POINTS: dict[str, list[Point]] = {
+    "reduce_sum_axis0": [matrix(1, TASK), matrix(1, TASK + 1, "several tasks"), matrix(CHUNK**2, 1), matrix(CHUNK**2 + 1, 0),
+        matrix(CHUNK**2 + 1, 1, "chunks of chunks")],
+    "reduce_max_axis1": [matrix(1, TASK + 1), matrix(2, TASK // 2), matrix(2, TASK // 2 + 1, "several tasks"),
+        matrix(B["reduce"]["MANY"], 1), matrix(B["reduce"]["MANY"] + 1, 1, "many short rows"), matrix(B["reduce"]["MANY"] + 1,
+        0), matrix(B["reduce"]["MANY"] + 1, B["reduce"]["MANY"])],
+    "reduce_mean": [({"dims": dims, "axis": axis}, names) for dims, axis, names in (([4], 0, set()), ([4, 5], 0,
+        {"the first axis"}), ([4, 5], 1, {"the last axis"}), ([4, 5, 6], 1, {"an axis between others"}), ([TASK], 0, set()),
+        ([TASK + 1], 0, {"several tasks"}))],
+    "concat1d": [({"n": n, "m": m}, {name} - {""}) for n, m, name in ((1, 1, "both"), (1, 0, "the first alone"), (0, 1,
+        "the second alone"), (0, 0, ""))],
+    "slice1d": [({"n": 4, "start": start, "len": count}, {name}) for start, count, name in ((0, 3, "part from the start"), (1,
+        2, "part inside"), (1, 3, "part to the end"), (0, 4, "everything"), (0, 0, "nothing"), (1, 0, "nothing"), (4, 0,
+        "nothing"))] + [({"n": 0, "start": 0, "len": 0}, set())],
+    "swap_adjacent_at_depth": [({"dims": dims, "depth": depth}, names) for dims, depth, names in (([2, 3, 4], 0,
+        {"the first axes"}), ([2, 3, 4], 1, {"the last axes"}), ([2, 3, 4, 5], 1, {"axes between others"}), ([2, 3], 0, set()),
+        ([1, 1, 1], 0, set()), ([1, 1, 1], 1, set()), ([1, 1, 1, 1], 1, set()), ([BAND + 1] * 2, 0, {"both with a rest"}),
+        ([BAND, BAND + 1], 0, set()), ([BAND + 1, 2 * BAND], 0, set()), ([2, 3, RUN], 0, {"the first axes", "a long run"}), ([2,
+        3, RUN - 1], 0, {"the first axes"}))],
+    "transpose3d_acb": [cube(BAND + 1, 2, 2, "first with a rest"), cube(2, BAND + 1, 2, "second with a rest"), cube(2, 2, BAND +
+        1, "third with a rest"), cube(BAND + 1, 1, 2), cube(BAND, 2, 2), cube(2 * BAND, 2, 2), cube(1, 2, RUN, "a long run"),
+        cube(1, 1, RUN), cube(1, 2, RUN - 1)],
+    "broadcast_to": [repeated([], [], [], "no axis"), repeated([1], [1], [1]), repeated([3], [3], [1], "nothing repeated"),
+        repeated([], [3], [0], "a scalar"), repeated([1], [3], [1], "a scalar"), repeated([3], [2, 3], [0, 1], "repeated rows"),
+        repeated([3], [3, 2], [1, 0], "repeated numbers"), repeated([2, 4], [2, 3, 4], [1, 0, 2], "repeated between"),
+        repeated([2, 3], [3, 2], [2, 1], "nothing repeated", "axes out of order"), repeated([1, 3], [3, 1], [2, 1],
+        "nothing repeated"), repeated([3], [3, 3], [1, 0], "repeated numbers", "a square filled along its columns"),
+        repeated([3], [3, 3], [0, 1], "repeated rows"), repeated([1], [1, 1], [1, 0]), repeated([3] * 7, [3] * 7, [*range(1,
+        8)], "nothing repeated"), repeated([1] * 8, [1] * 8, [*range(1, 9)], "eight axes"), repeated([B["shape"]["CHUNK"]], [2,
+        B["shape"]["CHUNK"]], [0, 1], "repeated rows", "a long period"), repeated([B["shape"]["CHUNK"] - 1], [2,
+        B["shape"]["CHUNK"] - 1], [0, 1], "repeated rows")],
+    "gather_rows": [picked(3, indices(0, 1)), picked(3, indices(3), "an index out of range"), picked(3, indices(1, 1),
+        "a repeated index"), picked(3, indices(5, 5), "an index out of range"), picked(3, indices(2, 0),
+        "the first and the last row"), picked(1, indices(0)), picked(0, indices(0, 0)), picked(1, indices(0, 0),
+        "a repeated index")],
+    "cross_entropy": [labelled(1, 3, indices(0, 1)), labelled(1, 3, indices(2, 0), "the first and the last label"), labelled(1,
+        1, indices(0)), labelled(1, LEAF + 1, indices(LEAF - 1), "a label before a multiple of the leaf"), labelled(1, LEAF + 1,
+        indices(1)), labelled(1, 2 * LEAF + 1, indices(2 * LEAF), "a label at a multiple of the leaf")],
+    **{name: [({a: 2, b: 2, c: 2, d: 2} | {changed: n}, names) for changed, n, names in ((d, 2, set()), (a, 1, {"one row"}), (b,
+        1, {"one term"}), (c, 1, {"one column"}), (a, 0, set()), (b, 0, set()), (c, 0, set()))] for name, (a, b, c, d) in
+        {"matmul": ("m", "n", "p", "q"), "bmm": ("m", "n", "p", "batch"), "dgemm": ("m", "n", "p", "q"), "linear": ("batch",
+        "inputs", "outputs", "q")}.items()},
+    "softmax": [matrix(1, FEW + 1), matrix(2, FEW), matrix(2, FEW + 1, "work beyond the stack"), matrix(1, LONG), matrix(0, LONG
+        + 1), matrix(1, LONG + 1, "a long row, and few"), matrix(LONG // FEW, FEW), matrix(LONG // FEW + 1, FEW,
+        "several tasks")],
+    "layer_norm": [matrix(ROWS, 1), matrix(ROWS, 2, "whole chunks of rows"), matrix(0, 2), matrix(ROWS + 1, TILE), matrix(ROWS,
+        TILE + 1, "whole chunks of rows"), matrix(ROWS + 1, TILE + 1, "chunks of rows and tiles of columns, both with a rest"),
+        matrix(ROWS + 1, 2 * TILE, "several tasks"), matrix(2 * ROWS, TILE + 1, "whole chunks of rows", "several tasks"),
+        matrix(ROWS - 1, 2), matrix(ROWS * B["norm"]["MANY_CHUNKS"], 1), matrix(ROWS * B["norm"]["MANY_CHUNKS"], 2,
+        "chunks of rows as tasks", "whole chunks of rows"), matrix(ROWS * B["norm"]["MANY_CHUNKS"] - 1, 2)],
+    "max_pool": [pool(4, 2, 1, 0, "stride < kernel", "no padding"), pool(4, 2, 2, 0, "stride = kernel", "no padding"), pool(5,
+        2, 3, 0, "stride > kernel", "no padding"), pool(4, 1, 1, 0, "no padding"), pool(4, 4, 1, 2, "stride < kernel",
+        "padding up to half the kernel"), pool(4, 4, 1, 3, "stride < kernel", "padding above half the kernel"), pool(4, 4, 1, 4,
+        "stride < kernel", "a window of padding alone"), pool(6, 2, 3, 0, "stride > kernel", "no padding",
+        "cells that no window meets"), pool(6, 2, 3, 1, "stride > kernel", "padding up to half the kernel"),
+        pool(B["pool"]["TASK"], 1, 1, 0, "no padding"), pool(B["pool"]["TASK"] + 1, 1, 1, 0, "no padding", "several tasks")],
+    "conv": [({"batch": batch, "in_channels": 1, "out_channels": count, "spatial": [3], "kernel": [1], "stride": [1], "padding":
+        [0]}, {"no padding", *names}) for batch, count, names in ((1, B["conv"]["TILE_ROWS"], ()), (2, 1, ("several images",)),
+        (1, B["conv"]["TILE_ROWS"] + 1, ("several tiles of output channels",)))],
+    "flash_attention": [mask(KEYS, 3, None), mask(KEYS + 1, 3, None, "causal over several tiles"), mask(KEYS, 1, np.s_[3, 1:5]),
+        mask(1, 0, np.s_[0, 0]), mask(2, 0, np.s_[0, 0], "a mask that is not read"), mask(2, 3, np.s_[0, 0],
+        "a mask that is not read"), mask(KEYS + 1, 1, np.s_[0:0, 0:0], "scores filled over several tiles"), mask(KEYS + 1, 2,
+        np.s_[3, 1:5], "a blocked region that ends inside a tile"), mask(KEYS + 1, 2, np.s_[3, 64], "a tile blocked whole"),
+        mask(KEYS + 1, 2, np.s_[3, :], "a row blocked whole"), mask(B["attention"]["BLOCK"] + 1, 0, None,
+        "several blocks of queries"), *(({**mask(2, 0, None)[0], "d": d}, {name} - {""}) for d, name in
+        ((B["attention"]["WIDTH"] - 1, ""), (B["attention"]["WIDTH"], "whole coordinates"), (B["attention"]["WIDTH"] + 1,
+        "coordinates with a rest"), (2 * B["attention"]["WIDTH"], "whole coordinates")))],
+    "rotary": [position(1, 0, 1), position(2, 0, 1, "from the start"), position(2, 1, 0, "from an offset"), position(2, 2**24 -
+        1, 0, "from an offset"), position(2, 2**24, 0, "from an offset", "positions beyond 2^24"), position(2, 2**31 - 2, 1,
+        "from an offset", "positions beyond 2^24"), position(2, 2**31 - 1, 1, "from an offset", "positions beyond 2^24",
+        "positions beyond 2^31")],
+    "sinusoidal": [position(1, 0, 2), position(2, 0, 2, "from the start"), position(2, 5, 2, "from an offset")],
+    "selective_scan_diag": [scan(1, NARROW + 1, "a block of one channel"), scan(0, NARROW + 1), scan(1, NARROW), scan(16 *
+        STEPS, 1), scan(16 * STEPS + 1, 1, "chunks as tasks"), scan(16 * STEPS + 1, NARROW, "chunks as tasks"), scan(16 * STEPS
+        + 1, 0), scan(1, B["scan"]["FEW"] // 8), scan(1, B["scan"]["FEW"] // 8 + 1, "state beyond the stack"), scan(STEPS,
+        NARROW + 2), scan(0, B["scan"]["FEW"] // 8 + 1), scan(STEPS + 1, NARROW + 2, "several chunks and blocks")],
+    "rfft1d_packed": [transform(1, 1, "one number"), transform(0, 1), transform(1, 16), transform(1, 32, "a power of two"),
+        transform(0, 32), transform(1, 15), transform(1, 1001, "odd factors up to 13"), transform(1, 6,
+        "even with odd factors"), transform(1, 17, "an odd length with a large prime"), transform(1, 34,
+        "an even length with a large prime"), transform(1, DIRECT, "a power of two"), transform(16, 15), transform(17, 15,
+        "rows in lanes with a rest"), transform(32, 15), transform(17, 1, "one number"), transform(1, 2 * DIRECT,
+        "a power of two", "a long power of two", "a row on all threads"), transform(ALONE, 2 * DIRECT, "a power of two",
+        "a long power of two", "rows alone"), transform(ALONE - 1, 2 * DIRECT, "a power of two", "a long power of two",
+        "a row on all threads"), transform(1, 2**11 * 17, "an even length with a large prime", "long with a large prime",
+        "a row on all threads")],
+    "spectral_conv1d_rfft": [modes(9, 2, 1, "an odd grid"), modes(8, 2, 1, "an even grid"), modes(8, 2, 0), modes(9, 2, 0),
+        modes(8, 1, 1, "one mode"), modes(1, 1, 1), modes(8, 5, 1, "an even grid", "all modes of an even grid"), modes(9, 5, 1,
+        "an odd grid", "all modes of an odd grid"), modes(2**10, 32 + 4 * 11, 1, "an even grid"), modes(2**10, 33 + 4 * 11, 1,
+        "an even grid", "many modes"), modes(BLOCK, 32, 1, "an even grid"), modes(BLOCK + 1, 32, 1, "an odd grid",
+        "few modes of a long grid"), modes(BLOCK + 1, 33, 1, "an odd grid"), modes(2**11, 512, 1, "an even grid", "many modes"),
+        modes(2**11, 513, 1, "an even grid", "many modes", "more modes than are truncated")],
+    "rand_uniform": [({"n": n, "key": key}, names) for n, key, names in ((2, 2**63 - 1, set()), (2, 2**63,
+        {"a key of 64 bits"}), (1, 2**63, set()), (1, 2**64 - 1, set()), (2, 2**64 - 2, {"a key of 64 bits"}), (2, 2**64 - 1,
+        {"a key of 64 bits", "a counter that wraps"}))],
+    "adam_step": [({"lengths": lengths}, names) for lengths, names in (([], {"no buffer"}), ([0], set()), ([1], set()), ([0, 1],
+        {"an empty buffer among others"}), ([1] * 16, set()), ([1] * 17, {"many buffers in a task"}))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_classes_hold_where_they_say(name: str) -> None:
+    row = registry.get(name)
+    own = {n: f for n, f in row.drawing.classes.items() if not (isinstance(f, Near) and f.parts)}
+    for values, wanted in POINTS[name]:
+        assert {n for n, holds in own.items() if call_named(holds, values)} == wanted, values
+    shared = {n for points in POINTS.values() for _, names in points for n in names}
+    assert set(own) <= shared, f"no point for {sorted(set(own) - shared)}"
+
+
+#: row -> values, and of what length the things in tiles are there; where another of the values is 0 they are 0
+LENGTHS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "add": ({"n": 7}, {"elements": 7}),
+    "reduce_sum": ({"n": 7}, {"elements": 7}),
+    "reduce_sum_axis0": ({"rows": 3, "cols": 5}, {"rows": 3, "columns": 5}),
+    "reduce_sum_axis1": ({"rows": 3, "cols": 5}, {"columns": 5}),
+    "reduce_sum_axis": ({"dims": [3, 5], "axis": 1}, {"sum over": 5}),
+    "concat1d": ({"n": 3, "m": 4}, {"elements": 7}),
+    "transpose2d": ({"rows": 3, "cols": 5}, {"rows": 3, "columns": 5, "elements": 15}),
+    "broadcast_to": ({"out_dims": [3, 5]}, {"elements": 15}),
+    "swap_adjacent_at_depth": ({"dims": [3, 5]}, {"elements": 15}),
+    "transpose3d_bca": ({"a": 2, "b": 3, "c": 5}, {"elements": 30}),
+    "gather_vec": ({"n": 3, "k": 5}, {"elements": 3, "indices": 5}),
+    "scatter_add_rows": ({"rows": 3, "cols": 5, "k": 2}, {"elements": 15, "columns": 5, "indices": 2}),
+    "matmul": ({"m": 2, "n": 3, "p": 5}, {"rows": 2, "inner": 3, "columns": 5}),
+    "bmm": ({"batch": 7, "m": 2, "n": 3, "p": 5}, {"rows": 2, "inner": 3, "columns": 5}),
+    "linear": ({"batch": 2, "inputs": 3, "outputs": 5}, {"rows": 2, "inner": 3, "columns": 5}),
+    "softmax": ({"rows": 3, "cols": 5}, {"rows": 3, "columns": 5}),
+    "batchnorm_channel_first": ({"channels": 3, "height": 5, "width": 7}, {"rows": 3, "columns": 35}),
+    "mse_loss": ({"n": 7}, {"elements": 7}),
+    "conv": ({"in_channels": 3, "spatial": [5, 4], "kernel": [2, 1], "stride": [1, 1], "padding": [0, 0]}, {"inner": 6,
+        "positions": 16}),
+    "max_pool": ({"spatial": [9, 6], "kernel": [1, 2], "stride": [1, 2], "padding": [0, 1]}, {"outputs of a row": 4}),
+    "flash_attention": ({"n": 3, "batch": 2}, {"keys": 3}),
+    "rotary": ({"n": 3, "d": 4}, {"numbers of the positions": 12}),
+    "selective_scan_diag": ({"seq_len": 3, "state": 5}, {"steps": 3, "channels": 5}),
+    "spectral_conv1d_rfft": ({"modes": 3, "width": 5}, {"channels": 5}),
+    "rand_normal": ({"n": 7}, {"elements": 7}),
+    "sgd_step": ({"lengths": [3, 5, 2]}, {"elements of the longest": 5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_tiles_are_of_the_length_that_they_name(name: str) -> None:
+    values, lengths = LENGTHS[name]
+    tiles = {n: f for n, f in registry.get(name).drawing.classes.items() if isinstance(f, Near) and f.parts}
+    for n, f in tiles.items():
+        what = next(w for w in sorted(lengths, key=len, reverse=True) if n.startswith(f"{w} "))
+        assert f.length is not None and call_named(f.length, values) == lengths[what], n
+    assert {w for w in lengths for n in tiles if n.startswith(f"{w} ")} == set(lengths) and tiles
+    if len(lengths) > 1 and not {"k", "spatial"} & values.keys():
+        for absent in [n for n in values if isinstance(values[n], int)]:
+            none = [n for n, f in tiles.items() if f(**{**values, absent: 0})]
+            assert none == [], f"{absent} = 0"
+
+
+def test_every_padding_and_stride_is_of_one_class() -> None:
+    strides, paddings = list(WINDOWS)[:3], list(WINDOWS)[3:]
+    for kernel in range(1, 7):
+        for at in range(9):
+            values = {"kernel": [kernel], "stride": [at + 1], "padding": [at]}
+            found = [sum(call_named(WINDOWS[n], values) for n in names) for names in (strides, paddings)]
+            assert found == [int(kernel > 1 or at > 0), 1], values

@@ -1,0 +1,78 @@
+"""The functions of shapes against counts of windows, and at the ends of what they accept."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tlspec import shapes
+
+pytestmark = pytest.mark.every_choice
+
+
+def test_sizes_are_counts_of_windows() -> None:
+    for size, kernel, stride, padding in itertools.product(range(6), range(5), range(4), range(4)):
+        wide = size + 2 * padding
+        starts = [o for o in range(0, wide + 1, stride or 1) if o + kernel <= wide] if size and stride else []
+        assert shapes.pool_size(size, kernel, stride, padding) == len(starts)
+        assert shapes.conv_size(size, kernel, stride, padding) == (len(starts) if kernel else 0)
+        reached = max((i * stride + kernel for i in range(size)), default=0) if kernel and stride else 0
+        assert shapes.conv_transpose_size(size, kernel, stride, padding) == max(reached - 2 * padding, 0)
+    assert shapes.pool_out([5, 6], [2, 3], [1, 2], [0, 1]) == shapes.conv_out([5, 6], [2, 3], [1, 2], [0, 1]) == [4, 3]
+    assert shapes.conv_transpose_out([5, 6], [2, 3], [1, 2], [0, 1]) == [6, 11]
+    assert shapes.pool_out([5], [2, 3], [1], [0]) == [5]  # unchanged where ranks differ
+    assert shapes.conv_size(2**32, 1, 1, 0) == shapes.conv_size(2**33, 1, 1, 0) == 2**32
+    assert shapes.conv_size(2**32 - 1, 1, 1, 0) == shapes.conv_transpose_size(2**32 - 1, 1, 1, 0) == 2**32 - 1
+    assert shapes.conv_transpose_size(2**31, 2, 2, 0) == 2**32
+
+
+ONE, TWO = ([4], [2], [1], [0]), ([4, 4], [2, 2], [1, 1], [0, 0])
+#: function -> what it accepts and what it refuses
+ACCEPTED: dict[str, tuple[list[Any], list[Any]]] = {
+    "given": ([(0,), (False,), ([],)], [(None,)]),
+    "positive": ([([],), ([1],), ([3, 1],)], [([0],), ([1, 0],), ([0, 2],)]),
+    "all_below": ([([], 0), ([1, 0], 2), ([2**32 - 2], 2**32 - 1)], [([0], 0), ([0, 2], 2), ([3, 0], 2)]),
+    "axis_map_ok": (
+        [([], [], []), ([], [3], [0]), ([3], [2, 3], [0, 1]), ([3], [3, 2], [1, 0]), ([2, 3], [3, 2], [2, 1]), ([1], [5], [1]),
+         ([1, 2], [2], [2]), ([2, 1], [2, 7], [1, 2]), ([0], [0], [1])],
+        [([3], [3], [2]), ([3], [3, 3], [1, 1]), ([3], [4], [1]), ([3], [], []), ([2, 3], [3], [2]), ([3], [3], []),
+         ([3], [3], [1, 0]), ([5], [1], [1])],
+    ),
+    "pool_ok": (
+        [ONE, TWO, ([1], [1], [9], [0]), ([1], [3], [1], [1]), ([1] * 9, [1] * 9, [1] * 9, [0] * 9),
+         ([2**16] * 2, [2**16, 2**16 - 1], [1] * 2, [0] * 2)],
+        [([], [], [], []), ([4], [5], [1], [0]), ([0], [1], [1], [1]), ([4], [2], [0], [0]), ([4, 4], [2], [1], [0]),
+         ([4], [2, 2], [1], [0]), ([4], [2], [1, 1], [0]), ([4], [2], [1], [0, 0]), ([2**16] * 2, [2**16] * 2, [1] * 2, [0] * 2)],
+    ),
+    "conv_ok": (
+        [ONE, TWO, ([1], [3], [1], [1]), ([1] * 8, [1] * 8, [1] * 8, [0] * 8), ([2**32 - 1], [1], [1], [0])],
+        [([], [], [], []), ([4], [5], [1], [0]), ([4], [0], [1], [0]), ([0], [1], [1], [1]), ([4], [2], [0], [0]),
+         ([1] * 9, [1] * 9, [1] * 9, [0] * 9), ([4, 4], [2], [1], [0]), ([4], [2, 2], [1], [0]), ([4], [2], [1, 1], [0]),
+         ([4], [2], [1], [0, 0]), ([2**32], [1], [1], [0])],
+    ),
+    "conv_transpose_ok": (
+        [ONE, TWO, ([1], [3], [1], [1]), ([1] * 8, [1] * 8, [1] * 8, [0] * 8), ([2**32 - 1], [1], [1], [0])],
+        [([], [], [], []), ([1], [2], [1], [1]), ([4], [0], [1], [0]), ([0], [1], [1], [0]), ([4], [2], [0], [0]),
+         ([1] * 9, [1] * 9, [1] * 9, [0] * 9), ([4, 4], [2], [1], [0]), ([4], [2, 2], [1], [0]), ([4], [2], [1, 1], [0]),
+         ([4], [2], [1], [0, 0]), ([2**31], [2], [2], [0])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_accepted(name: str) -> None:
+    for wanted, calls in zip((True, False), ACCEPTED[name], strict=True):
+        for call in calls:
+            assert getattr(shapes, name)(*call) is wanted, call
+
+
+def test_lists() -> None:
+    dims = [5, 6, 7]
+    assert shapes.rank(dims) == 3 and shapes.rank([]) == 0
+    assert [shapes.drop(dims, i) for i in range(4)] == [[6, 7], [5, 7], [5, 6], [5, 6, 7]]
+    assert [shapes.swap(dims, i) for i in range(4)] == [[6, 5, 7], [5, 7, 6], [5, 6, 7], [5, 6, 7]]
+    assert dims == [5, 6, 7] and shapes.swap([], 0) == []
+    assert (
+        all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
+        and len(shapes.FUNCTIONS) == 16
+    )
