@@ -11,7 +11,7 @@ import pytest
 
 from audit.build import make
 from audit.mutation import random_mutants, random_run
-from audit.mutation.checks import Check, checks
+from audit.mutation.checks import OWN, REST, Check, checks, named_tests
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
@@ -185,3 +185,11 @@ def test_every_file_has_a_quick_check_first_and_every_folder_last(kind: str, tre
         assert (len(set(found)) == len(found) and found[0].tool in ("import", "verify")) or "/core/" in file, file
         assert {w.split("/")[1] for c in found for w in c.words if w.startswith("tests/")} >= {
             "spec", "kernels", "verify", "runtime", "audit", "examples", "bench"}, file  # fmt: skip
+
+
+def test_every_test_has_its_turn() -> None:
+    """In the checks that come last; and every file that is named is there."""
+    last = [p for words in REST for word in words.split() for p in ROOT.glob(word)]
+    found = {file for p in last for file in ([p] if p.is_file() else p.rglob("test_*.py"))}
+    assert {p for p in (ROOT / "tests").rglob("test_*.py") if p.parent.name != "repo"} == found
+    assert [w for ends in OWN.values() for w in named_tests(ends) if not list(ROOT.glob(w))] == []
