@@ -6,7 +6,8 @@ of a sample would lie in the few lines that are long sums and comparisons, with 
 the sample is a hash of the seed and its text, so that an edit elsewhere leaves the sample as it is.
 
 What counts as behaviour in Python is the compiled code without docstrings, annotations and the words of messages: what is
-raised, warned of, printed or given to ``refusal``, and the help of a command line. Class variables keep their annotations.
+raised, warned of, printed or given to ``refusal``, and the help of a command line. Class variables keep their annotations. Of a
+method that only raises NotImplementedError its name counts: it declares what every class that is used defines.
 """
 
 import ast
@@ -159,11 +160,21 @@ class _Behaviour(ast.NodeTransformer):
             node.msg = None
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
+            if is_declaration(node):
+                node.args, node.body = ast.arguments([], [], None, [], [], None, []), [ast.Pass()]
         if isinstance(node, ast.arg):
             node.annotation = None
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation):
             node.annotation = ast.Constant("")
         return ast.copy_location(node, PLACE)
+
+
+def is_declaration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function only raises NotImplementedError, or is what a mutant makes of one, `pass`."""
+    *words, last = function.body
+    raised = isinstance(last, ast.Raise) and isinstance(last.exc, ast.Name) and last.exc.id == "NotImplementedError"
+    documented = all(isinstance(w, ast.Expr) and isinstance(w.value, ast.Constant) for w in words)
+    return documented and (raised or isinstance(last, ast.Pass))
 
 
 def compiles(text: str) -> bool:

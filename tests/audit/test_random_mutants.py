@@ -1,5 +1,7 @@
 """Random mutants: which are drawn, what counts as a change, that one of every kind is seen, and that a campaign goes on."""
 
+import ast
+import importlib
 import itertools
 import os
 import sys
@@ -17,6 +19,9 @@ from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tests import ROOT
+from tlrt import Parameter, Session, Tape, TensorRef, capture
+from tlrt.optim import Optimizer
+from tlrt.tensor import CapturedTensor
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,6 +68,28 @@ def test_messages_are_words_and_other_texts_are_not() -> None:
         ("if x", "if y", False),
     ):
         assert (behaviour(lines.replace(old, new)) == behaviour(lines)) is same
+
+
+def test_declarations_have_no_behaviour_and_are_defined_by_what_is_used() -> None:
+    declared = 'def f(self, x):\n    """Words."""\n    raise NotImplementedError\n'
+    for old, new, same in (
+        ("raise NotImplementedError", "pass", True), ("self, x", "x, self", True), ("(self, x)", "(self)", True),
+        ("def f", "def g", False), ("raise NotImplementedError", "return x", False),
+        ("NotImplementedError", "ValueError", False), ("raise Not", "x()\n    raise Not", False),
+    ):  # fmt: skip
+        assert (behaviour(declared.replace(old, new)) == behaviour(declared)) is same, new
+    bare = "def f(x):\n    raise NotImplementedError"
+    assert behaviour(bare.replace("raise NotImplementedError", "pass")) == behaviour(bare)
+    done = "def f(x):\n    return x"
+    assert behaviour(done.replace("return x", "pass")) != behaviour(done)
+    used = [Tape, Session, TensorRef, CapturedTensor, Parameter, capture.Input, *Optimizer.__subclasses__()]
+    for file in random_mutants.sources("python"):
+        for node in ast.walk(ast.parse("".join(read_lines(file)))):
+            for f in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(f, ast.FunctionDef) and random_mutants.is_declaration(f):
+                    base = getattr(importlib.import_module(file[:-3].replace("/", ".")), node.name)
+                    heirs = [c for c in used if issubclass(c, base)]
+                    assert heirs and all(getattr(c, f.name) is not getattr(base, f.name) for c in heirs), (file, f.name)
 
 
 @pytest.fixture(scope="module")

@@ -228,3 +228,31 @@ def test_a_state_loaded_between_two_captures(make: Any, tmp_path: Any) -> None:
                 checkpoint.save(path, run.session, run.optimizer)
                 checkpoint.load(path, run.session, run.optimizer)
     assert eager.values() == captured.values()
+
+
+def test_values_in_their_places_are_left_alone(make: Any) -> None:
+    """Only what was given another buffer is brought back, at the capture and at a replay."""
+    run = make()
+    before = [p.mirror for p in run.session.parameters.values()]
+    run.replay(np.ones(3))
+    assert [p.mirror is m for p, m in zip(run.session.parameters.values(), before, strict=True)] == [True] * 3
+    run.b.set(run.b.numpy() + 1)
+    moved = run.b.mirror
+    run.replay(np.ones(3))
+    assert run.b.mirror is not moved and (run.a.mirror, run.c.mirror) == (before[0], before[2])
+    kept = run.session.square(run.c)  # reads a value that no replay writes over
+    run.b.set(run.b.numpy() + 1)
+    run.replay(np.ones(3))
+    assert kept.numpy().tolist() == (run.c.numpy() ** 2).tolist() and run.captured._places[2].writes[0] == 0
+
+
+def test_parameters_made_since_have_one_place_each(make: Any) -> None:
+    run, plain = make(), make()
+    s = run.session
+    for i in range(6):
+        if i in (2, 3):
+            s.param([1.0], f"new {i}")
+        assert run.replay(np.ones(3)) == plain.eager(np.ones(3))
+        assert [place.parameter for place in run.captured._places][:3] == [run.a, run.b, run.c]
+        assert i == 2 or {place.parameter for place in run.captured._places} == {*s.parameters.values()}
+        assert len(run.captured._places) <= len(s.parameters)

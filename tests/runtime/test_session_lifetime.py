@@ -275,3 +275,32 @@ def test_an_interrupted_close_is_none_or_all(dev):
         if where is None:
             break
     assert place > 10 and dev.memory().live_buffers == 0
+
+
+@pytest.mark.parametrize("kind", [MemoryError, errors.OutOfMemoryError, errors.CudaError, KeyboardInterrupt])
+def test_a_close_that_cannot_read_the_parameters(s, monkeypatch, kind):
+    """Where memory is short nothing is lost, and it can be repeated; a device that fails takes the values with it."""
+    w = s.param([1.0], "w")
+    w.mirror.fill(2.0)
+    w.updated()
+
+    def read(self):
+        raise kind("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(w), "value", property(read))
+        assert_raises_regex(kind, "planted", s.close)
+    assert s._closed is (kind is errors.CudaError)
+    if not s._closed:
+        s.close()
+        assert w.value.tolist() == [2.0]
+
+
+def test_a_step_that_another_thread_ends_during_backward(s):
+    """What the pass found, and what it made for a parameter that was not reached, is released."""
+    w, _ = s.param([2.0], "w"), s.param([3.0], "unreached")
+    sparse, y = s.tape.backward_sparse, s.square(w)
+    s.tape.backward_sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
+    assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
+    assert w.grad is None and not s.gradients
+    del s.tape.backward_sparse

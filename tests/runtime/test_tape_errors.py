@@ -83,6 +83,7 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.max_pool(0, (1, 2, 3), 1), errors.ShapeError, "max_pool: x (node 0, x): got shape (2, 3)"),
     (lambda t: t.avg_pool(0, 2, 1, -1), errors.ShapeError, "avg_pool"),
     (lambda t: t.irfft1d_packed(t.leaf(np.ones((1, 3, 2))), 7), errors.ShapeError, "irfft1d_packed: spec"),
+    (lambda t: t.flash_attention(t.leaf([[[1.0]]]), None, 99), errors.IndexOutOfRangeError, "flash_attention: id: got 99"),
     (lambda t: t.flash_attention(0, 0, 0), errors.ShapeError, r"flash_attention: q (node 0, x): got shape (2, 3)"),
     (lambda t: t.backward(0), errors.ArgumentError, "seed: missing, expected one of shape (2, 3), as the output node 0 (x)"),
     (lambda t: t.backward(0, np.ones((3, 2))), errors.ShapeError, "got shape (3, 2), expected (2, 3) of the output node 0 (x)"),
