@@ -13,6 +13,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import frequent_switches
+from tests.runtime.tape_checks import Kept
 from tlrt import Session, errors, optim
 from tlrt._operations.base import atomic
 from tlrt.errors import ReleasedError
@@ -296,11 +297,28 @@ def test_a_close_that_cannot_read_the_parameters(s, monkeypatch, kind):
         assert w.value.tolist() == [2.0]
 
 
-def test_a_step_that_another_thread_ends_during_backward(s):
-    """What the pass found, and what it made for a parameter that was not reached, is released."""
-    w, _ = s.param([2.0], "w"), s.param([3.0], "unreached")
-    sparse, y = s.tape.backward_sparse, s.square(w)
-    s.tape.backward_sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
-    assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
-    assert w.grad is None and not s.gradients
-    del s.tape.backward_sparse
+def test_what_a_step_made_goes_with_it(dev):
+    """At once, whatever refers to it: with a reset, with the gradients, with the next backward pass, with the session."""
+    with Session(dev) as s:
+        kept = Kept(s.tape)
+        w, x = s.param([2.0], "w"), s.input([3.0], requires_grad=True)
+        s.param([4.0], "unreached")
+        y = s.mul(s.square(w), x)
+        values = kept.live
+        for _ in range(2):
+            s.backward(y)
+            gradients = {id(g.buffer) for g in (*s.gradients._by_parameter.values(), x.grad)}
+            assert len(gradients) == 3 and kept.live == values | gradients
+        s.gradients.release()
+        assert kept.live == values
+        s.backward(y)
+        s.reset()
+        assert kept.live == {id(w.mirror)}
+        sparse, y = s.tape.backward_sparse, s.square(w)
+        s.tape.backward_sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
+        assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
+        assert w.grad is None and not s.gradients and kept.live == {id(w.mirror)}
+        del s.tape.backward_sparse
+        s.backward(s.square(w))
+        dev.ignore(kept)
+    assert not kept.live

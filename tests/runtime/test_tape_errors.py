@@ -11,9 +11,9 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests import no_collection, unchanged_memory
+from tests.runtime.tape_checks import Kept
 from tlrt import errors, kernels
 from tlrt import tape as tape_module
-from tlrt._binding.observer import Observer
 from tlrt.tape import AnyBuffer, Node, Tape
 
 
@@ -298,31 +298,6 @@ def test_a_vjp_may_add_nodes(tape):
     assert [g.numpy().tolist() for g in found[x:]] == [[1.0, 2.0], [1.0, 1.0]] and tape.size == len(found) + 1
     for g in found:
         g.release()
-
-
-class Kept(Observer):
-    """Every buffer that a tape and its device make while this observes: something refers to each, so only a release frees it."""
-
-    def __init__(self, tape: Tape) -> None:
-        self.made: list[tlrt.Buffer] = []
-        self.kernels = tape.kernels
-        tape.kernels = self
-        tape.device.observe(self)
-
-    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
-        self.made.append(buffer)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            made = getattr(self.kernels, name)(*arguments, **keywords)
-            self.made += [b for b in (made if isinstance(made, tuple) else (made,)) if b is not None]
-            return made
-
-        return getattr(self.kernels, name) if name == "share" else run
-
-    @property
-    def live(self) -> set[int]:
-        return {id(b) for b in self.made if not b.released}
 
 
 def test_what_a_pass_made_is_released_by_it(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
