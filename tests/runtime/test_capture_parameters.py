@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests.runtime.tape_checks import Kept
 from tlrt import AnyBuffer, Parameter, Session, checkpoint, optim
 from tlrt._capture.aliases import alias_groups
 from tlrt.errors import CaptureError, ReleasedError
@@ -256,3 +257,26 @@ def test_parameters_made_since_have_one_place_each(make: Any) -> None:
         assert [place.parameter for place in run.captured._places][:3] == [run.a, run.b, run.c]
         assert i == 2 or {place.parameter for place in run.captured._places} == {*s.parameters.values()}
         assert len(run.captured._places) <= len(s.parameters)
+
+
+@pytest.mark.parametrize(
+    "after", [lambda run: None, swap, lambda run: run.b.assign(run.session.square(run.b).value.copy())]
+)
+def test_nothing_is_left_to_the_collector(after: Callable[[Run], Any]) -> None:
+    """As many buffers are live where something refers to each that was ever made."""
+
+    def live(keep: bool) -> list[int]:
+        counts = []
+        with tlrt.Device.new("cpu") as device:
+            run = Run(device, after)
+            kept = Kept(run.session.tape) if keep else None
+            for _ in range(3):
+                run.replay(np.ones(3))
+                counts.append(device.memory().live_buffers)
+            run.close()
+            counts.append(device.memory().live_buffers)
+            if kept is not None:
+                device.ignore(kept)
+        return counts
+
+    assert live(True) == live(False)
