@@ -4,12 +4,22 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
-#: command: (module with main(argv) -> exit status, help)
+
+class Command(NamedTuple):
+    """A module with main(argv) -> exit status."""
+
+    module: str
+    help: str
+
+
 COMMANDS = {
-    "verify": ("tlrt.verify.command", "check every operation on every device against its specification"),
-    "compare": ("tlrt.differential", "run one program on several devices and compare it operation by operation"),
-    "doctor": ("tlrt.doctor", "say what was built, which devices are seen, and what is missing"),
+    "verify": Command("tlrt.verify.command", help="check every operation on every device against its specification"),
+    "compare": Command(
+        "tlrt.differential", help="run one program on several devices and compare it operation by operation"
+    ),
+    "doctor": Command("tlrt.doctor", help="say what was built, which devices are seen, and what is missing"),
 }
 
 
@@ -17,14 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Hands the arguments after the command to its module."""
     parser = argparse.ArgumentParser(prog="python -m tlrt", description="float32 tensors on the CPU and CUDA.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, (_, text) in COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.help, add_help=False)
     arguments, _ = parser.parse_known_args(argv)
     # What follows the command belongs to it, options with the same name as ours included.
     given = list(sys.argv[1:] if argv is None else argv)
     rest = given[given.index(arguments.command) + 1 :]
     try:
-        return int(importlib.import_module(COMMANDS[arguments.command][0]).main(rest) or 0)
+        return int(importlib.import_module(COMMANDS[arguments.command].module).main(rest) or 0)
     except ModuleNotFoundError as error:
         if error.name not in ("numpy", "cffi", "_cffi_backend"):
             raise

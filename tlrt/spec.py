@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tlrt import errors
 from tlrt._binding import convert
-from tlrt._binding.arguments import length
+from tlrt._binding.arguments import length, number
 from tlrt._binding.observer import Observer
 from tlrt._binding.together import set_and_call
 from tlrt.context import Memory
@@ -226,7 +226,7 @@ class SpecDevice:
     def number(self, op: str, name: str, value: Any) -> Any:
         """A scalar argument as the device computes with it."""
         if self.scalar is None:
-            return _round_to_float32(value)
+            return _round_to_float32(number(op, name, value))
         made = self.convert(op, name, [value])[0]
         return made.item() if isinstance(made, np.generic) else made
 

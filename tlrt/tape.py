@@ -647,9 +647,6 @@ class Tape(Uncopied, Operations[int]):
         that stay have storage of their own. `nodes` are the tape's from before the first gradient: other ones are another
         thread's doing."""
         sharing = {i for i, g in enumerate(grads) if g is not None}
-        if len(grads) > len(nodes):
-            release_gradients(grads)
-            raise other_thread_error("backward")
         try:
             for i in range((len(grads) if first is None else first) - 1, -1, -1):
                 g = grads[i]

@@ -15,16 +15,22 @@ PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: a part of a file's path -> the ends of the names of tests/runtime/test_*.py that are about it, quickest first
+#: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
+#: first
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
     "core/threads": "process", "core/": "buffer device kernels copies",
-    "_binding/": "buffer library kernels scalar_types copies observer device", "_capture/": "capture capture_*",
-    "_operations/": "tape_operations tape_errors", "nn/": "nn nn_layers training", "tape": "tape session tape_* optim",
-    "session": "session session_lifetime tape optim checkpoint capture", "optim": "optim capture_optim", "tensor": "tensor session",
-    "parameter": "session optim capture_parameters", "capture": "capture capture_*", "buffer": "buffer", "context": "device",
-    "differential": "observer", "errors": "library buffer", "spec": "session tape", "kernels": "kernels fast_kernels",
+    "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
+    "_binding/": "buffer refusals library kernels scalar_types copies observer device",
+    "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
+    "tape": "tape refusals session tape_* optim", "session": "refusals session session_lifetime tape optim checkpoint capture",
+    "optim": "optim observer capture_optim", "tensor": "tensor session capture",
+    "parameter": "session session_lifetime optim capture_parameters",
+    "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
+    "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
+    "verify/": "verify/documents verify/inputs verify/verify verify/planted_list_defects verify/planted_defects",
+    "__main__": "verify/doctor",
 }  # fmt: skip
 #: the same for the files of tlspec: the ends of tests/spec/test_*.py and other files, quickest first
 OWN_OF_SPECIFICATION = {
@@ -35,7 +41,7 @@ OWN_OF_SPECIFICATION = {
 }  # fmt: skip
 #: every test in parts of a minute or two
 REST = (
-    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[b-d]*.py", f"{RUNTIME}[f-p]*.py", f"{RUNTIME}s*.py",
+    "tests/spec", "tests/kernels", "tests/verify", f"{RUNTIME}[b-d]*.py", f"{RUNTIME}[f-r]*.py", f"{RUNTIME}s*.py",
     f"{RUNTIME}t*.py", "tests/audit", "tests/examples tests/bench",
 )  # fmt: skip
 
@@ -74,6 +80,13 @@ def families_reached(tree: Scratch, file: str) -> str:
     return ",".join(sorted(found)) if found and "" not in found and len(found) <= FEW else ""
 
 
+def named_tests(ends: str) -> list[str]:
+    """The files of tests that a line of OWN names, as patterns."""
+    return [
+        f"tests/{folder or 'runtime'}/test_{end}.py" for folder, _, end in (e.rpartition("/") for e in ends.split())
+    ]
+
+
 def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Check]:
     """The check of those test files that are there; a pattern is the files that fit it."""
     found = [str(f.relative_to(tree.folder)) for w in words.split() for f in sorted(tree.folder.glob(w))]
@@ -97,7 +110,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     stem = Path(file).stem.strip("_")
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
-    early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
+    early = [*test_files(tree, " ".join([mine, *named_tests(own)]), "", *chosen)]
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)

@@ -4,6 +4,12 @@ begins with "equivalent: " argues that no caller can see the change; the score c
 REASONS: dict[str, str] = {
     "tlrt/_binding/call.py: if not isinstance(out, (tuple, list)): -> if not isinstance(out, ( list,tuple)):":
         "equivalent: a tuple of types has no order",
+    # python
+    "tlrt/fast_kernels.py: return True -> return None":
+        "equivalent: _is_tape_operation is private, and its two callers use it as the condition of an `if`",
+    "tlrt/_capture/record.py: empty.append([argument[i] == ffi.NULL for i in range(len(argument))]) -> empty.append([argument[i]"
+    " <= ffi.NULL for i in range(len(argument))])":
+        "equivalent: cffi compares pointers as unsigned addresses, of which none is below NULL",
     "native/src/cuda/linalg/wgmma.cuh: __global__ void __launch_bounds__(tl_wgmma::THREADS, 1) -> __global__ void"
     " __launch_bounds__(tl_wgmma::THREADS, (1-1))":
         "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",

@@ -1,5 +1,7 @@
 """Random mutants: which are drawn, what counts as a change, that one of every kind is seen, and that a campaign goes on."""
 
+import ast
+import importlib
 import itertools
 import os
 import sys
@@ -11,12 +13,15 @@ import pytest
 
 from audit.build import make
 from audit.mutation import random_mutants, random_run
-from audit.mutation.checks import Check, checks
+from audit.mutation.checks import OWN, REST, Check, checks, named_tests
 from audit.mutation.random_mutants import KINDS, Mutant, behaviour, compiles, read_lines, sample
 from audit.mutation.random_run import RandomCampaign
 from audit.mutation.suite import Turn, run_limited
 from audit.scratch import Scratch, scratch
 from tests import ROOT
+from tlrt import Parameter, Session, Tape, TensorRef, capture
+from tlrt.optim import Optimizer
+from tlrt.tensor import CapturedTensor
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,6 +94,28 @@ def test_messages_are_words_and_other_texts_are_not() -> None:
 )
 def test_what_nobody_sees_is_no_behaviour(line: str, change: str, same: bool) -> None:
     assert (behaviour(line) == behaviour(change)) is same
+
+
+def test_declarations_have_no_behaviour_and_are_defined_by_what_is_used() -> None:
+    declared = 'def f(self, x):\n    """Words."""\n    raise NotImplementedError\n'
+    for old, new, same in (
+        ("raise NotImplementedError", "pass", True), ("self, x", "x, self", True), ("(self, x)", "(self)", True),
+        ("def f", "def g", False), ("raise NotImplementedError", "return x", False),
+        ("NotImplementedError", "ValueError", False), ("raise Not", "x()\n    raise Not", False),
+    ):  # fmt: skip
+        assert (behaviour(declared.replace(old, new)) == behaviour(declared)) is same, new
+    bare = "def f(x):\n    raise NotImplementedError"
+    assert behaviour(bare.replace("raise NotImplementedError", "pass")) == behaviour(bare)
+    done = "def f(x):\n    return x"
+    assert behaviour(done.replace("return x", "pass")) != behaviour(done)
+    used = [Tape, Session, TensorRef, CapturedTensor, Parameter, capture.Input, *Optimizer.__subclasses__()]
+    for file in random_mutants.sources("python"):
+        for node in ast.walk(ast.parse("".join(read_lines(file)))):
+            for f in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(f, ast.FunctionDef) and random_mutants.is_declaration(f):
+                    base = getattr(importlib.import_module(file[:-3].replace("/", ".")), node.name)
+                    heirs = [c for c in used if issubclass(c, base)]
+                    assert heirs and all(getattr(c, f.name) is not getattr(base, f.name) for c in heirs), (file, f.name)
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +238,11 @@ def test_every_file_has_a_quick_check_first_and_every_folder_last(kind: str, tre
         assert (len(set(found)) == len(found) and found[0].tool in ("import", "verify")) or "/core/" in file, file
         assert {w.split("/")[1] for c in found for w in c.words if w.startswith("tests/")} >= {
             "spec", "kernels", "verify", "runtime", "audit", "examples", "bench"}, file  # fmt: skip
+
+
+def test_every_test_has_its_turn() -> None:
+    """In the checks that come last; and every file that is named is there."""
+    last = [p for words in REST for word in words.split() for p in ROOT.glob(word)]
+    found = {file for p in last for file in ([p] if p.is_file() else p.rglob("test_*.py"))}
+    assert {p for p in (ROOT / "tests").rglob("test_*.py") if p.parent.name != "repo"} == found
+    assert [w for ends in OWN.values() for w in named_tests(ends) if not list(ROOT.glob(w))] == []

@@ -7,8 +7,12 @@ tape does between operations (which contribution goes where, in which order they
 repeated in float32 NumPy and must agree bit for bit.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+from tlrt._binding.observer import Observer
 from tlrt.differential import case_of
 from tlrt.tape import AnyBuffer, Node, Tape
 from tlspec.cases import Case
@@ -126,3 +130,28 @@ def same_bits_on_devices(tape: Tape) -> list[bool]:
         mine = node.plan is None or node.plan.row.contract.same_bits
         same.append(mine and all(same[p] for p in node.parents if p is not None))
     return same
+
+
+class Kept(Observer):
+    """Every buffer that a tape and its device make while this observes: something refers to each, so only a release frees it."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.made: list[Any] = []
+        self.kernels = tape.kernels
+        tape.kernels = self
+        tape.device.observe(self)
+
+    def buffer_made(self, function: Any, arguments: tuple[Any, ...], buffer: Any) -> None:
+        self.made.append(buffer)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            made = getattr(self.kernels, name)(*arguments, **keywords)
+            self.made += [b for b in (made if isinstance(made, tuple) else (made,)) if b is not None]
+            return made
+
+        return getattr(self.kernels, name) if name == "share" else run
+
+    @property
+    def live(self) -> set[int]:
+        return {id(b) for b in self.made if not b.released}

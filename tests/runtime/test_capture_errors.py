@@ -353,3 +353,24 @@ class Acted:
 
     def torchlean_cuda_graph_release(self, graph: Any) -> int:
         return 0
+
+
+@pytest.mark.parametrize("name", ["spec", "cpu"])
+def test_a_failed_capture_leaves_nothing_while_its_error_lives(name: str) -> None:
+    """And a function cannot read what the step before it computed."""
+    with Session(name) as s:
+        w, x = s.param([1.0], "w"), s.const([1.0])
+        _ = w.mirror
+        s.reset()
+        functions: list[Callable[[], Any]] = [
+            lambda: (s.square(w), 3), lambda: [s.square(w), s.relu("x")], lambda: {"a": s.square(w), "b": np.ones(1)},
+            lambda: s.relu(x),
+        ]  # fmt: skip
+        kept = []
+        with unchanged_memory(s.device):
+            for function in functions:
+                x = s.const([1.0])
+                with pytest.raises(TorchleanError) as caught:
+                    s.capture(function)
+                kept.append(caught.value)
+        assert isinstance(kept[-1], ReleasedError)

@@ -8,6 +8,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
+from tests.runtime.tape_checks import Kept
 from tlrt import AnyBuffer, Parameter, Session, checkpoint, optim
 from tlrt._capture.aliases import alias_groups
 from tlrt.errors import CaptureError, ReleasedError
@@ -228,3 +229,54 @@ def test_a_state_loaded_between_two_captures(make: Any, tmp_path: Any) -> None:
                 checkpoint.save(path, run.session, run.optimizer)
                 checkpoint.load(path, run.session, run.optimizer)
     assert eager.values() == captured.values()
+
+
+def test_values_in_their_places_are_left_alone(make: Any) -> None:
+    """Only what was given another buffer is brought back, at the capture and at a replay."""
+    run = make()
+    before = [p.mirror for p in run.session.parameters.values()]
+    run.replay(np.ones(3))
+    assert [p.mirror is m for p, m in zip(run.session.parameters.values(), before, strict=True)] == [True] * 3
+    run.b.set(run.b.numpy() + 1)
+    moved = run.b.mirror
+    run.replay(np.ones(3))
+    assert run.b.mirror is not moved and (run.a.mirror, run.c.mirror) == (before[0], before[2])
+    kept = run.session.square(run.c)  # reads a value that no replay writes over
+    run.b.set(run.b.numpy() + 1)
+    run.replay(np.ones(3))
+    assert kept.numpy().tolist() == (run.c.numpy() ** 2).tolist() and run.captured._places[2].writes[0] == 0
+
+
+def test_parameters_made_since_have_one_place_each(make: Any) -> None:
+    run, plain = make(), make()
+    s = run.session
+    for i in range(6):
+        if i in (2, 3):
+            s.param([1.0], f"new {i}")
+        assert run.replay(np.ones(3)) == plain.eager(np.ones(3))
+        assert [place.parameter for place in run.captured._places][:3] == [run.a, run.b, run.c]
+        assert i == 2 or {place.parameter for place in run.captured._places} == {*s.parameters.values()}
+        assert len(run.captured._places) <= len(s.parameters)
+
+
+@pytest.mark.parametrize(
+    "after", [lambda run: None, swap, lambda run: run.b.assign(run.session.square(run.b).value.copy())]
+)
+def test_nothing_is_left_to_the_collector(after: Callable[[Run], Any]) -> None:
+    """As many buffers are live where something refers to each that was ever made."""
+
+    def live(keep: bool) -> list[int]:
+        counts = []
+        with tlrt.Device.new("cpu") as device:
+            run = Run(device, after)
+            kept = Kept(run.session.tape) if keep else None
+            for _ in range(3):
+                run.replay(np.ones(3))
+                counts.append(device.memory().live_buffers)
+            run.close()
+            counts.append(device.memory().live_buffers)
+            if kept is not None:
+                device.ignore(kept)
+        return counts
+
+    assert live(True) == live(False)

@@ -23,7 +23,7 @@ def test_owners_refuse(dev: tlrt.Device, how: Any) -> None:
         tape.leaf([1.0, 2.0], "leaf")
         before = dev.memory()
         for owner in (step, s, dev, tape, tape.nodes[0], optimizer, gradients):
-            assert_raises_regex(TypeError, rf"^{type(owner).__name__}: got .*(pickle|copy)", how, owner)
+            assert_raises_regex(TypeError, rf"^{type(owner).__name__}: got .*(pickle|copy).*, expected \S", how, owner)
         assert dev.memory() == before
         assert step([3.0, 1.0]).numpy().tolist() == [3.0, 2.0] and tape.value(0).numpy().tolist() == [1.0, 2.0]
         assert gradients[w].numpy().tolist() == [2.0, 4.0]

@@ -147,3 +147,17 @@ def test_every_status_has_a_class():
     for name, code in codes.items():
         assert library.text(library.lib.torchlean_cuda_status_name(code)) == name
     assert len({c for code, c in errors.by_status.items() if code != 10}) == len(codes) - 1
+
+
+def test_errors_are_the_packages_first():
+    """So they take the operation and the status with the message, whatever builtin they are as well."""
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and not issubclass(kind, ImportError):
+            made = kind("said", op="relu", status=77)
+            assert (str(made), made.op, made.status) == ("said", "relu", 77)
+            assert isinstance(errors.refusal(kind, "relu", "x", 1, 2), kind)
+
+
+def test_a_failure_without_a_text():
+    assert str(_library.failure(140, "relu")) == "relu: got status 140 (INTERNAL), expected 0"

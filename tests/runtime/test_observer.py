@@ -1,5 +1,7 @@
 """Observers of a device: which events they get, in which order, and that they change nothing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,21 @@ class Log(Observer):
 
     def before_reset(self, session: Any) -> None:
         self.events.append("reset")
+
+    def buffer_filled(self, buffer: Any, value: float) -> None:
+        self.events.append("filled")
+
+    def before_session_use(self, session: Any, op: str) -> None:
+        self.events.append(f"use {op}")
+
+    def key_drawn(self, session: Any, key: int, draw: Any) -> None:
+        self.events.append("key")
+
+    @contextmanager
+    def during_update(self, update: Any) -> Iterator[None]:
+        self.events.append("update begins")
+        yield
+        self.events.append("update ends")
 
     def before_setting(self, session: Any, name: str) -> None:
         self.events.append(f"set {name}")
@@ -106,3 +123,23 @@ def test_an_observer_may_refuse(device: tlrt.Device) -> None:
     assert_raises_regex(ArgumentError, "refused", kernels.add, a, a, out=out)
     device.ignore(refusing)
     assert device.memory().live_buffers == before and np.array_equal(out.numpy(), [5.0])
+
+
+def test_each_observer_gets_every_event(device: tlrt.Device) -> None:
+    """In the order in which they were added, the contexts of updates one within the other."""
+    logs = [Log(), Log(), Log()]
+    for log in logs:
+        device.observe(log)
+    with Session(device) as s:
+        w = s.param([1.0, 2.0], "w")
+        optimizer = optim.SGD([w], lr=0.5)
+        for _ in range(2):
+            s.backward(s.reduce_sum(s.dropout(s.tanh(w), 0.5)))
+            optimizer.step()
+            optimizer.lr = 0.25
+            s.zeros(2).value.buffer.fill(1.0)
+            s.reset()
+        optimizer.close()
+    assert logs[0].events == logs[1].events == logs[2].events
+    kinds = {event.split()[0] for event in logs[0].events}
+    assert kinds == {"call", "status", "buffer", "filled", "key", "use", "host", "update", "backward", "reset", "set"}

@@ -1,7 +1,9 @@
 """What sessions, tapes and the specification refuse that no other test asks for: each with its words, changing nothing."""
 
 import gc
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,16 @@ from numpy.testing import assert_raises_regex
 
 import tlrt
 from tests import unchanged_memory
+from tests.runtime.operation_calls import CALLED, CALLS
 from tlrt import Session, nn, spec
 from tlrt import tape as tape_module
+from tlrt._operations.plan import make_plan
+from tlrt.errors import ArgumentError
 from tlrt.tape import AnyBuffer, Tape
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.cases import draw_case
+from tlspec.entries import all_entries
 
 #: words of the refusal -> a call of a session
 REFUSED: dict[str, Callable[[Any], Any]] = {
@@ -129,6 +138,22 @@ def test_gradients_that_are_one_buffer_or_wanted_by_nobody(dev: tlrt.Device) -> 
             gc.collect()
 
 
+#: calls of a device that it refuses
+BUFFERS: list[Callable[[Any], Any]] = [
+    *(lambda d, value=value: d.buffer(value) for value in ("text", None, [1j])),
+    *(lambda d, n=n: d.zeros(n) for n in (-1, 1.5, 2**32, None)),
+    lambda d: d.empty("3"), lambda d: d.full(None, 1.0), lambda d: d.full(2, "1"), lambda d: d.full(2, None),
+    lambda d: d.full(2, 10**400), lambda d: within(d.zeros(2), lambda b: b.fill(b"1")),
+    lambda d: within(d.zeros(2), lambda b: b.numpy((3,))), lambda d: within(d.zeros(2), lambda b: b.numpy("a")),
+]  # fmt: skip
+
+
+def within(buffer: Any, call: Callable[[Any], Any]) -> None:
+    """The call of a buffer that is released after it."""
+    with buffer:
+        call(buffer)
+
+
 def test_the_specification_refuses_what_the_library_refuses() -> None:
     device = spec.SpecDevice()
     a, b = device.zeros(2), device.zeros(3)
@@ -143,5 +168,83 @@ def test_the_specification_refuses_what_the_library_refuses() -> None:
         ("broadcast_to: .*: got", lambda: spec.kernels.broadcast_to(b, [3], ["3"], [0])),
     ):
         assert_raises_regex((ValueError, TypeError), said, call)
+    with tlrt.Device.new("cpu") as cpu:
+        for call in BUFFERS:
+            with pytest.raises(tlrt.TorchleanError) as here, unchanged_memory(cpu):
+                call(cpu)
+            with pytest.raises(type(here.value)) as there:
+                call(device)
+            assert (str(there.value), there.value.op) == (str(here.value), here.value.op)
+            assert str(here.value).startswith(f"{here.value.op}: ")
     other = spec.SpecDevice(np.longdouble)
     assert other.exact([0.1]).array.dtype == np.longdouble
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_refusals_name_their_operation(called: tuple[str, int]) -> None:
+    """A method that gets something else than a tensor in any place, by its name or that of a node it records."""
+    name, call = called[0], CALLS[called[0]][called[1]]
+    with Session("spec") as s:
+        operands: list[Any] = [s.const(a) for a in call.operands(name)]
+        s.leaf = lambda array, *_: s.const(array)  # type: ignore[attr-defined]
+        call.call(s, *operands)
+        names = "|".join({name, *(node.name for node in s.tape.nodes)})
+        for place in range(len(operands)):
+            wrong = [*operands[:place], "text", *operands[place + 1 :]]
+            with pytest.raises(tlrt.TorchleanError, match=rf"^({names}): tensor: got str, expected Tensor") as caught:
+                call.call(s, *wrong)
+            assert caught.value.op and str(caught.value).startswith(f"{caught.value.op}: ")
+
+
+def test_a_row_refuses_other_parameters_and_operands() -> None:
+    """Before any operand is looked at: text, bytes and tensors as numbers, one parameter too many, one that is missing."""
+    with Session("spec") as s:
+        tensor = s.const(1.0)
+        for row in registry.ops():
+            sig = row.signature
+            plan = partial(make_plan, spec.kernels, row.name)
+            right = [float(p.default or 1) for p in sig.params]
+            free = {d for d in sig.dims if d not in {d for a in sig.inputs for d in a.dims}}
+            said = f"^{row.name}: got {len(right) + len(free) + 1} parameters, expected "
+            assert_raises_regex(ArgumentError, said, plan, (), [*right, *free, 1], {})
+            for i, p in enumerate(sig.params):
+                if p.kind == "float":
+                    for wrong, kind in (("1", "str"), (b"1", "bytes"), (tensor, "TensorRef")):
+                        said = f"^{row.name}: {p.name}: got {kind}, expected a number"
+                        assert_raises_regex(TypeError, said, plan, (), [*right[:i], wrong, *right[i + 1 :]], {})
+                if p.default is None:
+                    assert_raises_regex(ArgumentError, f"^{row.name}: {p.name}: missing", plan, (), right[:i], {})
+            count = len(sig.buffers)
+            said = f"^{row.name}: got {count + 1} tensors, expected {count}"
+            assert_raises_regex(ArgumentError, said, plan, [(1,)] * (count + 1), [*right, *free], {})
+            if count and not sig.buffers[0].optional:
+                said = f"^{row.name}: {sig.buffers[0].name}: missing"
+                assert_raises_regex(ArgumentError, said, plan, [None] * count, [*right, *free], {})
+
+
+def test_the_specification_has_every_gradient_alone() -> None:
+    device = spec.SpecDevice()
+    runtime = Runtime("spec", kernels=spec.kernels, upload=device.buffer)
+    alone = [e for e in all_entries() if e.only is not None]
+    assert alone
+    for e in alone:
+        case = draw_case(e.op, 3, "normal", "small", "vjp")
+        placed = runtime.place(case)
+        found = runtime.call(e.name, placed, case.values)
+        expected = runtime.call(case.name, placed, case.values)[e.only]
+        np.testing.assert_array_equal(found.numpy(), expected.numpy(), strict=True)
+
+
+def test_an_interrupted_finalizer_of_the_specification_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And Python reports what came in between."""
+    device, said, release = spec.SpecDevice(), [], spec.SpecBuffer.release
+
+    def interrupted(self: spec.SpecBuffer) -> None:
+        monkeypatch.setattr(spec.SpecBuffer, "release", release)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: said.append(report.exc_type))
+    buffer = device.zeros(2)
+    monkeypatch.setattr(spec.SpecBuffer, "release", interrupted)
+    del buffer
+    assert said == [KeyboardInterrupt] and device.memory().live_buffers == 0

@@ -495,3 +495,12 @@ def test_no_grad_is_a_decorator_and_of_its_thread(s):
     assert not tanh(x).requires_grad and not tanh(x).requires_grad and s.tanh(x).requires_grad
     with s.no_grad():
         assert run_in_thread(lambda: s.tanh(x).requires_grad) and not s.tanh(x).requires_grad
+
+
+@pytest.mark.parametrize("shape", [(4000,), (40, 100), (3,), ()])
+def test_a_large_tensor_is_shown_without_its_content(s, shape):
+    """Up to 4000 elements the text says what they are."""
+    x = s.full(shape, 1.5)
+    assert repr(x).startswith("TensorRef(") and "1.5" in repr(x) and f"shape={shape}" in repr(x)
+    larger = s.full((4001,), 1.5)
+    assert "1.5" not in repr(larger) and "shape=(4001,)" in repr(larger) and "op='full'" in repr(larger)

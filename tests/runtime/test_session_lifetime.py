@@ -13,6 +13,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import frequent_switches
+from tests.runtime.tape_checks import Kept
 from tlrt import Session, errors, optim
 from tlrt._operations.base import atomic
 from tlrt.errors import ReleasedError
@@ -275,3 +276,49 @@ def test_an_interrupted_close_is_none_or_all(dev):
         if where is None:
             break
     assert place > 10 and dev.memory().live_buffers == 0
+
+
+@pytest.mark.parametrize("kind", [MemoryError, errors.OutOfMemoryError, errors.CudaError, KeyboardInterrupt])
+def test_a_close_that_cannot_read_the_parameters(s, monkeypatch, kind):
+    """Where memory is short nothing is lost, and it can be repeated; a device that fails takes the values with it."""
+    w = s.param([1.0], "w")
+    w.mirror.fill(2.0)
+    w.updated()
+
+    def read(self):
+        raise kind("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(w), "value", property(read))
+        assert_raises_regex(kind, "planted", s.close)
+    assert s._closed is (kind is errors.CudaError)
+    if not s._closed:
+        s.close()
+        assert w.value.tolist() == [2.0]
+
+
+def test_what_a_step_made_goes_with_it(dev):
+    """At once, whatever refers to it: with a reset, with the gradients, with the next backward pass, with the session."""
+    with Session(dev) as s:
+        kept = Kept(s.tape)
+        w, x = s.param([2.0], "w"), s.input([3.0], requires_grad=True)
+        s.param([4.0], "unreached")
+        y = s.mul(s.square(w), x)
+        values = kept.live
+        for _ in range(2):
+            s.backward(y)
+            gradients = {id(g.buffer) for g in (*s.gradients._by_parameter.values(), x.grad)}
+            assert len(gradients) == 3 and kept.live == values | gradients
+        s.gradients.release()
+        assert kept.live == values
+        s.backward(y)
+        s.reset()
+        assert kept.live == {id(w.mirror)}
+        sparse, y = s.tape.backward_sparse, s.square(w)
+        s.tape.backward_sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
+        assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
+        assert w.grad is None and not s.gradients and kept.live == {id(w.mirror)}
+        del s.tape.backward_sparse
+        s.backward(s.square(w))
+        dev.ignore(kept)
+    assert not kept.live

@@ -11,7 +11,9 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests import no_collection, unchanged_memory
+from tests.runtime.tape_checks import Kept
 from tlrt import errors, kernels
+from tlrt import tape as tape_module
 from tlrt.tape import AnyBuffer, Node, Tape
 
 
@@ -82,6 +84,7 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.max_pool(0, (1, 2, 3), 1), errors.ShapeError, "max_pool: x (node 0, x): got shape (2, 3)"),
     (lambda t: t.avg_pool(0, 2, 1, -1), errors.ShapeError, "avg_pool"),
     (lambda t: t.irfft1d_packed(t.leaf(np.ones((1, 3, 2))), 7), errors.ShapeError, "irfft1d_packed: spec"),
+    (lambda t: t.flash_attention(t.leaf([[[1.0]]]), None, 99), errors.IndexOutOfRangeError, "flash_attention: id: got 99"),
     (lambda t: t.flash_attention(0, 0, 0), errors.ShapeError, r"flash_attention: q (node 0, x): got shape (2, 3)"),
     (lambda t: t.backward(0), errors.ArgumentError, "seed: missing, expected one of shape (2, 3), as the output node 0 (x)"),
     (lambda t: t.backward(0, np.ones((3, 2))), errors.ShapeError, "got shape (3, 2), expected (2, 3) of the output node 0 (x)"),
@@ -294,3 +297,67 @@ def test_a_vjp_may_add_nodes(tape):
     assert [g.numpy().tolist() for g in found[x:]] == [[1.0, 2.0], [1.0, 1.0]] and tape.size == len(found) + 1
     for g in found:
         g.release()
+
+
+def test_what_a_pass_made_is_released_by_it(dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the garbage collector, which may come late: what is live are the values and what was given out."""
+    with Tape(dev) as tape:
+        kept, refused = Kept(tape), 0
+        x, frozen, other = (
+            tape.leaf(np.ones((2, 3))),
+            tape.leaf(np.ones((2, 3)), "frozen", False),
+            tape.leaf([1.0, 2.0]),
+        )
+        a = tape.mul(tape.add(x, x), tape.sub(x, frozen))
+        b = tape.reshape(tape.reshape(a, (6,)), (2, 3))
+        hand = tape.unary("mine", b, (2, 3), (2, 3), lambda b: b, lambda b, g: g)
+        rule = lambda g: [(hand, g.copy()), (frozen, g.copy()), (hand, g), *((99, g.copy()) for _ in range(refused))]
+        both = tape.add_node(Node("both", tape.upload(np.ones((2, 3))), True, (hand, frozen), rule, [dev.zeros(1)]))
+        loss = tape.mse_loss(tape.add(both, a), x)
+        values = kept.live
+
+        def seeds() -> list[AnyBuffer | None]:
+            given: list[AnyBuffer | None] = [None] * tape.size
+            given[loss], given[a], given[b] = (
+                tape.upload(1.0),
+                tape.upload(np.ones((2, 3))),
+                tape.upload(np.ones((2, 3))),
+            )
+            return given
+
+        def one(id: int) -> list[AnyBuffer | None]:
+            grads: list[AnyBuffer | None] = [None] * tape.size
+            for _ in range(2):
+                tape.add_grad(grads, id, tape.upload(np.ones((2, 3))))
+            return grads
+
+        passes: list[Callable[[], Any]] = [
+            lambda: tape.backward(loss), lambda: tape.backward_from(seeds()), lambda: tape.backward_from(seeds(), a + 1),
+            lambda: list(tape.backward_sparse(loss).values()), lambda: one(a), lambda: one(frozen),
+            lambda: list(tape.backward_sparse(loss, [x, a, other]).values()),
+        ]  # fmt: skip
+        for run in passes:
+            given = [g for g in run() if g is not None]
+            assert kept.live - values == {id(g.buffer) for g in given}
+            tape_module.release_gradients(given)
+            assert kept.live == values
+        wrong: list[Callable[[], Any]] = [
+            lambda: tape.backward_from(seeds()[1:]), lambda: tape.add_grad([], x, tape.upload(np.ones((2, 3)))),
+            lambda: tape._seeded(loss, None, tape.nodes[:loss]), lambda: tape.backward_sparse(loss, [x, other]),
+            lambda: tape.backward(loss), lambda: tape.backward_from(seeds()),
+            lambda: tape.unary("mine", x, (2, 3), (5,), lambda b: b.copy(), None),
+        ]  # fmt: skip
+
+        def zeros(*_: Any) -> AnyBuffer:
+            raise errors.OutOfMemoryError("planted")
+
+        monkeypatch.setattr(AnyBuffer, "zeros", zeros)
+        for run in wrong:
+            assert_raises(errors.TorchleanError, run)
+            assert kept.live == values
+        refused = 1
+        assert_raises_regex(errors.ArgumentError, "both: backward: got a contribution to 99", tape.backward, loss)
+        assert kept.live == values
+        dev.ignore(kept)
+    assert not kept.live
+    kept.made.clear()

@@ -1,5 +1,8 @@
 """Every method of Operations on a tape: what it computes, its gradients against the specification, frozen operands."""
 
+import inspect
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,14 @@ from tests.runtime.operation_calls import CALLED, CALLS, STEPS, Call
 from tlrt._operations import Operations
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
+from tlspec import registry
 from tlspec.bounds import spacing
 from tlspec.cases import generator
 from tlspec.compare import same_bits
 
 #: of the central differences
 STEP = 2.0**-14
+ROWS = {row.name for row in registry.ops()}
 
 
 @pytest.fixture(params=CALLED)
@@ -142,3 +147,61 @@ def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device
             assert not isinstance(found, tlrt.errors.InternalError)
             assert found is None or nothing_left()
             tape._undo(mark)
+
+
+class EndedError(BaseException):
+    """What a signal handler raises."""
+
+
+def test_an_operation_that_ends_half_way_leaves_nothing(called: tuple[str, Call]) -> None:
+    """Whichever of its steps it is that raises."""
+    name, call = called
+    with Tape(SpecDevice()) as tape:
+        ids = [tape.leaf(a) for a in call.operands(name)]
+        steps = {step: getattr(tape, step) for step in ("_apply", "_view", "_constant")}
+        size, mark, before = tape.size, tape._mark(), tape.device.memory().live_buffers
+        left = [0]
+
+        def failing(step: str, *arguments: Any, **keywords: Any) -> int:
+            left[0] -= 1
+            if left[0] < 0:
+                raise EndedError
+            return int(steps[step](*arguments, **keywords))
+
+        for step in steps:
+            setattr(tape, step, partial(failing, step))
+        for limit in itertools.count():
+            left[0] = limit
+            try:
+                call.call(tape, *ids)
+                break
+            except EndedError:
+                kept = [
+                    n for n in tape.nodes[size:] if n.name != "mask" and not n.buffer.released
+                ]  # the call's own leaf
+                tape._undo(mark)
+                assert not kept and tape.device.memory().live_buffers == before
+
+
+def test_nodes_are_named_after_rows(called: tuple[str, Call]) -> None:
+    """Those of views after a method: a table of a tape, and a comparison of two, say what a node is."""
+    name, call = called
+    with Tape(SpecDevice()) as tape:
+        ids = [tape.leaf(a, "operand") for a in call.operands(name)]
+        call.call(tape, *ids)
+        assert {n.name for n in tape.nodes[len(ids) :] if n.parents} <= {
+            n for n in dir(Operations) if n[0] != "_"
+        } | ROWS
+
+
+@pytest.mark.every_choice
+def test_defaults_are_the_rows() -> None:
+    compared = 0
+    for row in registry.ops():
+        method = getattr(Tape, row.name, None)
+        known = inspect.signature(method).parameters if method is not None else {}
+        for p in row.signature.params:
+            if p.default is not None and p.name in known:
+                assert float(known[p.name].default) == float(p.default), (row.name, p.name)
+                compared += 1
+    assert compared >= 8

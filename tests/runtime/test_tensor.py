@@ -159,7 +159,8 @@ def test_help_and_completion(s):
 def test_sizes(s):
     assert s.zeros(3).shape == (3,) and s.full(np.int64(2), 1.0).shape == (2,) and s.rand_uniform(2).shape == (2,)
     for make in (s.zeros, s.rand_uniform, s.rand_normal, lambda shape: s.full(shape, 1.0)):
-        for wrong, kind in [((-1,), ValueError), ((2**16, 2**16), ValueError), ((2.5,), TypeError), ("3", TypeError)]:
+        for wrong, kind in [((-1,), ValueError), ((2**16, 2**16), ValueError), ((2.5,), TypeError), ("3", TypeError),
+                            (np.ones(2, int), TypeError)]:  # fmt: skip
             assert_raises_regex(kind, r"^\w+: shape: got", make, wrong)
 
 

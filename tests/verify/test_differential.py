@@ -9,7 +9,7 @@ import pytest
 import tlrt
 from tests import ROOT, slightly_wrong
 from tlrt import kernels
-from tlrt.differential import compare
+from tlrt.differential import Failure, Report, Row, _drift, compare
 
 DEVICES = ["spec", "cpu"] + (["cuda"] if len(tlrt.devices()) > 1 else [])
 
@@ -79,3 +79,28 @@ def test_command(tmp_path):
     assert done.returncode == 2 and "has no function other(session)" in done.stderr
     done = subprocess.run([*run[:-1], str(tmp_path / "none.py")], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "expected a Python file" in done.stderr
+
+
+def test_drift() -> None:
+    inf, nan = np.inf, np.nan
+    for value, reference, expected in (
+        ([], [], 0.0), ([0.0], [0.0], 0.0), ([1.0], [0.0], inf), ([3.0, 4.0], [3.0, 2.0], 2 / 13**0.5),
+        ([nan, inf, -inf], [nan, inf, -inf], 0.0), ([2.0, nan, inf], [1.0, nan, inf], 1.0), ([inf], [-inf], inf),
+        ([nan], [1.0], inf), ([1.0], [nan], inf), ([inf, 1.0], [1.0, 1.0], inf), ([1.0], [inf], inf), ([nan], [inf], inf),
+    ):  # fmt: skip
+        assert np.isclose(_drift(np.array(value), np.array(reference)), expected, rtol=1e-15), (value, reference)
+
+
+def test_a_report_shows_the_worst_of_each_operation() -> None:
+    report = Report(("spec", "cpu"), parameters={"cpu": {"a": 1e-7, "b": 3e-7}}, results={"cpu": np.array([2.5])})
+    report.rows = [
+        Row("cpu", 0, 0, "leaf", (2,)), Row("cpu", 0, 1, "tanh", (2,), 0.25, None, 1e-8),
+        Row("cpu", 1, 2, "tanh", (2,), 0.125, 0.75, 4e-8), Row("cpu", 1, 3, "exp", (2,), 0.5, None, None),
+    ]  # fmt: skip
+    lines = [line.split() for line in str(report).splitlines()]
+    assert lines[0] == ["cpu:", "4", "nodes", "in", "2", "steps,", "4", "results", "checked"]
+    assert ["tanh", "2", "0.25", "0.75", "4e-08"] in lines and ["exp", "1", "0.5"] in lines
+    assert ["parameters:", "2,", "the", "largest", "drift", "3e-07", "(b)"] in lines and ["result:", "2.5"] in lines
+    assert not any(line[:1] == ["leaf"] for line in lines) and "every result" in str(report)
+    report.failures.append(Failure("cpu", 1, 3, "exp", "forward", "too far", "again"))
+    assert "1 results out of bounds" in str(report) and "node 3: exp (forward): too far\n    again" in str(report)

@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from tests import ROOT, exit_status
 from tlrt import __main__ as command
-from tlrt import doctor
+from tlrt import context, doctor
 
 
 def test_usable(capsys):
@@ -91,3 +92,37 @@ def test_commands(capsys):
     assert exit_status(command.main, ["--help"]) == 0 and "doctor" in capsys.readouterr().out
     done = subprocess.run([sys.executable, "-m", "tlrt", "frob"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "frob" in done.stderr
+
+
+def test_a_module_that_lacks_another_is_no_missing_dependency(monkeypatch):
+    """What the doctor cannot mend is raised."""
+    monkeypatch.setitem(command.COMMANDS, "doctor", command.Command("tlrt.nowhere", help=""))
+    assert_raises_regex(ModuleNotFoundError, r"tlrt\.nowhere", command.main, ["doctor"])
+
+
+@pytest.mark.parametrize(
+    ("driver", "visible", "remedy"),
+    [
+        ("", None, "install the NVIDIA driver (libcuda.so.1 does not load); the CPU path works without it"),
+        ("CUDA 12.4", "", "unset CUDA_VISIBLE_DEVICES, which hides every GPU"),
+        ("CUDA 12.4", "-1", "unset CUDA_VISIBLE_DEVICES, which hides every GPU"),
+        (
+            "CUDA 12.4",
+            "0",
+            "check that `nvidia-smi` lists a GPU and that its driver is as new as the build's CUDA toolkit",
+        ),
+    ],
+)
+def test_a_cuda_build_without_a_device(monkeypatch, driver, visible, remedy):
+    def describe(name):
+        raise tlrt.errors.UnavailableError(f"{name}: planted")
+
+    monkeypatch.setattr(doctor, "_driver", lambda: driver)
+    monkeypatch.setattr(context, "describe", describe)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    report = doctor.Report()
+    doctor._explain_no_cuda(report, True)
+    assert report.notes == [("no CUDA device: cuda:0: planted", remedy)]
+    assert report.facts["cuda_driver"] == (driver or "none")

@@ -21,3 +21,15 @@ def test_progress_of_a_stream_that_is_no_terminal() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 10 and lines[0].startswith(" 10.0 %") and lines[0].endswith("sum [9]")
     assert lines[-1].startswith("100.0 %") and "\x1b" not in stream.getvalue()
+
+
+def test_progress_of_a_terminal_is_a_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with Progress(4.0, "sums", stream=stream) as progress:
+        for i in range(4):
+            progress.advance(note=f"sum [{i}]")
+    assert "sum [3]" in stream.getvalue() and "100%" in stream.getvalue() and "100.0 %" not in stream.getvalue()

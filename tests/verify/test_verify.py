@@ -15,6 +15,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 from tests import exit_status
+from tlrt import context
 from tlrt.verify import command as verify
 from tlrt.verify import run as verify_run
 from tlrt.verify import verifier
@@ -165,6 +166,9 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [f for r in results for f in r.failures]
     assert {f.kind for f in failures} == {"law"}
     assert all("RuntimeError: planted" in f.detail for f in failures)
+    law = row.contract.laws[0]
+    places = [f.detail.partition(": ")[0] for f in failures[:2]]
+    assert places == [f"{law} on the device", f"{law} on the reference"]
     assert results[0].cases > 0  # the cases were run all the same
 
 
@@ -340,3 +344,12 @@ def test_the_summary_counts_entry_points_and_devices_apart() -> None:
     assert (
         count_entries([("a", "cpu"), ("b", "cpu"), ("a", "cuda")]) == "2 entry points on cpu and 1 entry points on cuda"
     )
+
+
+def test_settings_end_with_what_they_are_for() -> None:
+    before = context.cpu_variant(), context.threads()
+    for threads in (1, 3):
+        with pytest.raises(ZeroDivisionError), verify_run.cpu_settings("base", threads):
+            assert (context.cpu_variant(), context.threads()) == ("base", threads)
+            _ = 1 // 0
+        assert (context.cpu_variant(), context.threads()) == before

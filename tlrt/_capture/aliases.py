@@ -36,6 +36,7 @@ def _growth(device: Device, handles: Sequence[Any], shared: Sequence[int], watch
         before = [_references(handles[i]) for i in watched]
         extra = [Buffer._create("capture", device, lib.torchlean_cuda_buffer_share, handles[i]) for i in shared]
         grown = [_references(handles[i]) - n for i, n in zip(watched, before, strict=True)]
-        extra.clear()  # released, as buffers are that nobody has
+        for buffer in extra:
+            buffer.release()
         if before == [_references(handles[i]) for i in watched]:  # else a finaliser gave a handle back meanwhile
             return grown
