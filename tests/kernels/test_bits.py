@@ -1,9 +1,9 @@
 """The bits of the CPU path's results, and the scratch that a call takes, are those of bits.txt.
 
-A bound lets the order of a sum, a last place of a constant or a contraction change, and memory may grow without a wrong result; but
-a program that was checked once relies on both. A line of the file has, of one entry point over some cases: digests of the inputs
-and of the outputs, then the bytes of memory for each SIMD variant, on two threads. Who changes them on purpose writes the file anew
-(``python -m tests.kernels.test_bits``) and says so in the changelog.
+A bound lets the order of a sum, a last place of a constant or a contraction change, and memory may grow without a wrong
+result; but a program that was checked once relies on both. A line of the file has, of one entry point over some cases: digests of
+the inputs and of the outputs, then the bytes of memory for each SIMD variant, on two threads. Who changes them on purpose writes
+the file anew (``python -m tests.kernels.test_bits``) and says so in the changelog.
 """
 
 import hashlib
