@@ -15,11 +15,12 @@ PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: a part of a file's path -> the ends of the names of tests/runtime/test_*.py that are about it, quickest first
+#: a part of a file's path -> the ends of the names of tests/runtime/test_*.py that are about it, quickest first; with a folder
+#: those of other tests
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
-    "core/threads": "process", "core/": "buffer device kernels copies",
+    "core/threads": "process", "core/call": "../kernels/test_lists", "core/": "core buffer device kernels copies",
     "_binding/": "buffer library kernels scalar_types copies observer device", "_capture/": "capture capture_*",
     "_operations/": "tape_operations tape_errors", "nn/": "nn nn_layers training", "tape": "tape session tape_* optim",
     "session": "session session_lifetime tape optim checkpoint capture", "optim": "optim capture_optim", "tensor": "tensor session",
@@ -67,6 +68,11 @@ def families_reached(tree: Scratch, file: str) -> str:
     return ",".join(sorted(found)) if found and "" not in found and len(found) <= FEW else ""
 
 
+def path_of(end: str) -> str:
+    """The test that OWN names."""
+    return f"tests/{end.removeprefix('../')}.py" if end.startswith("../") else f"{RUNTIME}{end}.py"
+
+
 def test_files(tree: Scratch, words: str, ops: str, *more: str) -> Iterator[Check]:
     """The check of those test files that are there; a pattern is the files that fit it."""
     found = [str(f.relative_to(tree.folder)) for w in words.split() for f in sorted(tree.folder.glob(w))]
@@ -90,12 +96,14 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     stem = Path(file).stem.strip("_")
     own = " ".join(ends for part, ends in OWN.items() if part in file) if "tlspec" not in file else ""
     mine = " ".join(f"tests/{p}/test_{stem}.py" for p in ("spec", "verify", "kernels", "runtime"))
-    early = [*test_files(tree, f"{mine} {' '.join(f'{RUNTIME}{end}.py' for end in own.split())}", "", *chosen)]
+    early = [*test_files(tree, f"{mine} {' '.join(map(path_of, own.split()))}", "", *chosen)]
     if kind == "specification":
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))
     if ops or (native and "/core/" not in file):
         yield small
+        if native:
+            yield from test_files(tree, "tests/kernels/test_bits.py tests/kernels/test_far_paths.py", ops, *chosen)
         if ops:
             yield from test_files(tree, "tests/spec/*.py tests/kernels/*.py", ops, *chosen)
             yield verify
@@ -117,7 +125,7 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
         return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
-    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], SILENCE
+    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], CASE_SILENCE
     if check.tool == "verify":
         command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
         command += ["--ops", check.ops] if check.ops else []

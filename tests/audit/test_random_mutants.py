@@ -185,3 +185,21 @@ def test_every_file_has_a_quick_check_first_and_every_folder_last(kind: str, tre
         assert (len(set(found)) == len(found) and found[0].tool in ("import", "verify")) or "/core/" in file, file
         assert {w.split("/")[1] for c in found for w in c.words if w.startswith("tests/")} >= {
             "spec", "kernels", "verify", "runtime", "audit", "examples", "bench"}, file  # fmt: skip
+
+
+def test_a_loop_that_goes_on_at_its_end_does_so_anyway():
+    """Of the lines of a file, those before the brace that closes a loop; not those within, nor at the end of a function."""
+    file = "native/src/formula/conv_geometry.h"
+    idle = {
+        line.strip()
+        for number, line in random_mutants.code_lines(file)
+        if random_mutants.ends_its_loop(
+            random_mutants.Mutant("c", file, number, 1, line, line.replace(";", "; continue;", 1))
+        )
+    }
+    assert idle == {
+        "plain_before = plain;",
+        "g.kernel_base[d] = g.to_base[d] = 0;",
+        "g.taps_size *= g.taps[d];",
+        "t /= g->taps[d];",
+    }

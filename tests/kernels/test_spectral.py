@@ -1,8 +1,13 @@
 """Transforms of many lengths: what is kept of one for the next is bounded."""
 
 import os
+import re
+import shutil
+import subprocess
 
 import pytest
+
+from tlrt._binding import library as _library
 
 
 @pytest.mark.operations("rfft1d_packed")
@@ -91,3 +96,19 @@ def test_plans_made_and_dropped_by_several_threads(python):
     """
     done = python(code)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.operations("rfft1d_packed")
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="reads machine code")
+def test_no_product_of_a_transform_is_fused():
+    """Their sources write no fma: a compiler that fuses a product and a sum gives variants different roots of unity, of which
+    one in 2^29 then is rounded otherwise."""
+    folder = _library.load().path.parent / "obj"
+    objects = [
+        file for stem in ("chirp", "fft", "plan", "spectral") for file in folder.glob(f"cpu_*/spectral/{stem}.o")
+    ]
+    if not objects:
+        pytest.skip("no objects lie beside the library")
+    for file in objects:
+        code = subprocess.run(["objdump", "-d", file], capture_output=True, text=True, check=True).stdout
+        assert "<" in code and not re.findall(r"\tv?fn?m(?:add|sub|la|ls)\w*", code), file
