@@ -81,10 +81,6 @@ REASONS: dict[str, str] = {
     "f.D, 0, f.gB); -> if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, -1, "
     "f.gB);":
         "equivalent: a count is asked only whether it is above 0",
-    "native/src/cpu/linalg/gemm_kernel.h: job->tile_columns = tl_ceil_div(tl_ceil_div(job->p, "
-    "job->column_tiles), NR) * NR; -> job->tile_columns = tl_ceil_div(tl_ceil_div(job->p, "
-    "job->column_tiles), NR) + NR;":
-        "equivalent: only how the product is cut into tiles changes: an element's sum depends on its row, its column and KC alone",
     "native/src/cpu/conv/conv.c: if (channels == 0) return TORCHLEAN_OK; -> if (channels <= 0) return "
     "TORCHLEAN_OK;":
         "equivalent: a number of channels is never negative",

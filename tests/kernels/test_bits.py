@@ -97,6 +97,8 @@ def read() -> dict[str, list[str]]:
 
 def test_bits(entry: tuple[Op, str]) -> None:
     row, which = entry
+    if entry_id(entry) not in read():
+        pytest.skip("an operation that is new: write the file anew")
     inputs, outputs, *scratch = read()[entry_id(entry)]
     with cpu_settings(None, 2):
         variant = tlrt.cpu_variant()
