@@ -20,7 +20,7 @@ RUNTIME = "tests/runtime/test_"
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
-    "core/threads": "process", "core/": "buffer device kernels copies",
+    "core/threads": "process", "core/call": "kernels/lists", "core/": "core buffer device kernels copies",
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
@@ -121,6 +121,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
             yield from test_files(tree, "tests/spec", "")
     if ops or (native and "/core/" not in file):
         yield small
+        if native:
+            yield from test_files(tree, "tests/kernels/test_bits.py tests/kernels/test_far_paths.py", ops, *chosen)
         if ops:
             yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
             yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
@@ -145,7 +147,7 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
         return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
-    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], SILENCE
+    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], CASE_SILENCE
     if check.tool == "verify":
         command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
         command += ["--ops", check.ops] if check.ops else []

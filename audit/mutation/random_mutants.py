@@ -138,6 +138,20 @@ def sample(kind: str, seed: int) -> Iterator[Mutant]:
             yield chosen
 
 
+def ends_its_loop(mutant: Mutant) -> bool:
+    """Whether a mutant of C adds ``continue`` to the last statement of a loop, where it changes nothing. The layout is
+    clang-format's: a brace closes what the nearest line of its indentation above it opens."""
+    if mutant.after.split() != [*mutant.before.split(), "continue;"]:
+        return False
+    lines = read_lines(mutant.file)
+    brace = lines[mutant.line]
+    if brace.strip() != "}":
+        return False
+    indent = brace[: brace.index("}")]
+    opening = next(x for x in reversed(lines[: mutant.line]) if x.startswith(indent) and not x[len(indent)].isspace())
+    return re.match(r"\s*(for|while) \(.*\{$", opening) is not None
+
+
 #: where every node of a tree is said to stand
 PLACE = ast.Constant("", lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)
 

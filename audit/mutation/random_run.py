@@ -25,7 +25,7 @@ from typing import Any
 from audit.build import BuildError
 from audit.environment import commit, describe_run
 from audit.mutation.checks import Check, attempt, checks
-from audit.mutation.random_mutants import Mutant, behaviour, read_lines, sample
+from audit.mutation.random_mutants import Mutant, behaviour, ends_its_loop, read_lines, sample
 from audit.mutation.reasons import REASONS
 from audit.mutation.suite import OutOfTimeError, Turn, run_limited
 from audit.scratch import Scratch, scratch
@@ -157,6 +157,8 @@ class RandomCampaign:
         native = mutant.kind in ("c", "cuda")
         if not native and behaviour(mutant.text()) == behaviour("".join(read_lines(mutant.file))):
             return "equivalent", "the same compiled code"
+        if native and ends_its_loop(mutant):
+            return "equivalent", "the end of a loop"
         names = {"c": cpu_variants()[::-1], "cuda": ["cuda"]}.get(mutant.kind, [""])
         for name in [""] if "/core/" in mutant.file else names:
             clean = self.unchanged(name)

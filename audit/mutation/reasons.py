@@ -29,4 +29,103 @@ REASONS: dict[str, str] = {
         "equivalent: n is the length of a vector, which is 0 or more",
     "tlspec/ops/spectral.py: S.imag[..., n // 2] = 0 -> S.imag[..., n // 2] = (0-1)":
         "equivalent: numpy.fft.irfft reads no imaginary part of bin n/2, and -1 is as finite as 0",
+    # c
+    "native/src/cpu/pool.c: TASK = 65536, -> TASK = (65536-1),":
+        "equivalent: only how the work is cut changes: a task adds to cells of its own, each in the order of its windows",
+    "native/src/core/interrupt.c: if (before.sa_flags & SA_SIGINFO) -> if (!(before.sa_flags & "
+    "SA_SIGINFO))":
+        "equivalent: both members of the union are one pointer, called with the same three registers on x86-64 and AArch64",
+    "native/src/cpu/stream.h[2]: #if defined(__SSE2__) -> #if defined(__SSE0__)":
+        "equivalent: the locked addition by which a worker takes its next task, and that of a mutex, drain the stores past the cache on x86",
+    "native/src/cpu/spectral/plan.c: for (; n % primes[i] == 0; n /= primes[i]) -> for (; n % primes[i] "
+    "<= 0; n /= primes[i])":
+        "equivalent: n >= 1, so that its remainder is never negative",
+    "native/src/cpu/spectral/plan.c: return 1; -> return -1;":
+        "equivalent: all callers ask whether it is 0",
+    "native/src/cpu/shape_broadcast.c: status = tl_row_sums(ctx, x, pass.outer, pass.length, 0, to); -> "
+    "status = tl_row_sums(ctx, x, pass.outer, pass.length, -1, to);":
+        "equivalent: a count is asked only whether it is above 0",
+    "native/src/cpu/spectral/fft.c: const int64_t n1 = f->first->n, n2 = f->second->n, at = group * "
+    "TL_W, lanes = n2 - at < TL_W ? n2 - at : TL_W; -> const int64_t n1 = f->first->n, n2 = "
+    "f->second->n, at = group * TL_W, lanes = n2 - at < TL_W ? n2 % at : TL_W;":
+        "equivalent: n2 >= 46 > TL_W, as longer lengths alone are cut, so at >= TL_W > n2 - at where lanes are missing: one number either way",
+    "native/src/core/threads.c: atomic_fetch_sub(&pool.sleepers, 1); -> "
+    "/*atomic_fetch_sub(&pool.sleepers, 1);*/":
+        "equivalent: too high a count of sleepers signals a condition on which nobody waits",
+    "native/src/cpu/spectral/conv.c: float r[16] = {0}, i[16] = {0}; -> float r[16] = {0}, i[(16+1)] = "
+    "{0};":
+        "equivalent: the element is never read",
+    "native/src/cpu/index.c: __builtin_prefetch(next + j); -> __builtin_prefetch(next - j);":
+        "equivalent: the address of a prefetch, which never faults",
+    "native/src/cpu/spectral/chirp.c: for (int64_t p = 0; p < m; p++) -> for (int64_t p = 0; p != m; p++)":
+        "equivalent: p counts up by 1 from 0, and m >= 1",
+    "native/src/core/shapes.h: if (size == 0 || kernel == 0 || stride == 0) return 0; -> if (0==1) "
+    "return 0;":
+        "equivalent: the sizes are asked to be at least 1 before, and once a call is refused its shapes are not used",
+    "native/src/core/device.c: char name[128]; -> char name[(128+1)];":
+        "equivalent: processors have names of at most 47 characters (CPUID), 63 in /proc/cpuinfo",
+    "native/src/formula/activation.h: return y > 0.0f && x + eps < TL_INF ? r : edge; -> return y >= "
+    "0.0f && x + eps < TL_INF ? r : edge;":
+        "equivalent: eps >= 2^-50 is demanded, so that y is never 0",
+    "native/src/core/call.c: if (call->status) return 0; -> if (call->status) return -1;":
+        "equivalent: the call is refused already: nothing reads the length",
+    "native/src/core/errors.c: if (snprintf(last->text, sizeof last->text, \"%s: %s\", op, text) < 0) "
+    "last->text[0] = 0; -> if (snprintf(last->text, sizeof last->text, \"%s: %s\", op, text) < 1) "
+    "last->text[0] = 0;":
+        "equivalent: the text has the two characters \": \" at least",
+    "native/src/cpu/optim.c: enum { TL_LEAVES = 4 }; -> enum { TL_LEAVES = (4+1) };":
+        "equivalent: only how the work is cut changes: the sum of a leaf depends on the leaf alone",
+    "native/src/cpu/spectral/conv.c: tl_vec r = {0}, i = {0}; -> tl_vec r = {(0+1)}, i = {0};":
+        "equivalent: lane 0 of every group of channels that is used is written next",
+    "native/src/cpu/pool.c: f.group = tl_imax(1, TASK / cells); -> f.group = tl_imax((1+1), TASK / "
+    "cells);":
+        "equivalent: only how the work is cut changes: a window depends on its own cells alone",
+    "native/src/cpu/spectral/conv.c[2]: for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 < end; t0 += "
+    "TILE) { -> for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 <= end; t0 += TILE) {":
+        "equivalent: a tile after the block's end is the next block's first, of the same values, or has no rows",
+    "native/src/core/shapes.h: for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < "
+    "stride->rank && i < padding->rank; i++) -> for (int32_t i = 0; i <= spatial->rank && i < "
+    "kernel->rank && i < stride->rank && i < padding->rank; i++)":
+        "equivalent: an axis more is only there where the ranks differ, and then the call is refused",
+    "native/src/core/call.c: else -> /*else*/":
+        "equivalent: the status is set already: the output is counted and nothing is made for it",
+    "native/src/cpu/linalg/gemm_kernel.h: if (w == NR) { -> if (w > NR) {":
+        "equivalent: the next branch stores the same vectors for w == NR, the second one at w - LANES = LANES",
+    "native/src/cpu/scan.c: if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, "
+    "f.D, 0, f.gB); -> if (!status && f.gB) status = tl_column_sums(ctx, f.sums_B, 1, f.chunks, f.D, -1, "
+    "f.gB);":
+        "equivalent: a count is asked only whether it is above 0",
+    "native/src/cpu/conv/conv.c: if (channels == 0) return TORCHLEAN_OK; -> if (channels <= 0) return "
+    "TORCHLEAN_OK;":
+        "equivalent: a number of channels is never negative",
+    "native/src/cpu/index.c: const float *next = job->values + (int64_t)h[1].place * cols + col; -> "
+    "const float *next = job->values + (int64_t)h[(1+1)].place * cols + col;":
+        "equivalent: the address of a prefetch, which never faults; h[2] lies within the scratch, before the cursors",
+    "native/src/cpu/conv/product.c: for (int64_t k = 0, known = -1, index = 0; k < kc; k++) { -> for "
+    "(int64_t k = 0, known = -1, index = 1; k < kc; k++) {":
+        "equivalent: k = 0 sets the index, as no tap is -1",
+    "native/src/cpu/spectral/fft.c: const int64_t count = n2 - g * TL_W < TL_W ? n2 - g * TL_W : TL_W; "
+    "-> const int64_t count = n2 - g % TL_W < TL_W ? n2 - g * TL_W : TL_W;":
+        "equivalent: n2 >= 46 > TL_W - 1 + TL_W, so count is TL_W; what is too much goes to the scratch behind a[n2], overwritten by the first pass",
+    "native/src/cpu/index.c: MOST_BLOCKS = 2048, -> MOST_BLOCKS = (2048+1),":
+        "equivalent: only how the indices are grouped changes: an element's values come in the order of their list",
+    "native/src/cpu/pool.c: meeting(v, cut, low, high, &first[cut], &past[cut]); -> /*meeting(v, cut, "
+    "low, high, &first[cut], &past[cut]);*/":
+        "equivalent: only time changes: spread leaves cells outside own .. end alone",
+    "native/src/cpu/spectral/fft.h: TL_OPAQUE(rr); -> /*TL_OPAQUE(rr);*/":
+        "equivalent: gcc fuses nothing while one of a sum's two products is hidden: the objects have the same fused instructions, none",
+    "native/src/cpu/linalg/gemm_kernel.h: else if (rows == 1 && job->rsb == 1) -> else if (0==1)":
+        "equivalent: only time changes: the tile's kernel computes the same chain of fused multiply-adds",
+    "native/src/core/call.c: return got == n; -> return got <= n;":
+        "equivalent: the call is refused already: nothing reads the input or the output",
+    "native/src/cpu/conv/product.c: _Alignas(64) float edge[MR * NR]; -> _Alignas(0) float edge[MR * NR];":
+        "equivalent: vectors are loaded and stored unaligned",
+    "native/src/cpu/linalg/gemm_kernel.h: if (cost < TASK_COST) job->products_per_task = "
+    "(int64_t)(TASK_COST / tl_imax(cost, 1.0)); -> if (cost <= TASK_COST) job->products_per_task = "
+    "(int64_t)(TASK_COST / tl_imax(cost, 1.0));":
+        "equivalent: TASK_COST / TASK_COST is the 1 that it is without",
+    "native/src/cpu/spectral/conv.c: double c = 0, s = 0; -> double c = 1, s = 0;":
+        "equivalent: of the modes that pad the table no sum is used",
+    "native/src/cuda/random.cu: if (i >= n) return; -> /*if (i >= n) return;*/":
+        "equivalent: every element is stored below n alone; only threads past the end compute what they drop",
 }  # fmt: skip

@@ -145,7 +145,7 @@ DEFECTS = [
         ("    for (int64_t l = 0; l < n - i; l++)\n        t[l] += x[i + l];\n", "",
          "the last, partial step of a leaf is lost", "reduce"),
         ("for (; r < rows; r++) {", "for (; r < rows - 1; r++) {", "the last row of a chunk is lost", "reduce"),
-        ("left < TL_SUM_LEAF ? left : TL_SUM_LEAF);\n        }", "TL_SUM_LEAF);\n        }",
+        ("left < TL_SUM_LEAF ? left : TL_SUM_LEAF);\n    }", "TL_SUM_LEAF);\n    }",
          "the last leaf reads past the row", "reduce"),
         ("    return (b[0] + b[2]) + (b[1] + b[3]);", "    return (b[0] + b[1]) + (b[2] + b[3]);",
          "another order of additions: CPU and CUDA differ", "reduce"),

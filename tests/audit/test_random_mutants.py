@@ -246,3 +246,21 @@ def test_every_test_has_its_turn() -> None:
     found = {file for p in last for file in ([p] if p.is_file() else p.rglob("test_*.py"))}
     assert {p for p in (ROOT / "tests").rglob("test_*.py") if p.parent.name != "repo"} == found
     assert [w for ends in OWN.values() for w in named_tests(ends) if not list(ROOT.glob(w))] == []
+
+
+def test_a_loop_that_goes_on_at_its_end_does_so_anyway():
+    """Of the lines of a file, those before the brace that closes a loop; not those within, nor at the end of a function."""
+    file = "native/src/formula/conv_geometry.h"
+    idle = {
+        line.strip()
+        for number, line in random_mutants.code_lines(file)
+        if random_mutants.ends_its_loop(
+            random_mutants.Mutant("c", file, number, 1, line, line.replace(";", "; continue;", 1))
+        )
+    }
+    assert idle == {
+        "plain_before = plain;",
+        "g.kernel_base[d] = g.to_base[d] = 0;",
+        "g.taps_size *= g.taps[d];",
+        "t /= g->taps[d];",
+    }

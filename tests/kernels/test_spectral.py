@@ -1,12 +1,16 @@
 """Transforms of many lengths: what is kept of one for the next is bounded."""
 
 import os
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 
 import tlrt
 from tlrt import kernels
+from tlrt._binding import library as _library
 from tlrt.verify.run import Runtime
 from tlspec.cases import draw_case
 from tlspec.compare import compare_outputs
@@ -65,3 +69,81 @@ def test_plans_kept_for_later_take_memory_and_not_too_much(python):
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert 32 <= int(done.stdout) <= 64 + 32, "MiB that plans take: none are kept, or too many"
+
+
+HELD = """if True:
+    import ctypes, numpy as np, tlrt
+    from tlrt.kernels import rfft1d_packed, spectral_conv1d_rfft
+    cpu, libc = tlrt.device("cpu"), ctypes.CDLL(None)
+    w, x = cpu.zeros(1), cpu.zeros(1_000_003)
+    libc.mallinfo2.restype = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(f"f{i}", ctypes.c_size_t) for i in range(10)]})
+
+    def held():
+        cpu.collect()
+        found = libc.mallinfo2()
+        return found.f4 + found.f7  # mapped, and in use of what is not
+
+    def transform(n):
+        with cpu.zeros(n) as x:
+            rfft1d_packed(x, 1, n).release()
+"""
+
+
+@pytest.mark.operations("rfft1d_packed")
+@pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="counts what glibc has given out")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer has its own malloc")
+@pytest.mark.parametrize(
+    ("code", "least", "most"),
+    [
+        # lengths with a prime factor above 13, more than are kept: a second round leaves what the first left
+        ("def run():\n        for n in range(2003, 2131, 2): transform(n)\n    run()", -(1 << 14), 1 << 14),
+        # many plans of 1.5 MiB, and then one of 26: as many go as it takes, not one
+        ("def run():\n        for n in [*range(50021, 50083, 2), 1_000_003]: transform(n)", 32 << 20, 65 << 20),
+        # few modes take roots of unity, not a transform of the whole grid
+        ("def run(): spectral_conv1d_rfft(x, w, w, 1_000_003, 1, 1).release()", 1 << 14, 1 << 20),
+    ],
+    ids=["a leak", "a bound in bytes", "roots alone"],
+)
+def test_host_memory_of_plans(python, code, least, most):
+    done = python(f"{HELD}\n    {code}\n    before = held()\n    run()\n    print(held() - before)\n")
+    assert done.returncode == 0, done.stderr
+    assert least <= int(done.stdout) <= most
+
+
+@pytest.mark.operations("rfft1d_packed")
+def test_plans_made_and_dropped_by_several_threads(python):
+    """More lengths than are kept, so that plans are made and dropped all the time."""
+    code = """if True:
+        import threading, numpy as np, tlrt
+        from tlrt.kernels import rfft1d_packed
+
+        def run(first):
+            with tlrt.Device.new("cpu") as cpu:
+                for i in range(3000):
+                    n = 2 + (first + 7 * i) % 90
+                    with cpu.zeros(n) as x:
+                        rfft1d_packed(x, 1, n).release()
+
+        tlrt.set_threads(1)
+        threads = [threading.Thread(target=run, args=(11 * k,)) for k in range(4)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+    """
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.operations("rfft1d_packed")
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="reads machine code")
+def test_no_product_of_a_transform_is_fused():
+    """Their sources write no fma: a compiler that fuses a product and a sum gives variants different roots of unity, of which
+    one in 2^29 then is rounded otherwise."""
+    folder = _library.load().path.parent / "obj"
+    objects = [
+        file for stem in ("chirp", "fft", "plan", "spectral") for file in folder.glob(f"cpu_*/spectral/{stem}.o")
+    ]
+    if not objects:
+        pytest.skip("no objects lie beside the library")
+    for file in objects:
+        code = subprocess.run(["objdump", "-d", file], capture_output=True, text=True, check=True).stdout
+        assert "<" in code and not re.findall(r"\tv?fn?m(?:add|sub|la|ls)\w*", code), file

@@ -584,6 +584,7 @@ int main(void)
     test_moving();
     test_calls();
     test_float_mode();
+    core_test_captures();
     core_test_concurrency();
     if (getenv("CORE_TEST_COST")) report_cost();
     printf("core_test: %d checks, %d failed\n", core_checks, core_failures);

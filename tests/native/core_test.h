@@ -13,3 +13,9 @@ void core_check_status(int32_t got, int32_t wanted, const char *text, const char
 
 /* core_threads_test.c: the thread pool, contexts used from many threads, fork, memory running out. */
 void core_test_concurrency(void);
+/* core_capture_test.c: what the core does for a CUDA device, captures and graphs above all. */
+void core_test_captures(void);
+
+/* fake_cuda.c: blocks of memory and graphs that the device has given out, and the status of its next call but `calls`. */
+extern int fake_cuda_blocks, fake_cuda_graphs;
+void fake_cuda_fail(int32_t status, int calls);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/call.h"
@@ -68,6 +69,23 @@ static void test_parallel(void)
     }
     CHECK_STATUS(torchlean_cuda_set_threads(100000), TORCHLEAN_ARGUMENT);
     tl_parallel(-1, count, NULL);
+}
+
+/* Workers that are stopped at every moment of falling asleep, after 20 µs without a job: none misses it. */
+static void test_stopping(void)
+{
+    for (int i = 0; i < 4000; i++) {
+        struct timespec start, now;
+        OK(torchlean_cuda_set_threads(2));
+        run_tally(2); /* makes the worker */
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        do
+            clock_gettime(CLOCK_MONOTONIC, &now);
+        while ((now.tv_sec - start.tv_sec) * 1000000000 + now.tv_nsec - start.tv_nsec < i % 400 * 100);
+        alarm(20);
+        OK(torchlean_cuda_set_threads(1));
+    }
+    alarm(0);
 }
 
 /* ---- contexts from many threads -------------------------------------------------------------------------------- */
@@ -266,6 +284,24 @@ static void test_exhaustion(void)
         CHECK(status == TORCHLEAN_NO_MEMORY && one == NULL);
         OK(torchlean_cuda_buffer_fill(kept, 1));
         OK(torchlean_cuda_context_destroy(context));
+        /* handles without storage of their own, until their table cannot grow; one that is given back serves again */
+        context = NULL;
+        kept = NULL;
+        OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+        OK(torchlean_cuda_buffer_zeros(context, 1000, &kept));
+        most = address_space() + (UINT64_C(1) << 24);
+        CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){.rlim_cur = most, .rlim_max = most}) == 0);
+        torchlean_buffer *before_last, *last = NULL;
+        do {
+            before_last = last;
+            last = NULL;
+            status = torchlean_cuda_buffer_share(kept, &last);
+        } while (status == TORCHLEAN_OK);
+        CHECK(status == TORCHLEAN_NO_MEMORY && last == NULL);
+        CHECK(strstr(torchlean_cuda_last_error(), "buffer_share: out of host memory for a buffer handle") != NULL);
+        OK(torchlean_cuda_buffer_release(before_last));
+        OK(torchlean_cuda_buffer_share(kept, &last));
+        OK(torchlean_cuda_context_destroy(context));
         _exit(core_failures != before);
     }
     int status = -1;
@@ -334,6 +370,10 @@ static void signal_self(void) { raise(SIGUSR1); }
 static void do_nothing(void) {}
 static _Atomic int handled;
 static void count_handled(int number) { handled += number == SIGUSR1; }
+static void count_information(int number, siginfo_t *info, void *state)
+{
+    handled += number == SIGUSR1 && info->si_signo == number && info->si_pid == getpid() && state != NULL;
+}
 
 /* The first task of the calling thread interrupts; what others have begun by then they end. */
 static void interrupt_once(void *arg, int64_t task, int32_t worker)
@@ -395,6 +435,8 @@ static void test_interrupts(void)
     OK(torchlean_cuda_buffer_zeros(context, 1 << 10, &small));
     OK(torchlean_cuda_memory_stats(context, &before));
     CHECK_STATUS(torchlean_cuda_watch_signal(12345), TORCHLEAN_ARGUMENT);
+    CHECK(strcmp(torchlean_cuda_last_error(),
+                 "torchlean_cuda_watch_signal: number: got 12345, expected a signal or 0") == 0);
     for (uint32_t threads = 1; threads <= 4; threads += 3) {
         OK(torchlean_cuda_set_threads(threads));
         handled = 0;
@@ -419,6 +461,12 @@ static void test_interrupts(void)
         CHECK(handled == 5 && !sigaction(SIGUSR1, NULL, &now) && now.sa_handler == count_handled);
         CHECK(tl_looking == 0); /* calls that need not look do not */
     }
+    /* a handler that takes the signal's information */
+    now.sa_flags = SA_SIGINFO;
+    now.sa_sigaction = count_information;
+    CHECK(!sigaction(SIGUSR1, &now, NULL));
+    CHECK_STATUS(call_interrupted(a, 1 << 17, 0, signal_self, &whole), TORCHLEAN_INTERRUPTED);
+    CHECK(!whole && handled == 6 && !sigaction(SIGUSR1, NULL, &now) && now.sa_sigaction == count_information);
     signal(SIGUSR1, SIG_IGN);
     OK(call_interrupted(a, 1 << 17, 0, signal_self, &whole));
     CHECK(whole);
@@ -431,6 +479,7 @@ static void test_interrupts(void)
 void core_test_concurrency(void)
 {
     test_parallel();
+    test_stopping();
     run_hammers(1, 300);
     run_hammers(THREADS, 300);
     test_destroy_in_use();

@@ -198,7 +198,6 @@ void tl_lists(tl_call *call, int32_t inputs, int32_t outputs, uint32_t count)
     call->list.inputs = call->list.outputs = 0;
     call->list.first = NULL;
     call->list.lengths = NULL;
-    call->list.data = NULL;
     if (!call->status && count > TL_INDEX_MAX)
         call->status =
             tl_fail(TORCHLEAN_OVERFLOW, "%s: got lists of %u buffers, expected at most 2^28 - 1", call->op, count);

@@ -97,7 +97,6 @@ void tl_buffer_end(tl_context *ctx, tl_buffer *buffer)
     end_object(&ctx->buffers, &buffer->object);
     ctx->live_buffers--;
     tl_pool_drop(&ctx->pool, buffer->block);
-    buffer->block = NULL;
     tl_table_give(&tl_buffers, &buffer->object.slot);
 }
 
@@ -145,7 +144,5 @@ void tl_graph_end(tl_context *ctx, tl_graph *graph)
     end_object(&ctx->graphs, &graph->object);
     tl_cuda_graph_free(ctx->cuda, graph->run);
     drop_blocks(ctx, graph->held, graph->count);
-    graph->run = NULL;
-    graph->held = NULL;
     tl_table_give(&tl_graphs, &graph->object.slot);
 }

@@ -325,8 +325,8 @@ static void spread_row(const pool_call *f, const pool_row *r, const pool_block *
     const int64_t bottom = tl_imax(0, low + p - (r->to - 1) * s);
     for (int64_t j = top; j >= bottom; j--) {
         const int64_t from = tl_imax(r->from, tl_ceil_div(low + p - j, s)), room = high - 1 + p - j;
-        const int64_t to = room < 0 ? from : tl_imin(r->to, room / s + 1), n = to - from, at = from - r->from;
-        if (n <= 0) continue;
+        const int64_t to = tl_imin(r->to, room / s + 1), n = to - from, at = from - r->from;
+        if (n == 0) continue;
         const int64_t cell = from * s + j - p;
         if (f->kind == POOL_MEAN) {
             add_strided(gx + cell, b->a + at, n, s);

@@ -221,13 +221,12 @@ static void max_columns(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* Tiles of equal width, whole cache lines except for the last. */
+/* Tiles of equal width, whole cache lines except for the last; none is empty, as a full tile is whole lines. */
 static void cut_columns(columns_args *a)
 {
     a->chunks = a->rows > TL_COLUMN_CHUNK ? tl_ceil_div(a->rows, TL_COLUMN_CHUNK) : 1;
     a->tiles = tl_ceil_div(a->cols, TL_COLUMN_TILE);
     a->width = a->tiles > 1 ? tl_ceil_div(tl_ceil_div(a->cols, a->tiles), 16) * 16 : a->cols;
-    a->tiles = tl_ceil_div(a->cols, a->width);
 }
 
 static int32_t reduce_columns(tl_context *ctx, tl_task_fn fn, const float *x, int64_t outer, int64_t rows, int64_t cols,

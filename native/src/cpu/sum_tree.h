@@ -95,24 +95,17 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
     return tl_fold_lanes(t, TL_SUM_LANES);
 }
 
-/* The sum of a row of any length, on the calling thread. Sums of spans of LEAF^k elements are the elements of a row of
- * their own; they go into its lanes as they come. */
+/* The sum of a row of up to TL_SUM_LEAF leaves, on the calling thread. No row here is longer: of 64 rows and more none has 2^26
+ * elements, and where rows are fewer, a long one is that of its leaves' sums (tl_row_sums, row_phases.h). */
 static inline float tl_row_sum(const float *x, int64_t n)
 {
-    enum { LEAVES = TL_SUM_LEAF * TL_SUM_LEAF };
     if (n <= TL_SUM_LEAF) return tl_leaf_sum(x, n);
-    float upper[TL_SUM_LANES] = {0};
-    for (int64_t i = 0; i * LEAVES < n; i++) {
-        const float *span = x + i * LEAVES;
-        const int64_t length = n - i * LEAVES < LEAVES ? n - i * LEAVES : LEAVES;
-        float t[TL_SUM_LANES] = {0};
-        for (int64_t leaf = 0; leaf * TL_SUM_LEAF < length; leaf++) {
-            const int64_t left = length - leaf * TL_SUM_LEAF;
-            t[leaf % TL_SUM_LANES] += tl_leaf_sum(span + leaf * TL_SUM_LEAF, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);
-        }
-        upper[i] = tl_fold_lanes(t, TL_SUM_LANES); /* fewer than 2^32 elements are at most 16 spans */
+    float t[TL_SUM_LANES] = {0};
+    for (int64_t leaf = 0; leaf * TL_SUM_LEAF < n; leaf++) {
+        const int64_t left = n - leaf * TL_SUM_LEAF;
+        t[leaf % TL_SUM_LANES] += tl_leaf_sum(x + leaf * TL_SUM_LEAF, left < TL_SUM_LEAF ? left : TL_SUM_LEAF);
     }
-    return tl_fold_16(upper);
+    return tl_fold_lanes(t, TL_SUM_LANES);
 }
 
 /* ---- the column tree --------------------------------------------------------------------------------------------- */

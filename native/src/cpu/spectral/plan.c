@@ -31,7 +31,6 @@ static void fill_roots(double *root, uint64_t count, int shift, uint64_t n)
 static int make_roots(tl_fft *f, tl_roots *t, uint64_t n)
 {
     t->n = n;
-    t->shift = 0;
     while ((UINT64_C(1) << (2 * t->shift)) < n)
         t->shift++;
     const uint64_t fine = UINT64_C(1) << t->shift, coarse = (n >> t->shift) + 1;
@@ -148,15 +147,10 @@ static void destroy(tl_fft *f)
 
 static int make_direct(tl_fft *f)
 {
-    int64_t total = 0;
     f->stages = factor(f->n, f->radix);
-    int64_t rest = f->n;
-    for (int i = 0; i < f->stages; i++) {
-        rest /= f->radix[i];
-        total += rest * (f->radix[i] - 1);
-    }
     tl_fft scratch = {0};
-    f->twiddle = take(f, (size_t)(total + 1) * 2 * sizeof(float));
+    /* a pass from `length` to m has m·(radix - 1) = length - m roots: n - 1 in all */
+    f->twiddle = take(f, (size_t)f->n * 2 * sizeof(float));
     int ok = f->twiddle && make_roots(&scratch, &scratch.roots, (uint64_t)f->n);
     float *out = f->twiddle;
     int64_t length = f->n, before = 1;

@@ -1,0 +1,49 @@
+"""Paths of the kernels that begin at a product of sizes which drawn cases seldom meet: each within the bounds."""
+
+from typing import Any
+
+import pytest
+
+from tests.kernels.test_conv import demand_bounds
+from tlrt.verify.run import Runtime
+from tlspec import registry
+from tlspec.cases import build_case, generator
+
+#: operation -> what begins there -> sizes and parameters
+FAR: dict[str, dict[str, dict[str, Any]]] = {
+    "swap_adjacent_at_depth": {
+        "runs cut by length": {"dims": [2, 3, 2, 8192], "depth": 1},
+        "runs of several pieces": {"dims": [3, 2, 65537], "depth": 0},
+        "runs just below": {"dims": [2, 3, 8191], "depth": 0},
+        **{f"runs of {n}": {"dims": [3, 35, 67, n], "depth": 1} for n in (2, 3, 4, 8, 16, 17)},
+    },
+    "transpose2d": {
+        "stores past the cache": {"rows": 2064, "cols": 2049},
+        "few rows": {"rows": 7, "cols": 9001},
+        "few columns": {"rows": 9001, "cols": 5},
+    },
+    "transpose3d_acb": {"stores past the cache": {"a": 3, "b": 1040, "c": 1361}},
+    "broadcast_vec_to_rows": {"stores past the cache": {"rows": 1401, "cols": 3001}},
+    "broadcast_vec_to_cols": {"stores past the cache": {"rows": 1401, "cols": 3001}},
+    "reduce_max_axis1": {"rows cut into segments": {"rows": 3, "cols": 200_003}},
+    "reduce_max_axis0": {
+        "one column cut into segments": {"rows": 200_003, "cols": 1},
+        "tiles of columns": {"rows": 300, "cols": 1931},
+    },
+    "reduce_sum_axis1": {"few long rows": {"rows": 3, "cols": 200_003}},
+    "spectral_conv1d_rfft": {"more modes than are summed one by one": {"grid": 1201, "width": 3, "modes": 520}},
+    "matmul": {"two rounds of a long inner dimension": {"m": 3, "n": 2 * 16384 + 300, "p": 5}},
+    "linear": {"two rounds of a long inner dimension": {"batch": 3, "inputs": 2 * 16384 + 300, "outputs": 5}},
+}
+
+
+#: a gradient that stores past the cache is a forward that does, of another operation
+CASES = [(n, p, w) for n in FAR for p in FAR[n] for w in ("forward", "vjp") if w == "forward" or "cache" not in p]
+
+
+@pytest.mark.parametrize(("name", "path", "which"), CASES)
+def test_a_path_that_begins_far_away(name: str, path: str, which: str, runtime: Runtime) -> None:
+    rng = generator("far", name, path)
+    data = "integers" if name.startswith("reduce_max") else "normal"  # with equal elements
+    case = build_case(registry.get(name), FAR[name][path], {}, rng, which=which, data=data)
+    demand_bounds(case, runtime, f"{name} {path} {which}")

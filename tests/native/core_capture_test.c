@@ -1,0 +1,210 @@
+/* What the core does for a CUDA device, on that of fake_cuda.c: memory that comes from the device and goes back to it, captures,
+ * the blocks that their graphs keep, and what all of them leave behind when a call fails. */
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/call.h"
+#include "core/context.h"
+#include "core/errors.h"
+#include "core/scratch.h"
+#include "core_test.h"
+
+enum {
+    N = 100,
+    BYTES = 512,
+    MANY = 200
+}; /* elements and bytes of a block; more blocks than a capture has room for at first */
+
+#define SAYS(expr, wanted, text) \
+    (CHECK_STATUS(expr, wanted), CHECK(strstr(torchlean_cuda_last_error(), text) != NULL))
+
+static torchlean_context *context;
+static torchlean_buffer *first;
+
+static uint64_t live(void)
+{
+    torchlean_memory m = {0};
+    OK(torchlean_cuda_memory_stats(context, &m));
+    return m.live_bytes;
+}
+
+static torchlean_buffer *copy(void)
+{
+    torchlean_buffer *out = NULL;
+    OK(torchlean_cuda_buffer_copy(first, &out));
+    return out;
+}
+
+/* Two blocks of scratch in one call, the first given back before the second: whether they are one. */
+static int scratch_serves_again(int constant)
+{
+    void *p, *q;
+    tl_call call;
+    tl_enter_context(&call, "fake", context);
+    OK((constant ? tl_pool_alloc_constant : tl_pool_alloc)(call.ctx, BYTES, &p));
+    tl_pool_free(call.ctx, p);
+    OK(tl_pool_alloc(call.ctx, BYTES, &q));
+    tl_pool_free(call.ctx, q);
+    OK(tl_end(&call));
+    return p == q;
+}
+
+static void *copy_elsewhere(void *arg)
+{
+    torchlean_buffer *out = NULL;
+    (void)arg;
+    SAYS(torchlean_cuda_buffer_copy(first, &out), TORCHLEAN_UNAVAILABLE,
+         "context: got a call while another thread captures");
+    return NULL;
+}
+
+/* Of each capture: a block that calls hand on, one that is constant, and MANY that outlive the calls. */
+static void test_graph(void)
+{
+    torchlean_graph *graph = NULL;
+    torchlean_buffer *many[MANY];
+    float host[N];
+    uint32_t nodes = 0;
+    pthread_t thread;
+    const uint64_t before = live();
+    OK(torchlean_cuda_capture_begin(context));
+    SAYS(torchlean_cuda_capture_begin(context), TORCHLEAN_UNAVAILABLE, "got a call that cannot be captured");
+    SAYS(torchlean_cuda_buffer_download(first, host, N), TORCHLEAN_UNAVAILABLE, "got a call that cannot be captured");
+    pthread_create(&thread, NULL, copy_elsewhere, NULL);
+    pthread_join(thread, NULL);
+    CHECK(scratch_serves_again(0) && live() == before + BYTES);
+    for (int i = 0; i < 3; i++) { /* released, it serves the next call of the capture */
+        torchlean_buffer *passed = copy();
+        CHECK(live() == before + BYTES);
+        OK(torchlean_cuda_buffer_release(passed));
+        CHECK(live() == before + BYTES);
+    }
+    CHECK(!scratch_serves_again(1) || live() > before + BYTES);
+    const uint64_t scratch = live();
+    for (int i = 0; i < MANY; i++)
+        many[i] = copy();
+    const uint64_t held = live();
+    CHECK(held >= scratch + (MANY - 2) * BYTES && held <= scratch + MANY * BYTES);
+    SAYS(torchlean_cuda_memory_collect(context), TORCHLEAN_UNAVAILABLE, "context: got a capture under way");
+    OK(torchlean_cuda_capture_end(context, &graph));
+    for (int i = 0; i < MANY; i++)
+        OK(torchlean_cuda_buffer_release(many[i]));
+    CHECK(live() == held); /* the graph's */
+    OK(torchlean_cuda_graph_nodes(graph, &nodes));
+    CHECK(nodes == 3 + MANY);
+    OK(torchlean_cuda_graph_launch(graph));
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    SAYS(torchlean_cuda_graph_launch(graph), TORCHLEAN_CUDA, "torchlean_cuda_graph_launch: the device says no");
+    SAYS(torchlean_cuda_graph_nodes(graph, NULL), TORCHLEAN_NULL, "graph_nodes: nodes: got NULL");
+    /* what a graph keeps no call gets, within a capture either */
+    torchlean_buffer *own = copy();
+    CHECK(live() == held + BYTES);
+    OK(torchlean_cuda_capture_begin(context));
+    SAYS(torchlean_cuda_graph_launch(graph), TORCHLEAN_UNAVAILABLE,
+         "graph: got one of a context whose calls are captured");
+    OK(torchlean_cuda_capture_end(context, NULL));
+    OK(torchlean_cuda_buffer_release(own));
+    OK(torchlean_cuda_graph_release(graph));
+    OK(torchlean_cuda_graph_release(graph));
+    CHECK_STATUS(torchlean_cuda_graph_launch(graph), TORCHLEAN_RELEASED);
+    CHECK(live() == before && fake_cuda_graphs == 0);
+}
+
+static void test_captures_that_fail(void)
+{
+    torchlean_graph *graph = NULL, *given = (torchlean_graph *)&graph;
+    torchlean_buffer *out = NULL;
+    const uint64_t before = live();
+    SAYS(torchlean_cuda_capture_end(context, &graph), TORCHLEAN_ARGUMENT, "got one without a capture");
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    SAYS(torchlean_cuda_capture_begin(context), TORCHLEAN_CUDA, "the device says no");
+    for (int how = 0; how < 4; how++) {
+        OK(torchlean_cuda_capture_begin(context));
+        OK(torchlean_cuda_buffer_release(copy()));
+        SAYS(torchlean_cuda_capture_end(context, &given), TORCHLEAN_ARGUMENT, "out: got a handle");
+        if (how == 0) { /* work that fails */
+            fake_cuda_fail(TORCHLEAN_CUDA, 0);
+            CHECK_STATUS(torchlean_cuda_buffer_copy(first, &out), TORCHLEAN_CUDA);
+            SAYS(torchlean_cuda_capture_end(context, &graph), TORCHLEAN_UNAVAILABLE, "got a captured call that failed");
+        } else if (how == 1) { /* a call that is refused is none of the capture's */
+            CHECK_STATUS(torchlean_cuda_buffer_copy(NULL, &out), TORCHLEAN_NULL);
+            OK(torchlean_cuda_capture_end(context, &graph));
+            OK(torchlean_cuda_graph_release(graph));
+            graph = NULL;
+        } else if (how == 2) {
+            fake_cuda_fail(TORCHLEAN_CUDA, 0);
+            SAYS(torchlean_cuda_capture_end(context, &graph), TORCHLEAN_CUDA,
+                 "torchlean_cuda_capture_end: the device says no");
+        } else {
+            OK(torchlean_cuda_capture_end(context, NULL));
+        }
+        CHECK(!graph && !out && live() == before && fake_cuda_graphs == 0);
+    }
+}
+
+/* Memory of the device and of the host after calls that fail for want of the former. */
+static void test_no_memory(void)
+{
+    torchlean_buffer *out = NULL;
+    OK(torchlean_cuda_memory_collect(context));
+    CHECK(fake_cuda_blocks == 1);
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    const size_t before = mallinfo2().uordblks;
+#endif
+    for (int i = 0; i < 1000; i++) {
+        fake_cuda_fail(TORCHLEAN_NO_MEMORY, 0);
+        CHECK_STATUS(torchlean_cuda_buffer_copy(first, &out), TORCHLEAN_NO_MEMORY);
+    }
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    CHECK(mallinfo2().uordblks <= before + 4096);
+#endif
+    CHECK(strstr(torchlean_cuda_last_error(), "out of device memory: asked for 400 bytes") != NULL && !out);
+    /* what is cached is given up, and the device asked once more */
+    OK(torchlean_cuda_buffer_release(copy()));
+    torchlean_buffer *large = NULL;
+    fake_cuda_fail(TORCHLEAN_NO_MEMORY, 0);
+    OK(torchlean_cuda_buffer_zeros(context, 5000, &large));
+    CHECK(fake_cuda_blocks == 2);
+    OK(torchlean_cuda_buffer_release(large));
+}
+
+void core_test_captures(void)
+{
+    const float host[N] = {1, 2, 3};
+    float back[N];
+    double ms = 0;
+    int32_t ordinal = -1;
+    for (int end = 0; end < 3; end++) {
+        torchlean_graph *graph = NULL;
+        context = NULL;
+        first = NULL;
+        OK(torchlean_cuda_context_create(0, &context));
+        OK(torchlean_cuda_context_device(context, &ordinal));
+        CHECK(ordinal == 0);
+        OK(torchlean_cuda_buffer_upload(context, host, N, &first));
+        OK(torchlean_cuda_buffer_download(first, back, N));
+        CHECK(memcmp(host, back, sizeof host) == 0 && fake_cuda_blocks == 1);
+        OK(torchlean_cuda_context_mark(context, 1));
+        OK(torchlean_cuda_context_elapsed(context, 1, 3, &ms));
+        CHECK(ms == 2);
+        test_graph();
+        test_captures_that_fail();
+        test_graph();
+        test_no_memory();
+        /* a context that ends takes along what is left: blocks, a graph, a capture */
+        for (int i = 0; i < MANY; i++)
+            copy();
+        if (end) OK(torchlean_cuda_capture_begin(context));
+        copy();
+        if (end == 2) OK(torchlean_cuda_capture_end(context, &graph));
+        OK(torchlean_cuda_context_destroy(context));
+        CHECK(fake_cuda_blocks == 0 && fake_cuda_graphs == 0);
+    }
+    context = NULL;
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+    SAYS(torchlean_cuda_capture_begin(context), TORCHLEAN_UNAVAILABLE,
+         "got one of the CPU, expected one of a CUDA device");
+    OK(torchlean_cuda_context_destroy(context));
+}
