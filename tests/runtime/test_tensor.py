@@ -51,7 +51,7 @@ def test_arrays_are_refused_not_absorbed(s):
     ("function", "said"),
     [
         (np.mean, "numpy.mean: got a {} (the result would have no gradient), expected reduce_mean, or numpy() of it"),
-        (lambda x: np.concatenate([np.ones((1, 2)), x]), "numpy.concatenate: got a {} (…), expected concat_dim0, or …"),
+        (lambda x: np.concatenate([np.ones((1, 2)), x]), "numpy.concatenate: got a {} (…), expected Session.concat, or …"),
         (lambda x: np.where([[True, False]], 1.0, x), "numpy.where: got a {} (…), expected …numpy() of it"),
         (lambda x: np.clip(x, 0, 1), "numpy.clip: got a {} (…), expected clamp, or …"),
         (np.fft.rfft, "numpy.fft.rfft: got a {} (…), expected rfft1d_packed, or …"),
@@ -115,14 +115,33 @@ def test_a_sequence_along_axis_0(s):
     assert s.input([5.0])[0].shape == () and list(s.zeros((0, 2))) == []
     s.backward(x[1].reduce_sum() + x[1:].reduce_sum())
     assert x.grad.numpy().tolist() == [[0] * 4, [2] * 4, [1] * 4]
-    for wrong in (3, -4):
-        assert_raises_regex(IndexError, r"\[\]: index: got", operator.getitem, x, wrong)
-    for wrong in ((0, 1), 1.0, None, ..., True, [0], np.array([0, 1]), "0"):
-        assert_raises_regex(TypeError, r"\[\]: index: got", operator.getitem, x, wrong)
-    assert_raises_regex(ValueError, "step", operator.getitem, x, slice(None, None, 2))
-    assert_raises_regex(TypeError, "expected at least one axis", operator.getitem, s.full((), 1.0), 0)
+    for wrong in (3, -4, (0, 4), (0, 0, 0), (..., 0, ...), [3], np.array([0, -4])):
+        assert_raises_regex(IndexError, "index: key: got", operator.getitem, x, wrong)
+    for wrong in (1.0, True, "0", np.array([0.5]), (0, [1])):
+        assert_raises_regex(TypeError, "index: key: got", operator.getitem, x, wrong)
+    assert_raises_regex(ValueError, "index: key: got booleans", operator.getitem, x, np.array([True]))
+    assert_raises_regex(IndexError, "index: key: got 1 indices", operator.getitem, s.full((), 1.0), 0)
     assert_raises_regex(TypeError, "not support item assignment", operator.setitem, x, 0, 1)
     assert_raises_regex(TypeError, "in: got a tensor", operator.contains, x, 1.0)
+
+
+def test_indexing_is_numpys(s):
+    host = np.arange(60.0).reshape(3, 4, 5)
+    x = s.input(host)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        key = [
+            [slice(*(rng.choice([None, *range(-6, 7)], 2)), rng.choice([None, 1, 2, 3, -1, -2])), int(rng.integers(-3, 3))][
+                int(rng.random() < 0.4)]
+            for _ in range(rng.integers(0, 4))
+        ]  # fmt: skip
+        for extra in (..., None):
+            if rng.random() < 0.4:
+                key.insert(rng.integers(0, len(key) + 1), extra)
+        got, expected = x[tuple(key)], host[tuple(key)]
+        assert got.shape == expected.shape and np.array_equal(got.numpy(), expected), key
+    for key in ([2, 0, -1], [[0, 1], [2, 2]], host[..., 0] > 20, host > 30, host[:, 0, 0] < 0):
+        assert np.array_equal(x[key].numpy(), host[key])
 
 
 def test_numbers_from_tensors(s):

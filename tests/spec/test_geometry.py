@@ -9,6 +9,7 @@ import pytest
 from tlspec import registry
 from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
+from tlspec.ops.random import _CARRIES
 
 Point = tuple[dict[str, Any], set[str]]
 
@@ -150,8 +151,9 @@ POINTS: dict[str, list[Point]] = {
         "few modes of a long grid"), modes(BLOCK + 1, 33, 1, "an odd grid"), modes(2**11, 512, 1, "an even grid", "many modes"),
         modes(2**11, 513, 1, "an even grid", "many modes", "more modes than are truncated")],
     "rand_uniform": [({"n": n, "key": key}, names) for n, key, names in ((2, 2**63 - 1, set()), (2, 2**63,
-        {"a key of 64 bits"}), (1, 2**63, set()), (1, 2**64 - 1, set()), (2, 2**64 - 2, {"a key of 64 bits"}), (2, 2**64 - 1,
-        {"a key of 64 bits", "a counter that wraps"}))],
+        {"a key of 64 bits"}), (1, 2**63, set()), (1, 2**64 - 1, set()), (2, 2**64 - 1, {"a key of 64 bits"}))
+    ] + [({"n": n, "key": _CARRIES[0]}, wraps | ({"a key of 64 bits"} if _CARRIES[0] >= 2**63 else set()))
+         for n, wraps in ((5, set()), (6, {"a counter that wraps"}))],
     "adam_step": [({"lengths": lengths}, names) for lengths, names in (([], {"no buffer"}), ([0], set()), ([1], set()), ([0, 1],
         {"an empty buffer among others"}), ([1] * 16, set()), ([1] * 17, {"many buffers in a task"}))],
 }  # fmt: skip

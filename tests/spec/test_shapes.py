@@ -74,5 +74,5 @@ def test_lists() -> None:
     assert dims == [5, 6, 7] and shapes.swap([], 0) == []
     assert (
         all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
-        and len(shapes.FUNCTIONS) == 16
+        and len(shapes.FUNCTIONS) == 17
     )

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol
 
 from tlrt._operations.base import Ref
 
@@ -15,11 +15,10 @@ class Operand(Generic[Ref]):
     __slots__ = ()
 
 
-class Method(Generic[_P]):
+class Method(Protocol[_P]):
     """What a type checker sees: a method with the operation's other parameters."""
 
-    def __get__(self, operand: Operand[Ref], owner: Any) -> Callable[_P, Ref]:
-        raise NotImplementedError
+    def __get__(self, operand: Operand[Ref], owner: Any) -> Callable[_P, Ref]: ...
 
 
 def as_method(function: Callable[Concatenate[Any, Any, _P], Any]) -> Method[_P]:
@@ -32,4 +31,4 @@ def as_method(function: Callable[Concatenate[Any, Any, _P], Any]) -> Method[_P]:
     first, *others = list(inspect.signature(function).parameters.values())[1:]
     call.__signature__ = inspect.Signature([first.replace(name="self", annotation=first.empty), *others])  # type: ignore[attr-defined]
     call.__name__, call.__qualname__, call.__doc__ = name, f"Arithmetic.{name}", function.__doc__
-    return call  # type: ignore[return-value]
+    return call

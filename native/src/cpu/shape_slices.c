@@ -39,7 +39,7 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const tl_strided *s = &c->s;
     const int32_t last = s->count - 1;
     const int64_t first = task * TASK, end = tl_imin(first + TASK, s->n), stride = s->stride[last];
-    int64_t place[TL_MAX_RANK], index = first, offset = s->base;
+    int64_t place[TL_STRIDED_RANK], index = first, offset = s->base;
     for (int32_t k = last; k >= 0; k--) {
         place[k] = index % s->size[k];
         index /= s->size[k];
@@ -68,7 +68,8 @@ static void run_copy(copy *c) { tl_parallel(tl_ceil_div(c->s.n, TASK), copy_task
 int32_t tl_cpu_slice_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                           const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    run_copy(&(copy){tl_slice_strides(in_dims, out_dims, starts, steps, reversed), x, out, 1});
+    run_copy(
+        &(copy){tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out, 1});
     return TORCHLEAN_OK;
 }
 
@@ -90,7 +91,8 @@ int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims
 {
     filling f = {out, value, (int64_t)tl_dims_product(out_dims)};
     copy c = {.x = x, .y = out};
-    if (tl_dims_product(in_dims) > 0) c.s = tl_slice_strides(out_dims, in_dims, starts, steps, reversed);
+    if (tl_dims_product(in_dims) > 0)
+        c.s = tl_slice_strides(out_dims->rank, out_dims->d, in_dims->d, starts->d, steps->d, reversed);
     if (c.s.n < f.n) tl_parallel(tl_ceil_div(f.n, TASK), fill_task, &f);
     run_copy(&c);
     return TORCHLEAN_OK;
@@ -99,11 +101,10 @@ int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims
 int32_t tl_cpu_concat_rows(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                            int64_t m, float *out)
 {
-    const tl_dims whole = {2, {rows, n + m}}, ones = {2, {1, 1}};
-    const int64_t count[2] = {n, m};
+    const int64_t whole[2] = {rows, n + m}, ones[2] = {1, 1}, count[2] = {n, m};
     for (int32_t i = 0; i < 2; i++) {
-        const tl_dims part = {2, {rows, count[i]}}, starts = {2, {0, i * n}};
-        if (count[i] > 0) run_copy(&(copy){tl_slice_strides(&whole, &part, &starts, &ones, 0), i ? b : a, out, 0});
+        const int64_t part[2] = {rows, count[i]}, starts[2] = {0, i * n};
+        if (count[i] > 0) run_copy(&(copy){tl_slice_strides(2, whole, part, starts, ones, 0), i ? b : a, out, 0});
     }
     return TORCHLEAN_OK;
 }

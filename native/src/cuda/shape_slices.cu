@@ -18,8 +18,8 @@ template <class T> struct Copy {
     T *y;
     int64_t n;
     int32_t count;
-    tl_fastdiv size[TL_MAX_RANK];
-    int64_t stride[TL_MAX_RANK];
+    tl_fastdiv size[TL_STRIDED_RANK];
+    int64_t stride[TL_STRIDED_RANK];
 };
 
 /* AXES = 0: any number of merged axes. TAKE: from the strided array to the dense one, else back. */
@@ -80,7 +80,8 @@ template <bool TAKE> int32_t copy(tl_context *ctx, const char *name, const tl_st
 extern "C" int32_t tl_cuda_slice_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                                       const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    return copy<true>(ctx, "tl_cuda_slice_axes", tl_slice_strides(in_dims, out_dims, starts, steps, reversed), x, out);
+    return copy<true>(ctx, "tl_cuda_slice_axes",
+                      tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out);
 }
 
 extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
@@ -90,16 +91,18 @@ extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_di
     const int64_t n = (int64_t)tl_dims_product(in_dims), total = (int64_t)tl_dims_product(out_dims);
     if (n < total) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, value, total));
     if (n == 0) return TORCHLEAN_OK;
-    return copy<false>(ctx, "tl_cuda_pad_axes", tl_slice_strides(out_dims, in_dims, starts, steps, reversed), x, out);
+    return copy<false>(ctx, "tl_cuda_pad_axes",
+                       tl_slice_strides(out_dims->rank, out_dims->d, in_dims->d, starts->d, steps->d, reversed), x,
+                       out);
 }
 
 extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                                        int64_t m, float *out)
 {
-    const tl_dims whole = {2, {rows, n + m}}, ones = {2, {1, 1}}, left = {2, {rows, n}}, right = {2, {rows, m}};
-    const tl_dims start = {2, {0, 0}}, middle = {2, {0, n}};
+    const int64_t whole[] = {rows, n + m}, ones[] = {1, 1}, left[] = {rows, n}, right[] = {rows, m};
+    const int64_t start[] = {0, 0}, middle[] = {0, n};
     if (n > 0)
-        TL_TRY(copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(&whole, &left, &start, &ones, 0), a, out));
+        TL_TRY(copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(2, whole, left, start, ones, 0), a, out));
     if (m == 0) return TORCHLEAN_OK;
-    return copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(&whole, &right, &middle, &ones, 0), b, out);
+    return copy<false>(ctx, "tl_cuda_concat_rows", tl_slice_strides(2, whole, right, middle, ones, 0), b, out);
 }

@@ -6,29 +6,29 @@
 
 #include <stdint.h>
 
-#include "core/dims.h"
+enum { TL_STRIDED_RANK = 8 };
 
 typedef struct tl_strided {
     int32_t count; /* at least 1 */
     int64_t base, n;
-    int64_t size[TL_MAX_RANK], stride[TL_MAX_RANK];
+    int64_t size[TL_STRIDED_RANK], stride[TL_STRIDED_RANK];
 } tl_strided;
 
 /* The slice of an array `whole` that takes part[k] indices from starts[k] on, steps[k] apart, backwards where bit k of
  * `reversed` is set. No size is 0. */
-static inline tl_strided tl_slice_strides(const tl_dims *whole, const tl_dims *part, const tl_dims *starts,
-                                          const tl_dims *steps, int64_t reversed)
+static inline tl_strided tl_slice_strides(int32_t rank, const int64_t *whole, const int64_t *part,
+                                          const int64_t *starts, const int64_t *steps, int64_t reversed)
 {
     tl_strided s = {0, 0, 1, {0}, {0}};
-    int64_t size[TL_MAX_RANK], stride[TL_MAX_RANK], along = 1;
-    for (int32_t k = whole->rank - 1; k >= 0; k--) {
-        size[k] = part->d[k];
-        stride[k] = (reversed >> k & 1 ? -steps->d[k] : steps->d[k]) * along;
-        s.base += starts->d[k] * along;
+    int64_t size[TL_STRIDED_RANK], stride[TL_STRIDED_RANK], along = 1;
+    for (int32_t k = rank - 1; k >= 0; k--) {
+        size[k] = part[k];
+        stride[k] = (reversed >> k & 1 ? -steps[k] : steps[k]) * along;
+        s.base += starts[k] * along;
         s.n *= size[k];
-        along *= whole->d[k];
+        along *= whole[k];
     }
-    for (int32_t k = 0; k < whole->rank; k++) {
+    for (int32_t k = 0; k < rank; k++) {
         if (size[k] == 1) continue;
         if (s.count > 0 && s.stride[s.count - 1] == size[k] * stride[k]) {
             s.size[s.count - 1] *= size[k];
