@@ -67,7 +67,8 @@ int32_t launch(tl_context *ctx, const char *name, const tl_strided &s, const flo
 /* From the strided array x to the dense y, or from the dense x to the strided y. */
 template <bool TAKE> int32_t copy(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
 {
-    (TAKE ? x : y) += s.base;
+    x += TAKE ? s.base : 0;
+    y += TAKE ? 0 : s.base;
     const int last = s.count - 1;
     bool wide = s.stride[last] == 1 && s.size[last] % 4 == 0 && tl_aligned4(x) && tl_aligned4(y);
     for (int k = 0; k < last; k++)
