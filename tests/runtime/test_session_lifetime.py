@@ -314,11 +314,11 @@ def test_what_a_step_made_goes_with_it(dev):
         s.backward(y)
         s.reset()
         assert kept.live == {id(w.mirror)}
-        sparse, y = s.tape.backward_sparse, s.square(w)
-        s.tape.backward_sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
+        sparse, y = s.tape._sparse, s.square(w)
+        s.tape._sparse = lambda *arguments: (sparse(*arguments), s.reset())[0]
         assert_raises_regex(ValueError, "backward: tape: got an operation of another thread", s.backward, y)
         assert w.grad is None and not s.gradients and kept.live == {id(w.mirror)}
-        del s.tape.backward_sparse
+        del s.tape._sparse
         s.backward(s.square(w))
         dev.ignore(kept)
     assert not kept.live

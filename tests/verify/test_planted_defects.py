@@ -17,7 +17,7 @@ from tlrt.verify.report import Failure
 from tlrt.verify.run import POISON, Runtime
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
 from tlspec import entries, registry
-from tlspec.bounds import Bound
+from tlspec.bounds import Bound, call_reference
 from tlspec.cases import PATH, Case, draw_case, refused_by, shape_of
 from tlspec.entries import Entry, arguments_of
 from tlspec.registry import Array
@@ -307,15 +307,17 @@ def expands(e: Entry) -> bool:
 
 
 def shiftable(e: Entry) -> str | None:
-    """An unsigned parameter that may often be one larger without a length or a check that shows it."""
+    """An unsigned parameter that may often be one larger, with another result, without a length or a check that shows it."""
     arrays = e.signature.inputs + e.signature.outputs
     for p in e.signature.params:
         quiet = 0
         for seed in range(10 if p.kind == "u32" else 0):
-            right = draw_case(e.op, seed, "normal", "small").values
-            wrong = {**right, p.name: right[p.name] + 1}
+            case = draw_case(e.op, seed, "normal", "small")
+            right, wrong = case.values, {**case.values, p.name: case.values[p.name] + 1}
             lengths = [[np.prod(shape_of(a, v)) for a in arrays] for v in (right, wrong)]
-            quiet += refused_by(e.op, wrong) is None and lengths[0] == lengths[1]
+            if refused_by(e.op, wrong) is None and lengths[0] == lengths[1]:
+                one, other = (call_reference(e.op.reference, case.inputs, v) for v in (right, wrong))
+                quiet += not np.array_equal(one, other, equal_nan=True)
         if quiet >= 3:
             return p.name
     return None

@@ -376,7 +376,10 @@ def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequen
 
 
 def _draw_broadcast(d):
-    form = d.choice(["any", "any", "any", "any", "square", "column", "row", "scalar", "same"])
+    form = d.choice(["any", "any", "any", "any", "square", "column", "row", "scalar", "same", "period"])
+    if form == "period" and d.budget > 6 * CHUNK:
+        in_dims = [d.integer(CHUNK, 2 * CHUNK)]
+        return {"in_dims": in_dims, "out_dims": [d.integer(2, d.budget // (3 * CHUNK)), *in_dims], "axis_map": [0, 1]}
     if form == "square":  # (n) -> (n, n) under both maps
         n = d.dim(high=math.isqrt(d.budget))
         return {"in_dims": [n], "out_dims": [n, n], "axis_map": d.choice([[1, 0], [0, 1]])}
