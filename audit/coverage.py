@@ -138,7 +138,7 @@ def run() -> list[str]:
 STEPS: tuple[tuple[tuple[str, ...], Path, str], ...] = (
     ((str(BUILD / "core_test"),), BUILD, ""),
     ((sys.executable, "-m", "tlrt", "verify", "--device", "cpu", "--variants"), BUILD, "1"),
-    ((sys.executable, "-m", "pytest", "-q", "tests/kernels", "tests/runtime"), BUILD, ""),
+    ((sys.executable, "-m", "pytest", "-q", "-n", str(processors()), "tests/kernels", "tests/runtime"), BUILD, ""),
     ((sys.executable, "-m", "audit.faults", "cpu", "1", *faults.MODES), FAULTS, "3"),
 )
 

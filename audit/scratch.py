@@ -24,6 +24,10 @@ class Scratch:
         """The back end's library of the copy."""
         return self.folder / "native" / "build" / self.backend / "libtorchlean_cuda.so"
 
+    def sanitized(self) -> "Scratch":
+        """The same copy, whose library is that for AddressSanitizer and UndefinedBehaviorSanitizer."""
+        return Scratch(self.folder, "asan", [*self.options, "SANITIZE=address,undefined"])
+
     def edit(self, file: str, old: str, new: str) -> None:
         """Replaces a text, which the file must hold exactly once. Raises ValueError."""
         path = self.folder / file

@@ -321,11 +321,16 @@ def _environments(d: Any) -> tuple[str, str]:
 
 
 def _coverage(d: Any) -> tuple[str, str]:
-    files, missed = d["native"]["files"], d["native"]["missed"]
-    branches, reached = (sum(r[k] for r in files) for k in ("branches", "branches_reached"))
-    reasons = sum(m["left"] for m in missed if m["why"])
-    tried = f"{format_count(branches)} branches of the CPU library, over verify and the tests"
-    return tried, f"{format_count(reached)} reached; {reasons} have a reason not to be"
+    tried, said = [], []
+    for half, what in (("native", "the CPU library"), ("python", "tlrt and tlspec")):
+        branches, reached, excepted = (
+            sum(r[k] for r in d[half]["files"]) for k in ("branches", "branches_reached", "excepted")
+        )
+        tried.append(f"{format_count(branches)} branches of {what}")
+        said.append(
+            f"{format_count(reached)} ({reached / (branches - excepted):.2%} of those without a reason not to be)"
+        )
+    return f"{', '.join(tried)}, over verify and the tests", f"{', '.join(said)} reached"
 
 
 def _soak(d: Any) -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """What may see a mutant: the checks of a source file, the cheapest first, and what each says of a copy of the tree."""
 
+import functools
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ RUNTIME = "tests/runtime/test_"
 OWN = {
     "core/graph": "capture", "core/errors": "library", "core/device": "device", "core/pool": "buffer", "core/fork": "process",
     "core/interrupt": "interrupts", "core/memory": "copies buffer", "core/convert": "copies buffer",
-    "core/threads": "process", "core/call": "kernels/lists", "core/": "core buffer device kernels copies",
+    "core/threads": "device process", "core/call": "kernels/lists",
+    "core/shapes": "kernels/shapes kernels/slices", "core/dims": "kernels/shapes kernels/slices", "core/": "core buffer device kernels copies",
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
@@ -48,8 +51,9 @@ REST = (
 
 @dataclass(frozen=True)
 class Check:
-    """Words for ``python -m tlrt verify`` ("verify"), pytest ("pytest"), make ("make"), modules to import ("import"), or a module
-    that compares with ``--check`` what it writes ("generated")."""
+    """Words for ``python -m tlrt verify`` ("verify", or "sanitized" with a library that AddressSanitizer and
+    UndefinedBehaviorSanitizer watch), pytest ("pytest"), make ("make"), modules to import ("import"), or a module that compares
+    with ``--check`` what it writes ("generated")."""
 
     tool: str
     words: tuple[str, ...] = ()
@@ -123,6 +127,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield small
         if native:
             yield from test_files(tree, "tests/kernels/test_bits.py tests/kernels/test_far_paths.py", ops, *chosen)
+        if kind == "c":
+            yield Check("sanitized", small.words, ops)
         if ops:
             yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
             yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
@@ -143,19 +149,35 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
         yield verify
 
 
+@functools.cache
+def sanitizers() -> list[str]:
+    """The environment of a program that loads a sanitized library: leaks and stacks as in the Makefile's ``sanitize``."""
+    words = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libubsan.so")]
+    found = [subprocess.run(w, capture_output=True, text=True, check=True).stdout.strip() for w in words]
+    return ["ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0", "UBSAN_OPTIONS=halt_on_error=1",
+            f"LD_PRELOAD={' '.join(found)}"]  # fmt: skip
+
+
 def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
         return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
-    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], CASE_SILENCE
-    if check.tool == "verify":
-        command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
-        command += ["--ops", check.ops] if check.ops else []
+    command = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words]
+    if check.tool in ("verify", "sanitized"):
+        command = [sys.executable, "-m", "tlrt", "verify", *check.words, *(["--ops", check.ops] if check.ops else [])]
     elif check.tool == "generated":
         command = [sys.executable, "-m", *check.words, "--check"]
     elif check.tool == "import":
         command = [sys.executable, "-c", f"import {', '.join(check.words)}"]
-    status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)
+    if check.tool == "sanitized":
+        tree = tree.sanitized()
+        made, _ = run_limited(
+            tree, ["make", "-C", "native", f"PYTHON={sys.executable}", "cpu"], patience=PATIENCE, turn=turn
+        )
+        if made != 0:
+            return "empty", ""
+        command = ["env", *sanitizers(), *command]
+    status, said = run_limited(tree, command, patience=PATIENCE, silence=CASE_SILENCE, turn=turn)
     if status == 0:
         return "passed", ""
     what = ", ".join(re.findall(r"^(\S+) .* FAIL", said, re.M)[:3]) or " ".join(said.split()[-20:])

@@ -93,6 +93,8 @@ class RandomCampaign:
                     tree.backend = "cuda"
                     tree.options += [f"CUDA_ARCHS={os.environ.get('CUDA_ARCHS', 'sm_90a')}", "LINEINFO="]
                 build(tree, self.whole, *{"": ["check", "fuzz"], "cuda": []}.get(name, ["fuzz"]))
+                if name not in ("", "cuda"):
+                    build(tree.sanitized(), self.whole)
                 packages = ["tlspec", "tlrt", "audit", "tests", "codegen"]
                 subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], cwd=tree.folder, check=True)
                 self.clean[name] = tree
@@ -161,7 +163,9 @@ class RandomCampaign:
             return "equivalent", "the end of a loop"
         names = {"c": cpu_variants()[::-1], "cuda": ["cuda"]}.get(mutant.kind, [""])
         for name in [""] if "/core/" in mutant.file else names:
-            clean = self.unchanged(name)
+            start = time.monotonic()
+            clean = self.unchanged(name)  # its build is no check of this mutant's
+            turn.until = min(self.whole.until, turn.until + time.monotonic() - start)
             with scratch(folder / (name or "plain"), clean) as tree:
                 (tree.folder / mutant.file).write_text(mutant.text(), encoding="utf-8")
                 if native:
@@ -244,7 +248,8 @@ def is_argued(key: str) -> bool:
 
 def build(tree: Scratch, turn: Turn, *goals: str) -> None:
     """Raises BuildError with the first error."""
-    words = ["make", "-C", "native", f"-j{len(turn.cores)}", f"PYTHON={sys.executable}", tree.backend, *goals]
+    goals = ("cuda" if tree.backend == "cuda" else "cpu", *goals)
+    words = ["make", "-C", "native", f"-j{len(turn.cores)}", f"PYTHON={sys.executable}", *goals]
     status, said = run_limited(tree, words, patience=BUILD, turn=turn)
     if status != 0:
         found = re.search(r"(?:error:|undefined reference|\*\*\* ).*", said)

@@ -30,6 +30,47 @@ REASONS: dict[str, str] = {
     "tlspec/ops/spectral.py: S.imag[..., n // 2] = 0 -> S.imag[..., n // 2] = (0-1)":
         "equivalent: numpy.fft.irfft reads no imaginary part of bin n/2, and -1 is as finite as 0",
     # c
+    "native/src/core/threads.c: relax(); -> /*relax();*/":
+        "equivalent: a hint to the processor while it spins, for which nothing waits",
+    "native/src/cpu/linalg/gemm.c: #define DIRECT_CELLS_ONE_PANEL 131072 -> #define DIRECT_CELLS_ONE_PANEL (131072-1)":
+        "equivalent: which of two places B is read from; the products and their order are the same",
+    "native/src/cpu/shape.c: LONG_RUN = 8192, -> LONG_RUN = (8192-1),":
+        "equivalent: only how a copy is cut changes",
+    "native/src/formula/erf.h: double a = tl_hold(fabs((double)x), 0.0, 20.0); -> double a = tl_hold(fabs((double)x), 0.0, "
+    "20.1);":
+        "equivalent: beyond 20 the density and the tail times any float32 are below the least one, so that the result is g or a zero",
+    "native/src/formula/trigonometry.h: static const uint32_t words[24] = {0x000000a2, 0x0000a2f9, 0x00a2f983, 0xa2f9836e, "
+    "0xf9836e4e, 0x836e4e44, -> static const uint32_t words[24] = {0x000000a2, 0x1a2f9, 0x00a2f983, 0xa2f9836e, 0xf9836e4e,"
+    " 0x836e4e44,":
+        "equivalent: |x| >= 2^30 has i >= 3, so that words 0 to 2 are never read",
+    "native/src/cpu/linalg/gemm.c: #define TILE_COLUMNS 512 -> #define TILE_COLUMNS (512+1)":
+        "equivalent: only how the work is cut changes: an element of the product is summed over k in the same order",
+    "native/src/cpu/pool.c: const int64_t bottom = tl_imax(0, low + p - (r->to - 1) * s); -> const int64_t bottom = "
+    "tl_imax(0, low - p - (r->to - 1) * s);":
+        "equivalent: for the further j no window is left, n <= 0, and every loop over n is empty",
+    "native/src/core/shapes.h: return conv_sizes_ok(spatial, kernel, stride, padding, &out); -> return "
+    "conv_sizes_ok(spatial , stride, kernel, padding, &out);":
+        "equivalent: it asks whether the ranks are the same, in which kernel and stride may change places",
+    "native/src/core/pool.c: if (pool->blocks >= pool->bucket_count) { -> if (pool->blocks == pool->bucket_count) {":
+        "equivalent: blocks grow by one; where host memory ended the chains grow longer, which only takes time",
+    "native/src/cpu/pool.c: memset(b.p, 0, sizeof b.p); -> memset(b.p, -1, sizeof b.p);":
+        "equivalent: lanes beyond the windows of the block are computed and never stored",
+    "native/src/cpu/reduce.c: gx[j] = (x[j] == max[j]) | (max[j] != max[j]) ? share[j] : 0.0f; -> gx[j] = (x[j] >= max[j]) "
+    "| (max[j] != max[j]) ? share[j] : 0.0f;":
+        "equivalent: no element of a row exceeds its maximum",
+    "native/src/core/threads.c: enum { TL_SPIN_NANOSECONDS = 20000, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 }; -> enum { "
+    "TL_SPIN_NANOSECONDS = -1, TL_SPINS = 32, TL_COPY_TASK = 1 << 18 };":
+        "equivalent: how long a worker spins before it sleeps changes time alone",
+    "native/src/cpu/shape.c: if (rows >= W && cols >= W) -> if (rows >= W && cols > W)":
+        "equivalent: which of two kernels moves the elements",
+    "native/src/core/device.c: ctx->marks[i] = (struct timespec){.tv_nsec = -1}; -> ctx->marks[i] = (struct "
+    "timespec){.tv_nsec = -(1+1)};":
+        "equivalent: any negative number says that a mark has not been set",
+    "native/src/cpu/shape_slices.c: for (int64_t i = task * TASK; i < end; i++) -> for (int64_t i = task / TASK; i < end; "
+    "i++)":
+        "equivalent: a task writes the elements of those before it again, the same values, which only takes time",
+    "native/src/formula/strided.h: if (size[k] == 1) continue; -> if (0==1) continue;":
+        "equivalent: an axis of size 1 is kept, and its stride is multiplied by index 0",
     "native/src/cpu/pool.c: TASK = 65536, -> TASK = (65536-1),":
         "equivalent: only how the work is cut changes: a task adds to cells of its own, each in the order of its windows",
     "native/src/core/interrupt.c: if (before.sa_flags & SA_SIGINFO) -> if (!(before.sa_flags & "

@@ -188,8 +188,8 @@ def _tiles(ev: Evidence) -> list[Tile]:
         ("contention", lambda d: sum(r["turns"] for r in d["subjects"]),
          "turns of threads at one object, and forks beside threads", ("failure",)),
         ("environments", lambda d: sum(r["cases"] for r in d["modes"]), "results in other floating-point modes", ("failure",)),
-        ("coverage", lambda d: sum(r["branches_reached"] for r in d["native"]["files"]),
-         "branches of the CPU library reached", ("failure",)),
+        ("coverage", lambda d: sum(r["branches_reached"] for half in ("native", "python") for r in d[half]["files"]),
+         "branches of the CPU library, tlrt and tlspec reached", ("failure",)),
     ]  # fmt: skip
     for part, count, what, outcome in counted:
         if documents := ev.documents(part):

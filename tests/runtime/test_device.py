@@ -1,6 +1,9 @@
 """Devices: names, life, memory, time."""
 
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -114,12 +117,26 @@ def test_repr_and_pickle(dev):
     assert_raises(AttributeError, setattr, dev, "colour", "red")
 
 
+@pytest.mark.parametrize(("said", "expected"), [("", 1), ("1024", 1024), ("3", 3)])
+def test_threads_of_a_process(said, expected):
+    """Those that TORCHLEAN_CPU_THREADS names, else a thread for each core that the process may use."""
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import tlrt; print(tlrt.threads())"
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CPU_THREADS"}
+    environment |= {"TORCHLEAN_CPU_THREADS": said} if said else {}
+    command = [sys.executable, "-c", code]
+    assert (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
+    )
+
+
 def test_threads_and_variants():
     before = tlrt.threads()
     try:
-        tlrt.set_threads(1)
-        assert tlrt.threads() == 1
-        assert_raises_regex(errors.TorchleanError, "set_threads", tlrt.set_threads, -1)
+        for count in (1024, 1):
+            tlrt.set_threads(count)
+            assert tlrt.threads() == count
+        for count in (-1, 1025):
+            assert_raises_regex(errors.TorchleanError, "set_threads", tlrt.set_threads, count)
     finally:
         tlrt.set_threads(0)
     assert tlrt.threads() == before
