@@ -10,8 +10,8 @@ from audit.mutation.suite import Turn, run_limited, run_pytest
 from audit.scratch import Scratch
 from tlspec import registry
 
-#: seconds for one check, for a test that says nothing, and for a case of verify
-PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
+#: seconds for one check, for a test that says nothing, and for a case of verify: one of many, and a small one
+PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
@@ -122,7 +122,8 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if ops or (native and "/core/" not in file):
         yield small
         if native:
-            yield from test_files(tree, "tests/kernels/test_bits.py tests/kernels/test_far_paths.py", ops, *chosen)
+            first = " ".join(f"tests/kernels/test_{name}.py" for name in ("bits", "far_paths", "sizes"))
+            yield from test_files(tree, first, ops, *chosen)
         if ops:
             yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
             yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
@@ -151,6 +152,7 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     if check.tool == "verify":
         command, silence = [sys.executable, "-m", "tlrt", "verify", *check.words], CASE_SILENCE
         command += ["--ops", check.ops] if check.ops else []
+        silence = SMALL_SILENCE if "--cases" in check.words and check.ops else CASE_SILENCE
     elif check.tool == "generated":
         command = [sys.executable, "-m", *check.words, "--check"]
     elif check.tool == "import":
