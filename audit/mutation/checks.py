@@ -122,11 +122,11 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if ops or (native and "/core/" not in file):
         yield small
         if native:
-            first = " ".join(f"tests/kernels/test_{name}.py" for name in ("bits", "far_paths", "sizes"))
-            yield from test_files(tree, first, ops, *chosen)
+            first = ("bits", "far_paths", "sizes", *filter(None, [family_of(file)]))
+            yield from test_files(tree, " ".join(f"tests/kernels/test_{name}.py" for name in first), ops, *chosen)
         if ops:
-            yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
-            yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
+            for folder in ("kernels", "spec") if native else ("spec", "kernels"):
+                yield from test_files(tree, f"tests/{folder}/*.py", ops, *chosen)
             yield verify
             yield from test_files(tree, "tests/verify/*.py tests/runtime/*.py", ops, *chosen)
         yield from early
