@@ -12,8 +12,8 @@ from audit.mutation.suite import Turn, run_limited, run_pytest
 from audit.scratch import Scratch
 from tlspec import registry
 
-#: seconds for one check, for a test that says nothing, and for a case of verify
-PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
+#: seconds for one check, for a test that says nothing, and for a case of verify: one of many, and a small one
+PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
@@ -126,12 +126,13 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if ops or (native and "/core/" not in file):
         yield small
         if native:
-            yield from test_files(tree, "tests/kernels/test_bits.py tests/kernels/test_far_paths.py", ops, *chosen)
+            first = ("bits", "far_paths", "sizes", *filter(None, [family_of(file)]))
+            yield from test_files(tree, " ".join(f"tests/kernels/test_{name}.py" for name in first), ops, *chosen)
         if kind == "c":
             yield Check("sanitized", small.words, ops)
         if ops:
-            yield from test_files(tree, "tests/spec/*.py", ops, *chosen)
-            yield from test_files(tree, "tests/kernels/*.py", ops, *chosen)
+            for folder in ("kernels", "spec") if native else ("spec", "kernels"):
+                yield from test_files(tree, f"tests/{folder}/*.py", ops, *chosen)
             yield verify
             yield from test_files(tree, "tests/verify/*.py tests/runtime/*.py", ops, *chosen)
         yield from early
@@ -162,9 +163,10 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
     """("passed" | "failed" | "crashed" | "hung" | "empty", what failed)."""
     if check.tool == "pytest":
         return run_pytest(tree, check.words, check.ops, PATIENCE, SILENCE, turn)
-    command = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words]
+    command, silence = ["make", "-C", "native", f"PYTHON={sys.executable}", *check.words], CASE_SILENCE
     if check.tool in ("verify", "sanitized"):
         command = [sys.executable, "-m", "tlrt", "verify", *check.words, *(["--ops", check.ops] if check.ops else [])]
+        silence = SMALL_SILENCE if check.tool == "verify" and "--cases" in check.words and check.ops else CASE_SILENCE
     elif check.tool == "generated":
         command = [sys.executable, "-m", *check.words, "--check"]
     elif check.tool == "import":
@@ -177,7 +179,7 @@ def attempt(tree: Scratch, check: Check, turn: Turn) -> tuple[str, str]:
         if made != 0:
             return "empty", ""
         command = ["env", *sanitizers(), *command]
-    status, said = run_limited(tree, command, patience=PATIENCE, silence=CASE_SILENCE, turn=turn)
+    status, said = run_limited(tree, command, patience=PATIENCE, silence=silence, turn=turn)
     if status == 0:
         return "passed", ""
     what = ", ".join(re.findall(r"^(\S+) .* FAIL", said, re.M)[:3]) or " ".join(said.split()[-20:])

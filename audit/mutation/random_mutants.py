@@ -149,11 +149,17 @@ def ends_its_loop(mutant: Mutant) -> bool:
         return False
     lines = read_lines(mutant.file)
     brace = lines[mutant.line]
-    if brace.strip() != "}":
+    if not re.match(r"\s*\}( while \(.*;)?$", brace):
         return False
     indent = brace[: brace.index("}")]
     opening = next(x for x in reversed(lines[: mutant.line]) if x.startswith(indent) and not x[len(indent)].isspace())
-    return re.match(r"\s*(for|while) \(.*\{$", opening) is not None
+    return re.match(r"\s*((for|while) \(.*|do )\{$", opening) is not None
+
+
+def changes_unrolling_alone(mutant: Mutant) -> bool:
+    """Whether a mutant of C or CUDA asks the compiler to unroll a loop by another number, at least 1."""
+    plain = re.compile(r'(_Pragma\("GCC unroll )\(?[1-9][\d+-]*\)?("\))')
+    return plain.sub(r"\1\2", mutant.before).split() == plain.sub(r"\1\2", mutant.after).split()
 
 
 #: where every node of a tree is said to stand

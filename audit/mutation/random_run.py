@@ -25,7 +25,7 @@ from typing import Any
 from audit.build import BuildError
 from audit.environment import commit, describe_run
 from audit.mutation.checks import Check, attempt, checks
-from audit.mutation.random_mutants import Mutant, behaviour, ends_its_loop, read_lines, sample
+from audit.mutation.random_mutants import Mutant, behaviour, changes_unrolling_alone, ends_its_loop, read_lines, sample
 from audit.mutation.reasons import REASONS
 from audit.mutation.suite import OutOfTimeError, Turn, run_limited
 from audit.scratch import Scratch, scratch
@@ -161,6 +161,8 @@ class RandomCampaign:
             return "equivalent", "the same compiled code"
         if native and ends_its_loop(mutant):
             return "equivalent", "the end of a loop"
+        if native and changes_unrolling_alone(mutant):
+            return "equivalent", "how often a loop is unrolled"
         names = {"c": cpu_variants()[::-1], "cuda": ["cuda"]}.get(mutant.kind, [""])
         for name in [""] if "/core/" in mutant.file else names:
             start = time.monotonic()

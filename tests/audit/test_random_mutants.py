@@ -264,3 +264,17 @@ def test_a_loop_that_goes_on_at_its_end_does_so_anyway():
         "g.taps_size *= g.taps[d];",
         "t /= g->taps[d];",
     }
+    tree = random_mutants.read_lines("native/src/cpu/pool.c")
+    for line, ends in (("own, end, &b);", True), ("row = row * v->o[i] + at[i];", False)):
+        number = next(i for i, text in enumerate(tree, 1) if text.strip() == line)
+        after = tree[number - 1].replace(";", "; continue;")
+        mutant = random_mutants.Mutant("c", "native/src/cpu/pool.c", number, 1, tree[number - 1], after)
+        assert random_mutants.ends_its_loop(mutant) is ends
+
+
+@pytest.mark.parametrize(("change", "alone"), [("(16+1)", True), ("1", True), ("ivdep", False)])
+def test_unrolling_is_no_behaviour(change: str, alone: bool) -> None:
+    line = '_Pragma("GCC unroll 16") for (k = 0; k < n; k++)\n'
+    for after in (line.replace("16", change), line.replace("16", change).replace("< n", "<= n")):
+        same = alone and "<=" not in after
+        assert random_mutants.changes_unrolling_alone(Mutant("c", "x.c", 1, 1, line, after)) is same

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from tests.kernels.test_conv import demand_bounds
 from tlrt import kernels
+from tlspec import registry
+from tlspec.cases import build_case
 from tlspec.ops import attention
 
 pytestmark = pytest.mark.operations("flash_attention")
@@ -39,3 +42,19 @@ def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     out = kernels.flash_attention(q, k, values, 1, n, d, 0, 1.0)
     gq, gk, gv = kernels.flash_attention_bwd(q, k, values, out, g, 1, n, d, 0, 1.0)
     assert not gq.numpy().any() and not gk.numpy().any() and np.count_nonzero(gv.numpy()) == n * d
+
+
+@pytest.mark.parametrize("array", ["Q", "K", "V", "g"])
+@pytest.mark.parametrize("mode", [1, 2, 3])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_tile_without_a_finite_number(runtime, array, mode, value):
+    """All of a tile, which a mask blocks for some rows: what it passes on is NaN where 0 times it is."""
+    n, d = 200, 2
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((1, n, d)).astype(np.float32) for name in "QKVg"}
+    arrays["mask"] = np.tril(np.ones((1, n, n), np.float32))
+    arrays[array][:, 128:192] = value
+    values = {"batch": 1, "n": n, "d": d, "mask_mode": mode, "scale": 1.0}
+    for which in ("forward", "vjp"):
+        case = build_case(registry.get("flash_attention"), values, arrays, rng, which=which)
+        demand_bounds(case, runtime, f"{array} {mode} {which}")

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlrt.verify.run import Runtime
+import tlrt
+from tlrt import kernels
+from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry, shapes
 from tlspec.cases import Case, build_case, generator, refused_by
 from tlspec.compare import compare
@@ -125,3 +127,21 @@ def test_sizes_are_total(size: Any) -> None:
     """No argument below 2^32 divides by zero or leaves 0 .. 2^32."""
     for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1), repeat=4):
         assert 0 <= size(*axis) <= 2**32
+
+
+@pytest.mark.operations("conv")
+@pytest.mark.parametrize("variant", cpu_variants())
+def test_a_sum_next_to_midway_is_rounded_once(variant: str) -> None:
+    """x + w·y just beside the middle of two neighbours, normal and subnormal: float64 would round to the middle, then to even."""
+    n, few = 40, 2.0**-23
+    for bits, exponent in [(23, 0), (23, -100), (23, -148), *((k, -149) for k in range(8, 24, 3))]:
+        least = 2.0**exponent
+        x = np.ldexp(2.0**bits + 1 + 2 * np.arange(n), exponent).astype(np.float32)
+        for sign in (1, -1):
+            with cpu_settings(variant, 1):
+                dev = tlrt.device("cpu")
+                y = np.full(n, sign * (1 + few) * 2.0 ** (exponent // 2), np.float32)
+                weights = np.array([1, (1 - few) * least / 2 / 2.0 ** (exponent // 2)], np.float32)
+                given = [dev.buffer(a) for a in (np.concatenate([x, y]), weights, np.zeros(1, np.float32))]
+                out = kernels.conv(*given, 1, 2, [n], 1, [1], [1], [0]).numpy()
+            assert np.array_equal(out, x), (bits, exponent, sign)

@@ -7,9 +7,10 @@ import pytest
 
 import tlrt
 from tests.kernels.test_errors import has_kernel
+from tests.kernels.test_far_paths import FAR
 from tlrt import errors
 from tlrt.verify.run import Runtime
-from tlspec.cases import PATH, Case, draw_case
+from tlspec.cases import PATH, Case, build_case, draw_case, generator
 from tlspec.compare import same_bits
 from tlspec.registry import Op
 
@@ -56,6 +57,14 @@ def test_scratch_of_a_path_does_not_fit(entry: tuple[Op, str], dev: tlrt.Device)
     row, which = entry
     for seed in range(len(row.drawing.paths)):
         grow(draw_case(row, seed, "normal", PATH, which), dev)
+
+
+@pytest.mark.only(where=lambda row, which: row.name in FAR and has_kernel(row, which))
+def test_scratch_of_a_far_path_does_not_fit(entry: tuple[Op, str], dev: tlrt.Device) -> None:
+    row, which = entry
+    for path, values in FAR[row.name].items():
+        if "cache" not in path:
+            grow(build_case(row, values, {}, generator("far", path), which=which), dev)
 
 
 def test_some_kernels_take_scratch(dev: tlrt.Device) -> None:

@@ -1,4 +1,5 @@
-"""Sizes, kernels, strides and paddings up to 3: entry points take those that the specification takes, and have its outputs."""
+"""Sizes, kernels, strides and paddings up to 3: entry points take those that the specification takes, and have its outputs; and
+as many axes as there may be."""
 
 import itertools
 
@@ -35,3 +36,17 @@ def test_windows_of_small_sizes(runtime: Runtime, name: str) -> None:
             with pytest.raises(errors.TorchleanError, match=r"spatial|in_|kernel|padding"):
                 runtime.call(name, x, values)
     assert 0 < taken < len(SIZES)
+
+
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+@pytest.mark.parametrize("name", ["broadcast_to", "reduce_from_broadcast"])
+def test_axes_kept_and_repeated_in_turn(runtime: Runtime, name: str, which: str) -> None:
+    """As many as there may be, so that no two that follow each other are one; the outermost of either kind."""
+    sizes = [2, 3, 2, 4, 3, 5, 2, 3]
+    for axes in range(4, 9):
+        for kept in (0, 1):
+            axis_map = [0 if i % 2 != kept else i // 2 + 1 for i in range(axes)]
+            in_dims = [n for n, k in zip(sizes, axis_map, strict=False) if k]
+            values = {"in_dims": in_dims, "out_dims": sizes[:axes], "axis_map": axis_map}
+            case = build_case(registry.get(name), values, {}, generator("in turn", axes, kept), which=which)
+            demand_bounds(case, runtime, f"{name} {which} {axis_map}")

@@ -99,10 +99,12 @@ HELD = """if True:
         ("def run():\n        for n in range(2003, 2131, 2): transform(n)\n    run()", -(1 << 14), 1 << 14),
         # many plans of 1.5 MiB, and then one of 26: as many go as it takes, not one
         ("def run():\n        for n in [*range(50021, 50083, 2), 1_000_003]: transform(n)", 32 << 20, 65 << 20),
+        # a length that comes again finds its plan
+        ("transform(1_000_003)\n    def run():\n        for _ in range(3): transform(1_000_003)", -(1 << 14), 1 << 14),
         # few modes take roots of unity, not a transform of the whole grid
         ("def run(): spectral_conv1d_rfft(x, w, w, 1_000_003, 1, 1).release()", 1 << 14, 1 << 20),
     ],
-    ids=["a leak", "a bound in bytes", "roots alone"],
+    ids=["a leak", "a bound in bytes", "a plan kept", "roots alone"],
 )
 def test_host_memory_of_plans(python, code, least, most):
     done = python(f"{HELD}\n    {code}\n    before = held()\n    run()\n    print(held() - before)\n")

@@ -10,6 +10,7 @@
 #include "core/errors.h"
 #include "core/scratch.h"
 #include "core_test.h"
+#include "torchlean_cuda_ops.h"
 
 enum {
     N = 100,
@@ -72,6 +73,9 @@ static void test_graph(void)
     OK(torchlean_cuda_capture_begin(context));
     SAYS(torchlean_cuda_capture_begin(context), TORCHLEAN_UNAVAILABLE, "got a call that cannot be captured");
     SAYS(torchlean_cuda_buffer_download(first, host, N), TORCHLEAN_UNAVAILABLE, "got a call that cannot be captured");
+    double one = 1, product;
+    SAYS(torchlean_cuda_dgemm(context, &one, &one, 1, 1, 1, &product), TORCHLEAN_UNAVAILABLE,
+         "got a call that cannot be captured");
     pthread_create(&thread, NULL, copy_elsewhere, NULL);
     pthread_join(thread, NULL);
     CHECK(scratch_serves_again(0) && live() == before + BYTES);
@@ -110,6 +114,39 @@ static void test_graph(void)
     OK(torchlean_cuda_graph_release(graph));
     CHECK_STATUS(torchlean_cuda_graph_launch(graph), TORCHLEAN_RELEASED);
     CHECK(live() == before && fake_cuda_graphs == 0);
+}
+
+/* Host memory runs out for the list of a capture's blocks, where an output is made and where an input is held. */
+static void test_capture_without_host_memory(void)
+{
+    torchlean_graph *graph = NULL;
+    torchlean_buffer *many[MANY], *out = NULL;
+    const uint64_t before = live();
+    for (int i = 0; i < MANY; i++)
+        many[i] = copy();
+    for (int given = 0; given < 2; given++) {
+        torchlean_buffer *made[MANY] = {NULL};
+        int32_t status = TORCHLEAN_OK;
+        out = copy();
+        OK(torchlean_cuda_capture_begin(context));
+        OK(torchlean_cuda_buffer_copy(first, &out));
+        fake_realloc_fails = 1;
+        int n = 0;
+        while (n < MANY && !status) {
+            status = torchlean_cuda_buffer_copy(given ? many[n] : first, given ? &out : &made[n]);
+            n++;
+        }
+        fake_realloc_fails = 0;
+        CHECK_STATUS(status, TORCHLEAN_NO_MEMORY);
+        CHECK(strstr(torchlean_cuda_last_error(), "out of host memory for a capture of") != NULL);
+        SAYS(torchlean_cuda_capture_end(context, &graph), TORCHLEAN_UNAVAILABLE, "got a captured call that failed");
+        for (int i = 0; i < MANY; i++)
+            if (made[i]) OK(torchlean_cuda_buffer_release(made[i]));
+        OK(torchlean_cuda_buffer_release(out));
+    }
+    for (int i = 0; i < MANY; i++)
+        OK(torchlean_cuda_buffer_release(many[i]));
+    CHECK(live() == before && !graph);
 }
 
 static void test_captures_that_fail(void)
@@ -168,6 +205,11 @@ static void test_no_memory(void)
     OK(torchlean_cuda_buffer_zeros(context, 5000, &large));
     CHECK(fake_cuda_blocks == 2);
     OK(torchlean_cuda_buffer_release(large));
+    /* that serves against a want of memory alone */
+    large = NULL;
+    fake_cuda_fail(TORCHLEAN_CUDA, 0);
+    CHECK_STATUS(torchlean_cuda_buffer_zeros(context, 50000, &large), TORCHLEAN_CUDA);
+    CHECK(fake_cuda_blocks == 2 && !large);
 }
 
 void core_test_captures(void)
@@ -191,6 +233,7 @@ void core_test_captures(void)
         CHECK(ms == 2);
         test_graph();
         test_captures_that_fail();
+        test_capture_without_host_memory();
         test_graph();
         test_no_memory();
         /* a context that ends takes along what is left: blocks, a graph, a capture */

@@ -19,3 +19,5 @@ void core_test_captures(void);
 /* fake_cuda.c: blocks of memory and graphs that the device has given out, and the status of its next call but `calls`. */
 extern int fake_cuda_blocks, fake_cuda_graphs;
 void fake_cuda_fail(int32_t status, int calls);
+/* Whether realloc of the core fails. */
+extern int fake_realloc_fails;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -204,6 +205,80 @@ static void test_destroy_in_use(void)
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
     OK(torchlean_cuda_context_destroy(context));
+}
+
+/* Calls that wait for a context's lock while the context ends. */
+enum { KINDS = 6 };
+
+typedef struct waiter {
+    torchlean_context *context;
+    torchlean_buffer *buffer, *made;
+    int32_t kind, status;
+    _Atomic pid_t thread;
+} waiter;
+
+static void *call_and_wait(void *arg)
+{
+    waiter *w = arg;
+    torchlean_context *own = NULL;
+    torchlean_memory memory;
+    float host[5];
+    w->thread = (pid_t)syscall(SYS_gettid);
+    switch (w->kind) {
+    case 0:
+    case 1: w->status = torchlean_cuda_context_destroy(w->context); break;
+    case 2: w->status = torchlean_cuda_buffer_zeros(w->context, 100, &w->made); break;
+    case 3: w->status = torchlean_cuda_buffer_download(w->buffer, host, 5); break;
+    case 4: w->status = torchlean_cuda_memory_stats(w->context, &memory); break;
+    default: w->status = torchlean_cuda_buffer_release(w->buffer);
+    }
+    OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &own)); /* a call that was refused leaves no mark on its thread */
+    OK(torchlean_cuda_context_destroy(own));
+    return NULL;
+}
+
+/* Waits until a thread sleeps, or not for ever: a lock that it waits for is then taken in the order of waiting. */
+static void wait_for_sleep(const waiter *w)
+{
+    char path[64], state = 0;
+    for (int i = 0; i < 100000 && state != 'S'; i++, sched_yield()) {
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)w->thread);
+        FILE *file = w->thread ? fopen(path, "r") : NULL;
+        if (file && fscanf(file, "%*d %*s %c", &state) != 1) state = 0;
+        if (file) fclose(file);
+    }
+}
+
+static void test_destroy_before_a_waiting_call(void)
+{
+    for (int32_t round = 0; round < 8; round++) {
+        waiter waiters[KINDS] = {{0}};
+        pthread_t threads[KINDS];
+        torchlean_context *context = NULL;
+        torchlean_buffer *buffer = NULL;
+        uint32_t n;
+        tl_call call;
+        OK(torchlean_cuda_context_create(TORCHLEAN_CPU, &context));
+        OK(torchlean_cuda_buffer_zeros(context, 5, &buffer));
+        tl_enter_context(&call, "fake", context);
+        alarm(20); /* a lock that is kept ends as a failure */
+        for (int i = 0; i < KINDS; i++) {
+            waiters[i].kind = i;
+            waiters[i].context = context;
+            waiters[i].buffer = buffer;
+            CHECK(pthread_create(&threads[i], NULL, call_and_wait, &waiters[i]) == 0);
+            wait_for_sleep(&waiters[i]);
+        }
+        OK(tl_end(&call));
+        for (int i = 0; i < KINDS; i++)
+            pthread_join(threads[i], NULL);
+        alarm(0);
+        OK(waiters[0].status);
+        for (int i = 1; i < KINDS; i++)
+            OK_OR_RELEASED(waiters[i].status);
+        if (waiters[2].made) CHECK_STATUS(torchlean_cuda_buffer_length(waiters[2].made, &n), TORCHLEAN_RELEASED);
+        CHECK_STATUS(torchlean_cuda_buffer_length(buffer, &n), TORCHLEAN_RELEASED);
+    }
 }
 
 /* ---- fork ------------------------------------------------------------------------------------------------------ */
@@ -483,6 +558,7 @@ void core_test_concurrency(void)
     run_hammers(1, 300);
     run_hammers(THREADS, 300);
     test_destroy_in_use();
+    test_destroy_before_a_waiting_call();
     test_fork();
     test_exhaustion();
     test_signals();

@@ -16,7 +16,7 @@ struct tl_cuda_graph {
     uint32_t nodes;
 };
 
-int fake_cuda_blocks, fake_cuda_graphs;
+int fake_cuda_blocks, fake_cuda_graphs, fake_realloc_fails;
 static int32_t failure;
 static int calls_before;
 
@@ -33,6 +33,10 @@ static int32_t outcome(void)
     failure = 0;
     return tl_fail(status, "the device says no");
 }
+
+/* The linker gives these to those that ask for realloc (native/Makefile). */
+void *__real_realloc(void *p, size_t bytes);
+void *__wrap_realloc(void *p, size_t bytes) { return fake_realloc_fails ? NULL : __real_realloc(p, bytes); }
 
 uint32_t tl_cuda_device_count(void) { return 1; }
 const char *tl_cuda_build(void) { return ""; }

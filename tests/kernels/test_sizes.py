@@ -1,0 +1,49 @@
+"""One size alone is 0, or longer than any task, and the others are small: results within the bounds."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.test_conv import demand_bounds
+from tlrt.verify.run import Runtime
+from tlspec.bounds import call_named
+from tlspec.cases import EDGE_WORK, Draw, _complete, _elements, _values, build_case, generator, refused_by, shape_of
+from tlspec.registry import Op
+
+#: longer than the tasks that kernels cut their work into
+LONG = 2 * 65536 + 3
+#: elements of a case
+MOST = 12 * LONG
+
+
+class OneSize(Draw):
+    """Draws one size as it is told, and small ones for the others."""
+
+    def __init__(self, place: int, size: int):
+        super().__init__(generator("one size", place, size), LONG, empty=size == 0)
+        self.place, self.size, self.drawn = place, size, 0
+
+    def dim(self, low: int = 0, high: int | None = None) -> int:
+        n = self.size if self.drawn == self.place else 2 + self.drawn % 3
+        self.drawn += 1
+        return max(low, n if high is None else min(n, high))
+
+    def dims(self, rank: int | None = None, budget: int | None = None) -> list[int]:
+        return [self.dim() for _ in range(self.rank() if rank is None else rank)]
+
+
+@pytest.mark.parametrize("size", [0, LONG])
+def test_one_size(entry: tuple[Op, str], size: int, runtime: Runtime) -> None:
+    row, which = entry
+    place = sizes = 0
+    while place <= sizes:
+        draw = OneSize(place, size)
+        values = _values(row, draw)
+        place, sizes = place + 1, draw.drawn - 1
+        work = call_named(row.drawing.work, values) if row.drawing.work else 0
+        if work > EDGE_WORK or sum(_elements(row, values)) > MOST:
+            continue
+        values = _complete(row, draw, values)
+        given = {a.name: values[a.name] for a in row.signature.inputs if values.get(a.name) is not None}
+        shaped = all(np.shape(given[a.name]) == shape_of(a, values) for a in row.signature.inputs if a.name in given)
+        if shaped and refused_by(row, values) is None:
+            demand_bounds(build_case(row, values, given, draw.rng, which=which), runtime, f"{row.name} {which}")
