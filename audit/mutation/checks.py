@@ -15,6 +15,8 @@ PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
+#: what sees most changes of how cases are drawn
+RECORDED = "tests/spec/test_recorded.py"
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -114,6 +116,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
+        yield from test_files(tree, RECORDED, ops)
         yield from test_files(tree, files if ops else f"{mine} {files}", ops)
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
-from tlspec.compare import compare, same_bits
+from tlspec.compare import Comparison, compare, same_bits
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -55,6 +55,15 @@ def test_signed_zeros() -> None:
     assert not one(0.0, -(2.0**-160))  # rounds to -0
     assert one(0.0, -0.0, signed_zeros=False)
     assert one(0.0, -0.0, 2.0**-149)  # within a tolerance the sign of zero is free
+
+
+def test_a_comparison_says_what_it_saw() -> None:
+    """Shares and tolerances are floats and counts are integers, as evidence prints them."""
+    none, two = np.zeros(0, np.float32), np.ones(2, np.float32)
+    for same, count in ((none, 0), (two, 2)):
+        found = same_bits(same, same)
+        assert repr(found) == repr(Comparison(True, 0.0, 0.0, 0, count)) and isinstance(found.violations, int)
+    assert repr(compare(none, none, none)) == repr(Comparison(True, 0.0, 0.0, 0, 0))
 
 
 def test_fixed_bits() -> None:
