@@ -15,8 +15,8 @@ PATIENCE, SILENCE, CASE_SILENCE = 1200.0, 120.0, 60.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
-#: what sees most changes of how cases are drawn
-RECORDED = "tests/spec/test_recorded.py"
+#: what sees most changes of how cases are drawn and of bounds, and of defaults
+RECORDED = {"specification": "tests/spec/test_recorded.py", "python": "tests/runtime/test_defaults.py"}
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -26,8 +26,9 @@ OWN = {
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
-    "tape": "tape refusals session tape_* optim", "session": "refusals session session_lifetime tape optim checkpoint capture",
+    "tape": "tape refusals session session_lifetime tape_* optim", "session": "refusals session_lifetime session tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
+    "spec.py": "kernels/specification", "__init__": "library",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
@@ -105,6 +106,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
+        yield from test_files(tree, RECORDED[kind], ops)
     if "/core/" in file:
         yield Check("make", ("check",))
     verify = Check("verify", ("--device", device, "--trace"), ops)
@@ -116,7 +118,6 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if kind == "specification":
         ends = " ".join(ends for part, ends in OWN_OF_SPECIFICATION.items() if part in file).split()
         files = " ".join(end if "/" in end else f"tests/spec/test_{end}.py" for end in ends)
-        yield from test_files(tree, RECORDED, ops)
         yield from test_files(tree, files if ops else f"{mine} {files}", ops)
         yield Check("generated", ("codegen",))
         yield Check("generated", ("bench.results",))

@@ -1,8 +1,9 @@
-"""The cases of a seed are those of recorded.txt.
+"""The cases of a seed, and the bounds of their results, are those of recorded.txt.
 
 A command that repeats a case, as reports and documents print it, names its seed: it is worth something as long as the seed
-draws what it drew. A line of the file has an entry point and a digest of its cases: sizes, parameters, arrays, the geometry
-classes that they are in, and for each check values that break it. Who changes the draws on purpose writes the file anew
+draws what it drew. The file has of each entry point a digest of its cases: sizes, parameters, arrays, the geometry
+classes that they are in, and for each check values that break it. Then follows the mean logarithm of the tolerances: that a
+bound shrinks shows nowhere else before a result is beyond it. Who changes draws or bounds on purpose writes the file anew
 (``python -m tests.spec.test_recorded``).
 """
 
@@ -18,7 +19,7 @@ from tlspec.cases import EDGES, PATH, Case, break_check, draw_case, generator
 from tlspec.registry import Op
 
 FILE = Path(__file__).with_name("recorded.txt")
-#: the line of what NumPy draws: in another version that draws otherwise nothing is compared
+#: the entry of what NumPy draws: in another version that draws otherwise nothing is compared
 NUMPY = "numpy"
 
 
@@ -44,15 +45,26 @@ def plain(value: object) -> object:
     return np.asarray(value).tolist() if value is not None else None
 
 
-def observe(entry: tuple[Op, str]) -> str:
+def width(case: Case) -> float:
+    """The mean binary logarithm of a case's tolerances."""
+    with np.errstate(divide="ignore"):
+        logs = [np.nan_to_num(np.log2(t), nan=300.0, posinf=200.0, neginf=-200.0) for t in case.expected.tolerances]
+    return float(np.mean(np.concatenate([x.ravel() for x in logs]))) if any(x.size for x in logs) else 0.0
+
+
+def observe(entry: tuple[Op, str]) -> tuple[str, float]:
+    """The digest, and the mean logarithm."""
     row, which = entry
     seen: list[object] = []
+    widths: list[float] = []
     for case in cases(row, which):
         seen += [sorted((n, plain(v)) for n, v in case.values.items() if not isinstance(v, np.ndarray)), case.classes]
         seen += [None if x is None else np.where(np.isnan(x), np.nan, x) for x in case.arguments.values()]
+        if case.size != PATH:
+            widths.append(width(case))
     for check in row.contract.checks if which == "forward" else ():
         seen += sorted((n, plain(v)) for n, v in (break_check(row, check) or {}).items())
-    return digest(*seen)
+    return digest(*seen), sum(widths)
 
 
 def numpy_draws() -> str:
@@ -63,16 +75,18 @@ def numpy_draws() -> str:
     )  # fmt: skip
 
 
-def read() -> dict[str, str]:
-    return dict(line.split() for line in FILE.read_text().splitlines())
+def read() -> dict[str, tuple[str, float]]:
+    words = iter(FILE.read_text().split())
+    return {name: (digest, float(number)) for name, digest, number in zip(words, words, words, strict=True)}
 
 
 def test_recorded_cases_are_drawn_again(entry: tuple[Op, str]) -> None:
-    if read()[NUMPY] != numpy_draws():
+    if read()[NUMPY][0] != numpy_draws():
         pytest.skip("this version of NumPy draws other numbers")
-    assert read().get(entry_id(entry)) == observe(entry), "write the file anew: python -m tests.spec.test_recorded"
+    known, logarithm = read().get(entry_id(entry), ("none", 0.0))
+    assert observe(entry) == (known, pytest.approx(logarithm, abs=1e-4)), "python -m tests.spec.test_recorded"
 
 
 if __name__ == "__main__":
-    lines = [f"{NUMPY} {numpy_draws()}", *(f"{entry_id(e)} {observe(e)}" for e in ENTRIES)]
-    FILE.write_text("\n".join(lines) + "\n")
+    found = [f"{NUMPY} {numpy_draws()} 0", *("{} {} {:.5f}".format(entry_id(e), *observe(e)) for e in ENTRIES)]
+    FILE.write_text("".join(" ".join(found[i : i + 3]) + "\n" for i in range(0, len(found), 3)))
