@@ -39,3 +39,15 @@ def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     out = kernels.flash_attention(q, k, values, 1, n, d, 0, 1.0)
     gq, gk, gv = kernels.flash_attention_bwd(q, k, values, out, g, 1, n, d, 0, 1.0)
     assert not gq.numpy().any() and not gk.numpy().any() and np.count_nonzero(gv.numpy()) == n * d
+
+
+@pytest.mark.operations("flash_attention")
+def test_composed_attention_is_a_softmax_of_what_is_kept(s):
+    """Bit for bit: what is added to scores that are not blocked is 0."""
+    rng = np.random.default_rng(3)
+    q, k, v = (s.const(rng.standard_normal((2, 5, 4))) for _ in range(3))
+    mask = rng.random((2, 5, 5)) < 0.5
+    mask[:, :, 0] = True
+    scores = s.scale(s.bmm(q, s.permute(k, (0, 2, 1))), 0.5)
+    expected = s.bmm(s.softmax(s.masked_fill(scores, s.const(~mask), -np.inf)), v).numpy()
+    assert s.attention(q, k, v, mask).numpy().tobytes() == expected.tobytes()

@@ -10,6 +10,7 @@ import tlrt
 from tests.runtime import tape_checks
 from tlrt import Session
 from tlrt import fast_kernels as fast
+from tlrt import spec as specification
 from tlrt.spec import SpecDevice
 from tlrt.tape import Tape
 from tlspec import registry
@@ -220,3 +221,9 @@ def test_other_types_of_numbers_have_the_plain_operations() -> None:
     with Tape(SpecDevice(np.longdouble)) as tape:
         a, b = tape.leaf(draw(3, 4)), tape.leaf(draw(4, 2))
         assert tape.node(fast.matmul_fast(tape, a, b, precision="fp64")).name == "matmul"
+
+
+def test_a_product_of_host_arrays_on_the_specification() -> None:
+    a, b = np.linspace(-1, 1, 6).reshape(2, 3), np.linspace(0, 1, 12).reshape(3, 4)
+    found = specification.dgemm(a, b, 2, 3, 4)
+    assert found.dtype == np.float64 and np.allclose(np.reshape(found, (2, 4)), a @ b, rtol=1e-14)

@@ -186,3 +186,9 @@ def test_a_composition_gets_what_the_operation_takes(name, taken):
     """Where it takes any name: those of the operation's own function."""
     values = {**dict.fromkeys(registry.get(name).signature.sizes, 3), "else": 1}
     assert composition_arguments(registry.get(name), values).keys() & {*taken, "else"} == taken
+
+
+def test_lengths_in_messages():
+    sig = Signature.parse("a[batch, m, n], b[*dims], d[n + 1], e[m, n + 1] -> out[1]")
+    assert [a.length_text for a in sig.inputs] == ["batch*m*n", "product(dims)", "n + 1", "m*(n + 1)"]
+    assert [a.length_text for a in Signature.parse("x[*] -> out[*]").inputs] == ["n"]
