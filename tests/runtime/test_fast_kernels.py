@@ -10,8 +10,7 @@ import tlrt
 from tests.runtime import tape_checks
 from tlrt import Session
 from tlrt import fast_kernels as fast
-from tlrt import spec as specification
-from tlrt.spec import SpecDevice
+from tlrt.spec import SpecDevice, specification
 from tlrt.tape import Tape
 from tlspec import registry
 from tlspec.cases import build_case, generator
