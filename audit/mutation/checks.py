@@ -28,7 +28,7 @@ OWN = {
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
     "tape": "tape refusals session session_lifetime tape_* optim", "session": "refusals session_lifetime session tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
-    "spec.py": "kernels/specification", "__init__": "library",
+    "spec.py": "fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",

@@ -225,5 +225,5 @@ def test_other_types_of_numbers_have_the_plain_operations() -> None:
 
 def test_a_product_of_host_arrays_on_the_specification() -> None:
     a, b = np.linspace(-1, 1, 6).reshape(2, 3), np.linspace(0, 1, 12).reshape(3, 4)
-    found = specification.dgemm(a, b, 2, 3, 4)
+    found = specification.dgemm(SpecDevice(), a, b, 2, 3, 4)
     assert found.dtype == np.float64 and np.allclose(found, a @ b, rtol=1e-14)
