@@ -17,6 +17,8 @@ PATIENCE, SILENCE, CASE_SILENCE, SMALL_SILENCE = 1200.0, 120.0, 60.0, 20.0
 #: more families than this concern a shared header: all operations then
 FEW = 4
 RUNTIME = "tests/runtime/test_"
+#: what sees most changes of how cases are drawn and of bounds, and of defaults
+RECORDED = {"specification": "tests/spec/test_recorded.py", "python": "tests/runtime/test_defaults.py"}
 #: a part of a file's path -> the ends of the names of tests/runtime/test_*.py, or other/test_*.py, that are about it, quickest
 #: first
 OWN = {
@@ -27,8 +29,9 @@ OWN = {
     "_binding/arguments": "tensor tape_errors", "_binding/convert": "tensor session",
     "_binding/": "buffer refusals library kernels scalar_types copies observer device",
     "_capture/": "capture capture_*", "_operations/": "refusals tape_errors tape_operations", "nn/": "nn nn_layers training",
-    "tape": "tape refusals session tape_* optim", "session": "refusals session session_lifetime tape optim checkpoint capture",
+    "tape": "tape refusals session session_lifetime tape_* optim", "session": "refusals session_lifetime session tape optim checkpoint capture",
     "optim": "optim observer capture_optim", "tensor": "tensor session capture",
+    "spec.py": "fast_kernels kernels/specification", "_binding/call": "kernels/lists", "__init__": "library",
     "parameter": "session session_lifetime optim capture_parameters",
     "capture": "capture capture_*", "buffer": "buffer", "context": "device", "differential": "observer",
     "errors": "library buffer device", "spec": "refusals scalar_types session tape", "kernels": "kernels fast_kernels",
@@ -107,6 +110,7 @@ def checks(kind: str, file: str, tree: Scratch) -> Iterator[Check]:
     if not native:
         modules = file.removesuffix(".py").removesuffix("/__init__").removesuffix("__main__").rstrip("/")
         yield Check("import", ("tlrt", modules.replace("/", ".")))
+        yield from test_files(tree, RECORDED[kind], ops)
     if "/core/" in file:
         yield Check("make", ("check",))
     verify = Check("verify", ("--device", device, "--trace"), ops)

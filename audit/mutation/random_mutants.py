@@ -7,10 +7,10 @@ the sample is a hash of the seed and its text, so that an edit elsewhere leaves 
 
 What counts as behaviour in Python is the compiled code without docstrings, annotations and the words of messages: what is
 raised, warned of, printed or given to ``refusal``, and the help of a command line. Class variables keep their annotations.
-Nor is it behaviour in which order an alias of types lists them, how many results more than a few a cache keeps, what a generator
-of problems says around what it names, and in which order a bound takes the arguments that it is given by name.
-Of a
-method that only raises NotImplementedError its name counts: it declares what every class that is used defines.
+Nor is it behaviour how a law's equation is written for readers, in which order an alias of types lists them, how many results
+more than a few a cache keeps, what a generator of problems says around what it names, and in which order a bound takes the
+arguments that it is given by name. Of a method that only raises NotImplementedError its name counts: it declares what every class
+that is used defines.
 """
 
 import ast
@@ -227,6 +227,8 @@ class _Behaviour(ast.NodeTransformer):
                 number = ast.unparse(k.value)
                 if k.arg == "maxsize" and re.fullmatch(r"[\d\s()+-]+", number):
                     k.value = ast.Constant(min(eval(number), FEW))
+        if isinstance(node, ast.Call) and _name(node.func) == "equation" and isinstance(node.args[0], ast.Constant):
+            node.args[0].value = ""
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant("")
         node = self.generic_visit(node)

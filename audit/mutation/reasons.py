@@ -19,7 +19,17 @@ REASONS: dict[str, str] = {
         "the status of a launch, which fails only where the GPU is lost",
     "native/src/cuda/spectral/plan.cu: if (result != CUFFT_SUCCESS) return result; -> if (0==1) return result;":
         "cufftCreate fails only where host memory ends, which no test brings about within cuFFT",
+    "tlrt/_binding/convert.py: class Naturals(np.ndarray[Any, np.dtype[np.uint32]]): -> class Naturals(np.ndarray[Any,"
+    " np.dtype[np.uint(32-1)]]):":
+        "equivalent: what a base class is subscripted with is a type hint, which NumPy keeps in __orig_bases__ alone",
+    "tlrt/_operations/plan.py: known = values.setdefault(array.dims[0], lengths[array.name]) -> known = values.setdefault"
+    "(array.dims[-1], lengths[array.name])":
+        "equivalent: the line before it asks that there is one dimension",
     # specification
+    "tlspec/ops/loss.py: def squares(yhat, target): -> def squares ( target,yhat):":
+        "equivalent: the callers give both in order, and (a - b)**2 is (b - a)**2 to the bit, as a - b is rounded to nearest",
+    "tlspec/bounds.py: @lru_cache(maxsize=4096) -> ":
+        "equivalent: only speed changes: inspect.signature says the same of a function each time, and the result is never changed",
     "tlspec/ops/shape.py: def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map): -> def reduce_from_broadcast_vjp"
     "(g, in_dims , axis_map, out_dims):":
         "equivalent: nothing but tlspec.bounds.call_reference calls it, which gives what is no array by name",

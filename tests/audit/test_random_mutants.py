@@ -82,6 +82,8 @@ def test_messages_are_words_and_other_texts_are_not() -> None:
         ("@lru_cache(maxsize=1)\ndef f(): pass", "@lru_cache(maxsize=2)\ndef f(): pass", False),
         ("def p():\n yield f'{a}: got {b}'", "def p():\n yield f'{a}: no {b}'", True),
         ("def p():\n yield f'{a}: got {b}'", "def p():\n yield f'{a}: got {c}'", False),
+        ("x = laws.equation('|f(x)| = |x|', f)", "x = laws.equation('|f(x)| = &x|', f)", True),
+        ("x = laws.equation('f', f, exact=False)", "x = laws.equation('f', g, exact=False)", False),
         ("def p():\n yield 'name'", "def p():\n yield 'names'", False),
         ("def e_tol(a, b): return a - b\nx = custom(e_tol)", "def e_tol(b, a): return a - b\nx = custom(e_tol)", True),
         ("def e_tol(a, b): return a - b\nx = other(e_tol)", "def e_tol(b, a): return a - b\nx = other(e_tol)", False),

@@ -58,3 +58,15 @@ def test_a_tile_without_a_finite_number(runtime, array, mode, value):
     for which in ("forward", "vjp"):
         case = build_case(registry.get("flash_attention"), values, arrays, rng, which=which)
         demand_bounds(case, runtime, f"{array} {mode} {which}")
+
+
+@pytest.mark.operations("flash_attention")
+def test_composed_attention_is_a_softmax_of_what_is_kept(s):
+    """Bit for bit: what is added to scores that are not blocked is 0."""
+    rng = np.random.default_rng(3)
+    q, k, v = (s.const(rng.standard_normal((2, 5, 4))) for _ in range(3))
+    mask = rng.random((2, 5, 5)) < 0.5
+    mask[:, :, 0] = True
+    scores = s.scale(s.bmm(q, s.permute(k, (0, 2, 1))), 0.5)
+    expected = s.bmm(s.softmax(s.masked_fill(scores, s.const(~mask), -np.inf)), v).numpy()
+    assert s.attention(q, k, v, mask).numpy().tobytes() == expected.tobytes()

@@ -138,7 +138,8 @@ def test_outputs_of_a_wrong_number(row: Op, runtime: Runtime) -> None:
     call = ListCall(case_of(row, LENGTHS), runtime)
     if len(call.out) > 1:
         for wrong in (call.out[:-1], [*call.out, call.out[0]], call.out[0][0]):
-            with pytest.raises((errors.ArgumentError, errors.ArgumentTypeError), match=rf"^{row.name}: out: got "):
+            said = rf"^{row.name}: out: got .*, expected {len(call.out)} lists of buffers, for \w+, "
+            with pytest.raises((errors.ArgumentError, errors.ArgumentTypeError), match=said):
                 runtime.call(row.name, call.arguments, call.values, out=wrong)
 
 

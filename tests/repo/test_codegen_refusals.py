@@ -106,6 +106,14 @@ def test_a_wrong_row_has_a_problem(case: str) -> None:
     assert problems[0].startswith("tlspec/ops/elementwise.py: stretch: ")
 
 
+def test_a_row_has_all_its_problems_at_once() -> None:
+    """One does not hide another."""
+    module = {"__name__": "tlspec.ops.elementwise", "op": op, "check": check, "ulp": ulp}
+    exec(ROW.replace('check("c", "c > 0")', 'check("k", "c > log(low)", "RANGE")'), module)
+    problems = " ".join(row_problems(module["stretch"]))
+    assert all(part in problems for part in ("blames k", "names low", "calls log", "has the status 'RANGE'")), problems
+
+
 @pytest.mark.parametrize("case", ["no gradient", *UNLOADABLE_ROWS])
 def test_a_wrong_row_is_refused(copy: Path, case: str) -> None:
     old, new, message = {**WRONG_ROWS, **UNLOADABLE_ROWS}[case]

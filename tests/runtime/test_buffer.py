@@ -15,6 +15,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tlrt import Buffer, errors
+from tlrt._binding import handles
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=70))
@@ -68,7 +69,7 @@ def test_other_types_are_refused(dev, array, got):
         dev.buffer(array)
     assert isinstance(caught.value, TypeError)
     assert str(caught.value).startswith("from_numpy: array: got ") and got in str(caught.value)
-    assert "expected float32" in str(caught.value)
+    assert "expected float32, float64, float16, bfloat16, longdouble, integers or bool" in str(caught.value)
 
 
 HALVES = np.arange(2**16, dtype=np.uint16)
@@ -135,6 +136,18 @@ def test_making(dev):
     assert len(dev.empty(5)) == 5 == dev.empty(5).length and dev.zeros(0).numpy().shape == (0,)
     b = dev.zeros(2)
     assert b.fill(np.float32(2)) is b and b.numpy().tolist() == [2, 2] and b.device is dev
+
+
+def test_a_handle_is_released_where_nothing_can_own_it(monkeypatch):
+    with tlrt.Device.new("cpu") as device:
+
+        def own(handle, release):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(handles, "own", own)
+            assert_raises(KeyboardInterrupt, device.zeros, 100)
+        assert device.memory().live_buffers == 0
 
 
 def test_host_and_device_are_apart(dev):

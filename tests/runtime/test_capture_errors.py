@@ -20,6 +20,7 @@ from tlrt.errors import (
     CaptureError,
     DeviceMismatchError,
     IndexOutOfRangeError,
+    InterruptedCallError,
     ReleasedError,
     ShapeError,
     TorchleanError,
@@ -165,6 +166,14 @@ def test_refused_at_a_replay(program: Program) -> None:
     program.optimizer.lr = 0.1
     program.optimizer.close()
     assert_raises(ReleasedError, step, X)
+
+
+def test_a_call_of_a_replay_that_was_interrupted_is_made_again(program: Program) -> None:
+    step = program.session.capture(program.step, X)
+    made, calls_made = [InterruptedCallError.status, InterruptedCallError.status, 0], step._replay.calls
+    step._replay.calls = [lambda: made.pop(0), *calls_made]
+    assert step(X) is step.outputs and made == []
+    step._replay.calls = calls_made
 
 
 def test_integers_out_of_range(program: Program) -> None:

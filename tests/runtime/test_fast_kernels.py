@@ -10,6 +10,8 @@ import tlrt
 from tests.runtime import tape_checks
 from tlrt import Session
 from tlrt import fast_kernels as fast
+from tlrt.spec import SpecDevice
+from tlrt.spec import kernels as specification
 from tlrt.tape import Tape
 from tlspec import registry
 from tlspec.cases import build_case, generator
@@ -213,3 +215,15 @@ def test_fast_kernels_refuse_and_compare():
                                 session.zeros((4, 3)))  # fmt: skip
 
     assert tlrt.compare(program, fast_kernels=True, matmul_precision="fp64").ok
+
+
+def test_other_types_of_numbers_have_the_plain_operations() -> None:
+    with Tape(SpecDevice(np.longdouble)) as tape:
+        a, b = tape.leaf(draw(3, 4)), tape.leaf(draw(4, 2))
+        assert tape.node(fast.matmul_fast(tape, a, b, precision="fp64")).name == "matmul"
+
+
+def test_a_product_of_host_arrays_on_the_specification() -> None:
+    a, b = np.linspace(-1, 1, 6).reshape(2, 3), np.linspace(0, 1, 12).reshape(3, 4)
+    found = specification.dgemm(SpecDevice(), a, b, 2, 3, 4)
+    assert found.dtype == np.float64 and np.allclose(found, a @ b, rtol=1e-14)

@@ -161,3 +161,12 @@ def test_errors_are_the_packages_first():
 
 def test_a_failure_without_a_text():
     assert str(_library.failure(140, "relu")) == "relu: got status 140 (INTERNAL), expected 0"
+
+
+def test_every_name_of_the_package_is_there_at_first_use(python):
+    code = "import sys, tlrt; x = getattr(tlrt, sys.argv[-1]); import {0}; assert x is sys.modules['{0}'], x"
+    for name in ("buffer", "capture", "checkpoint", "context", "kernels", "nn", "optim"):
+        done = python(code.replace("sys.argv[-1]", repr(name)).format(f"tlrt.{name}"))
+        assert done.returncode == 0, done.stderr
+    done = python("import tlrt; assert None not in [getattr(tlrt, n) for n in tlrt.__all__]")
+    assert done.returncode == 0, done.stderr

@@ -199,6 +199,24 @@ def test_initialisers(s):
     assert_raises_regex(errors.ArgumentError, "shape: got \\(3,\\)", nn.init.kaiming_uniform, s, (3,))
 
 
+def test_initialisers_are_their_formulas(dev):
+    """Of the numbers that the session draws next."""
+    shape, u, z = (4, 6), "rand_uniform", "rand_normal"
+
+    def with_fresh(function):
+        with tlrt.Session(dev, seed=5) as s:
+            return function(s)
+
+    for made, draw, low, span in [
+        (lambda s: nn.init.normal(s, shape, 2.0, 3.0), z, 2.0, 3.0),
+        (lambda s: nn.init.uniform(s, shape, -2.0, 4.0), u, -2.0, 6.0),
+        (lambda s: nn.init.xavier_normal(s, shape), z, 0.0, math.sqrt(2 / 10)),
+        (lambda s: nn.init.xavier_uniform(s, shape), u, -math.sqrt(6 / 10), 2 * math.sqrt(6 / 10)),
+    ]:
+        drawn = with_fresh(lambda s, draw=draw: getattr(s, draw)(shape).numpy())
+        assert np.allclose(with_fresh(made), low + span * drawn, rtol=1e-6, atol=1e-6)
+
+
 def test_a_layer_takes_another_initialiser(s):
     layer = nn.Linear(s, 3, 2, name="l", weight_init=nn.init.ones, bias_init=nn.init.zeros)
     assert np.array_equal(layer(s.const([[1.0, 2.0, 4.0]])).numpy(), [[7.0, 7.0]])

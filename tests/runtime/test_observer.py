@@ -143,3 +143,17 @@ def test_each_observer_gets_every_event(device: tlrt.Device) -> None:
     assert logs[0].events == logs[1].events == logs[2].events
     kinds = {event.split()[0] for event in logs[0].events}
     assert kinds == {"call", "status", "buffer", "filled", "key", "use", "host", "update", "backward", "reset", "set"}
+
+
+def test_an_observer_that_overrides_nothing_changes_nothing(device: tlrt.Device) -> None:
+    device.observe(Observer())
+    with Session(device) as s:
+        w = s.param([1.0, 2.0], "w")
+        optimizer = optim.SGD([w], lr=0.5)
+        s.backward(s.reduce_sum(w))
+        optimizer.step()
+        s.rand_normal((2,)).numpy()
+        optimizer.lr = 0.25
+        s.reset()
+        assert w.numpy().tolist() == [0.5, 1.5]
+        optimizer.close()

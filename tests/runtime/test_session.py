@@ -13,6 +13,7 @@ import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
 from tlrt import Session, errors, kernels, nn
+from tlrt._binding import convert
 from tlrt.session import Options
 from tlspec.ops.random import mix
 
@@ -504,3 +505,15 @@ def test_a_large_tensor_is_shown_without_its_content(s, shape):
     assert repr(x).startswith("TensorRef(") and "1.5" in repr(x) and f"shape={shape}" in repr(x)
     larger = s.full((2**24 + 1,), 1.5)
     assert "1.5" not in repr(larger) and "shape=(16777217,)" in repr(larger) and "op='full'" in repr(larger)
+
+
+def test_no_integers_are_integers_of_any_type():
+    """What holds none has no type that it was given."""
+
+    class Empty:
+        def __array__(self, dtype=None, copy=None):
+            return np.zeros(0, bool)
+
+    for value in ([], (), range(0), Empty()):
+        found = convert.uint32("op", "indices", value)
+        assert found.size == 0 and found.dtype == np.uint32

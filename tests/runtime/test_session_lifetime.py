@@ -76,6 +76,29 @@ def test_after_close(s):
     assert w.value.tolist() == [1.0] and "earlier step" in repr(x) and "earlier" in repr(i)
 
 
+def test_errors_name_what_was_called(s):
+    """After a close, and where an argument is refused."""
+    w = s.param([1.0], "w")
+    vector, optimizer = s.nat_vec([1]), optim.SGD([w])
+    refused = {
+        "nat": lambda: s.nat(-1), "set_nat": lambda: s.set_nat(s.nat(1), -1), "nat_vec": lambda: s.nat_vec([-1]),
+        "set_nat_vec": lambda: s.set_nat_vec(vector, [-1]),
+    }  # fmt: skip
+    for op, call in refused.items():
+        assert_raises_regex(errors.IndexOutOfRangeError, f"^{op}: ", call)
+    state, tensor = optimizer.state(), s.reduce_sum(w)
+    s.close()
+    closed = {
+        "param": lambda: s.param([1.0]), "input": lambda: s.input([1.0]), "full": lambda: s.full((2,), 1.0),
+        "zeros": lambda: s.zeros(2), "nat": lambda: s.nat(1), "nat_vec": lambda: s.nat_vec([1]), "collect": s.collect,
+        "backward": lambda: s.backward(tensor), "clip_grad_norm": lambda: s.clip_grad_norm(1.0), "with": s.__enter__,
+        "step": optimizer.step, "state": optimizer.state, "load_state": lambda: optimizer.load_state(*state),
+        "capture": lambda: s.capture(lambda: w), "reset": s.reset,
+    }  # fmt: skip
+    for op, call in closed.items():
+        assert_raises_regex(errors.ReleasedError, f"^{op}: session: got a closed session", call)
+
+
 def test_a_session_that_is_dropped_goes_with_all_it_held():
     device = tlrt.device("cpu", new=True)
 

@@ -14,6 +14,7 @@ from tests import no_collection, unchanged_memory
 from tests.runtime.tape_checks import Kept
 from tlrt import errors, kernels
 from tlrt import tape as tape_module
+from tlrt._operations.slices import axis_of
 from tlrt.tape import AnyBuffer, Node, Tape
 
 
@@ -70,6 +71,10 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.broadcast_to(1, (3, 3), [1, 1]), errors.ShapeError, "axis_map"),
     (lambda t: t.broadcast_to(2, (3,), [1]), errors.ShapeError, "axis_map"),
     (lambda t: t.permute(0, (0, 0)), errors.ArgumentError, "permute: axes: got (0, 0), expected a permutation of 0..1"),
+    (lambda t: t.reduce_sum(0, -3), errors.ArgumentError, "reduce_sum: axis: got -3, expected -2 <= axis < 2"),
+    (lambda t: axis_of("flip", -3, 2), errors.ArgumentError, "flip: axis: got -3, expected -2 <= axis < 2"),
+    (lambda t: axis_of("flip", 2, 2), errors.ArgumentError, "flip: axis: got 2, expected -2 <= axis < 2"),
+    (lambda t: axis_of("flip", 0, 0), errors.ArgumentError, "flip: axis: got 0, expected no axis of a scalar"),
     (lambda t: t.reduce_sum(0, 2), errors.ArgumentError, "reduce_sum: axis: got 2, expected -2 <= axis < 2"),
     (lambda t: t.reduce_mean(0, "a"), errors.ArgumentTypeError, "reduce_mean: axis: got str"),
     (lambda t: t.reduce_max_axis0(t.leaf(np.ones((0, 2)))), errors.ShapeError, "reduce_max_axis0"),
@@ -90,6 +95,7 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.backward(0, np.ones((3, 2))), errors.ShapeError, "got shape (3, 2), expected (2, 3) of the output node 0 (x)"),
     (lambda t: t.backward(9), errors.IndexOutOfRangeError, "backward: id: got 9"),
     (lambda t: t.backward_sparse(2, [9]), errors.IndexOutOfRangeError, "backward: wanted: id: got 9"),
+    (lambda t: t.backward_sparse(2, [-1]), errors.IndexOutOfRangeError, "backward: wanted: id: got -1"),
     (lambda t: t.backward_from([None]), errors.ArgumentError, "backward_from: gradients: got 1, expected 4"),
     (lambda t: t.backward_from([None] * 4, 5), errors.IndexOutOfRangeError, "backward_from: first: got 5, expected 0 <= first"),
     (lambda t: t.backward_from([None] * 4, 1.0), errors.ArgumentTypeError, "backward_from: first: got float"),

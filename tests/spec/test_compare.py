@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
-from tlspec.compare import compare, same_bits
+from tlspec.cases import draw_case
+from tlspec.compare import Comparison, compare, reproduction, same_bits
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -55,6 +56,15 @@ def test_signed_zeros() -> None:
     assert not one(0.0, -(2.0**-160))  # rounds to -0
     assert one(0.0, -0.0, signed_zeros=False)
     assert one(0.0, -0.0, 2.0**-149)  # within a tolerance the sign of zero is free
+
+
+def test_a_comparison_says_what_it_saw() -> None:
+    """Shares and tolerances are floats and counts are integers, as evidence prints them."""
+    none, two = np.zeros(0, np.float32), np.ones(2, np.float32)
+    for same, count in ((none, 0), (two, 2)):
+        found = same_bits(same, same)
+        assert repr(found) == repr(Comparison(True, 0.0, 0.0, 0, count)) and isinstance(found.violations, int)
+    assert repr(compare(none, none, none)) == repr(Comparison(True, 0.0, 0.0, 0, 0))
 
 
 def test_fixed_bits() -> None:
@@ -130,3 +140,9 @@ def test_same_bits() -> None:
 def test_the_share_says_whether_a_result_passes(got: float, ref: float, tol: float, share: float) -> None:
     found = compare(np.array([got], np.float32), np.array([ref]), np.array([tol]))
     assert found.share == share and (found.ok or found.share >= 1) and (found.share <= 1 or not found.ok)
+
+
+def test_a_reproduction_is_the_line_of_the_case_on_its_device() -> None:
+    case = draw_case("add", 3, "normal", "small")
+    expected = "python -m tlrt verify --ops add --seed 3 --data normal --size small --cases 1 --device cpu --threads 2"
+    assert reproduction(case, "cpu", "--threads", "2") == expected

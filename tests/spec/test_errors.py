@@ -12,7 +12,7 @@ import pytest
 from tlspec import registry
 from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
 from tlspec.cases import Case, _spec_inputs, data_classes, draw_case
-from tlspec.ops import norm, spectral
+from tlspec.ops import norm, scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op
 
@@ -278,3 +278,12 @@ def test_bounds_grow_with_every_source_of_error(entry: tuple[Op, str], monkeypat
                 for out, before, nothing in zip(case.real[0], plain, none, strict=True):
                     size = 1 + np.abs(out[np.isfinite(out)]).max(initial=0)  # 2^-28 is a bias correction's own
                     assert np.all((nothing <= before / 15 + 1e-12 * size) | ~np.isfinite(out) | np.isnan(nothing))
+
+
+def test_the_product_of_a_chunk_of_a_scan_has_an_error_of_its_own() -> None:
+    """Common to all that follows, where the chunk's state is finite."""
+    zero, one = np.zeros((2 * scan.CHUNK + 1, 1)), np.ones(1)
+    errors = scan._Errors(zero + (1 - 2.0**-8), zero, one, False)
+    assert errors.common[scan.CHUNK - 1, 0] < 1e-30 and 2.0**-27 < errors.common[scan.CHUNK, 0] < 2.0**-17
+    assert errors.common[2 * scan.CHUNK, 0] > errors.common[scan.CHUNK, 0] * 0.7
+    assert scan._Errors(zero + 1, zero + 2.0**128, one, False).common[scan.CHUNK, 0] < 1e-30

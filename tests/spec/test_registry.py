@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from numpy.testing import assert_raises_regex
+from numpy.testing import assert_raises, assert_raises_regex
 
 from tlspec import registry
 from tlspec.bounds import exact
+from tlspec.entries import composition_arguments
+from tlspec.expressions import evaluate
 from tlspec.registry import Op
 from tlspec.signature import Signature
 
@@ -171,3 +173,22 @@ def test_a_row_is_found_by_its_whole_name_alone():
     for name in ("elementwise", "re*", "conv,relu", "no such"):
         with pytest.raises(KeyError, match="no operation"):
             registry.get(name)
+
+
+def test_expressions_know_the_functions_of_shapes_alone():
+    assert evaluate("rank(d) + n", {"d": [1, 2], "n": 1}) == 3
+    for name in ("len", "max", "__import__"):
+        assert_raises(NameError, evaluate, f"{name}('os')", {})
+
+
+@pytest.mark.parametrize(("name", "taken"), [("scatter_add", {"n"}), ("scatter_add_rows", {"rows", "cols"})])
+def test_a_composition_gets_what_the_operation_takes(name, taken):
+    """Where it takes any name: those of the operation's own function."""
+    values = {**dict.fromkeys(registry.get(name).signature.sizes, 3), "else": 1}
+    assert composition_arguments(registry.get(name), values).keys() & {*taken, "else"} == taken
+
+
+def test_lengths_in_messages():
+    sig = Signature.parse("a[batch, m, n], b[*dims], d[n + 1], e[m, n + 1] -> out[1]")
+    assert [a.length_text for a in sig.inputs] == ["batch*m*n", "product(dims)", "n + 1", "m*(n + 1)"]
+    assert [a.length_text for a in Signature.parse("x[*] -> out[*]").inputs] == ["n"]

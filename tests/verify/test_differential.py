@@ -104,3 +104,38 @@ def test_a_report_shows_the_worst_of_each_operation() -> None:
     assert not any(line[:1] == ["leaf"] for line in lines) and "every result" in str(report)
     report.failures.append(Failure("cpu", 1, 3, "exp", "forward", "too far", "again"))
     assert "1 results out of bounds" in str(report) and "node 3: exp (forward): too far\n    again" in str(report)
+
+
+def test_backward_of_a_result_is_compared_too():
+    """Where the program did none, and its tensor is of the last step; results of any kind are kept."""
+
+    def plain(s):
+        return s.reduce_sum(s.tanh(s.param([1.0, 2.0], "w")))
+
+    def backward(s):
+        loss = plain(s)
+        s.backward(loss)
+        return loss
+
+    def gone(s):
+        loss = plain(s)
+        s.reset()
+        return loss
+
+    for function, rows, result in ((plain, 2, True), (backward, 2, True), (gone, 0, False)):
+        report = compare(function, ["spec", "cpu"])
+        assert report.ok and set(report.results) == ({"spec", "cpu"} if result else set())
+        assert sum(r.device == "cpu" and r.backward is not None for r in report.rows) == rows
+    assert compare(lambda s: [1, 2], ["cpu"]).results["cpu"].tolist() == [1.0, 2.0]
+    assert compare(lambda s: "text", ["cpu"]).results == {}
+
+
+def test_a_view_of_other_bits_is_found():
+    def program(s):
+        y = s.reshape(s.input([1.0, 2.0]), (2, 1))
+        if s.device.name == "cpu":
+            s.tape.nodes[y.id].buffer = s.input([1.0, 3.0]).value.buffer.share()
+
+    (failure,) = compare(program, ["spec", "cpu"]).failures
+    assert (failure.device, failure.op, failure.which, failure.node) == ("cpu", "reshape", "view", 1)
+    assert "other bits" in failure.text

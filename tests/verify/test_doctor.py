@@ -27,6 +27,7 @@ def test_json(capsys):
     assert found["usable"] is True and list(found["devices"]) == list(tlrt.devices())
     assert found["problems"] == [] and found["version"] == tlrt.__version__
     assert len(tlrt.devices()) > 1 or found["notes"][0]["remedy"]
+    assert found["cpu_variant"] == tlrt.cpu_variant() and found["threads"] == tlrt.threads() and "" not in found
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

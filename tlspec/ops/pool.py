@@ -83,7 +83,7 @@ def _draw(d, rank=None):
         cap = max(low, int(room ** d.rng.uniform(0.2, 0.8)))
         n = int(low * (cap / low) ** d.rng.random()) + d.integer(0, 3)
         spatial.append((int(axis), n))
-        room = max(1, room // n)
+        room //= n
     channels = 0 if d.empty else d.integer(1, max(1, min(room, 40)))
     return {"channels": channels, "spatial": [n for _, n in sorted(spatial)], "kernel": kernel, "stride": stride,
             "padding": padding}  # fmt: skip
