@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -296,7 +297,9 @@ def _environments(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
 
 def _coverage(args: argparse.Namespace, devices: Sequence[str]) -> Outcome:
     """Of the CPU library, as gcov counts nothing on a GPU, and of the two packages."""
-    native, python = coverage.campaign(), coverage_python.campaign()
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(half.campaign) for half in (coverage, coverage_python)]
+        native, python = (half.result() for half in both)
     table = f"{coverage.table(native)}\n\n{coverage_python.table(python)}"
     return Outcome({"native": native, "python": python}, coverage.ok(native) and coverage_python.ok(python), table)
 

@@ -24,6 +24,7 @@ from audit import faults
 from audit.build import BuildError, make
 from audit.environment import ROOT, processors
 from tlrt._terminal import format_table
+from tlrt.verify.run import cpu_variants
 
 NATIVE = ROOT / "native"
 BUILD = NATIVE / "build" / "coverage"
@@ -119,28 +120,38 @@ def clear(build: Path = BUILD) -> None:
 def run() -> list[str]:
     """Verify and the tests that concern the library, in the counting builds; what failed."""
     for goals in (("cpu",), ("cpu", "FAULTS=1"), ("build/coverage/core_test",)):
-        make(*goals, "COVERAGE=1")
+        make(*goals, "COVERAGE=1", jobs=processors())
     clear()
-    failed = []
-    for words, build, threads in STEPS:
-        environment = {
-            **os.environ,
-            "TORCHLEAN_CUDA_LIBRARY": str(build / "libtorchlean_cuda.so"),
-            "TORCHLEAN_CPU_THREADS": threads,
-        }
-        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            failed.append(f"{' '.join(words)}: status {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
-    return failed
+    with ThreadPoolExecutor() as pool:
+        return [said for said in pool.map(lambda step: _failure(*step), steps()) if said]
 
 
-#: what runs: a command, the folder of its library, its threads ("" for one per processor)
-STEPS: tuple[tuple[tuple[str, ...], Path, str], ...] = (
-    ((str(BUILD / "core_test"),), BUILD, ""),
-    ((sys.executable, "-m", "tlrt", "verify", "--device", "cpu", "--variants"), BUILD, "1"),
-    ((sys.executable, "-m", "pytest", "-q", "-n", str(processors()), "tests/kernels", "tests/runtime"), BUILD, ""),
-    ((sys.executable, "-m", "audit.faults", "cpu", "1", *faults.MODES), FAULTS, "3"),
-)
+def _failure(words: tuple[str, ...], build: Path, threads: str, variant: str = "") -> str:
+    environment = {
+        **os.environ,
+        "TORCHLEAN_CUDA_LIBRARY": str(build / "libtorchlean_cuda.so"),
+        "TORCHLEAN_CPU_THREADS": threads,
+        "TORCHLEAN_CPU_VARIANT": variant,
+    }
+    environment = {k: v for k, v in environment.items() if v}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    return f"{' '.join(words)}: status {done.returncode}: {(done.stdout + done.stderr)[-500:]}"
+
+
+def steps() -> list[tuple[Any, ...]]:
+    """What runs, side by side, as the counts of processes add up: a command, the folder of its library, its threads ("" for one
+    per processor), and the SIMD variant."""
+    python = sys.executable
+    verify = (python, "-m", "tlrt", "verify", "--device", "cpu")
+    tests = (python, "-m", "pytest", "-q", "-n", str(processors()), "tests/kernels", "tests/runtime")
+    return [
+        ((str(BUILD / "core_test"),), BUILD, ""),
+        *((verify, BUILD, "1", variant) for variant in cpu_variants()),
+        (tests, BUILD, ""),
+        ((python, "-m", "audit.faults", "cpu", "1", *faults.MODES), FAULTS, "3"),
+    ]
 
 
 def exception(file: str, text: str) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,18 @@ sources =
 
 def run(folder: Path) -> list[str]:
     """Verify and the tests, counted in the folder; what failed."""
-    settings, failed = folder / "settings", []
+    settings = folder / "settings"
     settings.write_text(SETTINGS.format(folder=folder, root=ROOT), encoding="utf-8")
     environment = {**os.environ, "COVERAGE_PROCESS_START": str(settings)}
-    for words in STEPS:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            failed.append(f"{' '.join(words)}: status {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}")
-    return failed
+
+    def failure(words: tuple[str, ...]) -> str:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        said = f"{' '.join(words)}: status {done.returncode}: {done.stdout[-1500:]}{done.stderr[-500:]}"
+        return said if done.returncode else ""
+
+    with ThreadPoolExecutor() as pool:
+        return [said for said in pool.map(failure, STEPS) if said]
 
 
 def read(folder: Path) -> dict[str, Any]:
