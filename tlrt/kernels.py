@@ -95,6 +95,7 @@ __all__ = [
     "cos_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
+    "cumsum",
     "dgemm",
     "div",
     "div_bwd",
@@ -4011,6 +4012,50 @@ def vector_norm_bwd(
         raise _refusal(vector_norm_bwd, error, locals(), {"axes": "parameter"}) from None
     if status:
         return _again(status, vector_norm_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def cumsum(x: Buffer, dims: Sequence[int], axis: int, reverse: int, *, out: Buffer | None = None) -> Buffer:
+    """Cumulative sum along one axis; with reverse from its end on.
+
+    out[..., k, ...] = Σ_{i ≤ k} x[..., i, ...], or over i ≥ k; in float64, each sum rounded once
+
+    Shapes: x and out (*dims). An empty axis gives an empty buffer.
+
+    Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
+
+    Errors: ARGUMENT if axis >= rank(dims) or reverse > 1.
+
+    Signature: x[*dims] -> out[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis);
+        ArgumentError unless 0, or 1 to add from the end (reverse).
+
+    Source: native/src/formula/cumsum.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_cumsum
+        status = call(x._handle, dims_, _count(dims_), _index(axis), _index(reverse), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cumsum, error, locals(), {"axis": "parameter", "reverse": "parameter"}) from None
+    if status:
+        return _again(status, cumsum, locals())
     _give(slot)
     return out
 

@@ -80,6 +80,9 @@ DEFECTS = [
         ("(c.zeros == 1.0) & (x == 0.0f)", "(x == 0.0f)", "two zeros of a product have a gradient", "prod"),
         ("fabs(m) < (double)TL_INF ? m + log : m", "m + log", "log-sum-exp of -inf alone is NaN", "logsumexp"),
     ]),
+    *defects("native/src/cpu/reduce_cumsum.c", rows=[
+        ("    while (top-- > 0)", "    while (--top > 0)", "a chunk does not start behind the chunks before it", "cumsum"),
+    ]),
     *defects("native/src/formula/trigonometry.h", rows=[
         ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",
          "angles are reduced by pi/2 in one part", "sin,cos"),

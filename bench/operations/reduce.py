@@ -40,6 +40,10 @@ BENCHMARKS = {
     "var": Benchmark(sizes=[{**s, "correction": 0.0, "root": 0} for s in _AXES],
         numpy=lambda np, x, axes, correction, root: np.var(x, axis=_over(axes)),
         torch=lambda torch, x, axes, correction, root: torch.var(x, dim=_over(axes), correction=0)),
+    "cumsum": Benchmark(sizes=[{"dims": dims, "axis": axis, "reverse": 0} for dims, axis in (
+            ([4096, 4096], 1), ([4096, 4096], 0), ([2**26], 0), ([64, 1024, 1024], 1))],
+        numpy=lambda np, x, axis, reverse: np.cumsum(x, axis=axis),
+        torch=lambda torch, x, axis, reverse: torch.cumsum(x, dim=axis)),
     "logsumexp": Benchmark(sizes=_AXES, torch=lambda torch, x, axes: torch.logsumexp(x, dim=_over(axes))),
     "vector_norm": Benchmark(sizes=[{**s, "p": p} for s in _AXES for p in (2.0, 3.0)[: 2 if s["axes"] == 2 else 1]],
         torch=lambda torch, x, axes, p: torch.linalg.vector_norm(x, p, dim=_over(axes))),

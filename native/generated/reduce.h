@@ -28,6 +28,7 @@
 #define tl_cpu_logsumexp_bwd TL_V(tl_cpu_logsumexp_bwd)
 #define tl_cpu_vector_norm TL_V(tl_cpu_vector_norm)
 #define tl_cpu_vector_norm_bwd TL_V(tl_cpu_vector_norm_bwd)
+#define tl_cpu_cumsum TL_V(tl_cpu_cumsum)
 #endif
 
 #ifdef __cplusplus
@@ -90,6 +91,9 @@ tl_vector_norm_kernel tl_cpu_vector_norm, tl_cuda_vector_norm;
 typedef int32_t tl_vector_norm_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
                                           const tl_dims *dims, int64_t axes, float p, float *gx);
 tl_vector_norm_bwd_kernel tl_cpu_vector_norm_bwd, tl_cuda_vector_norm_bwd;
+typedef int32_t tl_cumsum_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, int64_t reverse,
+                                 float *out);
+tl_cumsum_kernel tl_cpu_cumsum, tl_cuda_cumsum;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_reduce_kernels {
@@ -115,6 +119,7 @@ struct tl_reduce_kernels {
     tl_logsumexp_bwd_kernel *logsumexp_bwd;
     tl_vector_norm_kernel *vector_norm;
     tl_vector_norm_bwd_kernel *vector_norm_bwd;
+    tl_cumsum_kernel *cumsum;
 };
 
 #ifdef __cplusplus

@@ -425,3 +425,22 @@ TL_API int32_t torchlean_cuda_buffer_vector_norm_bwd(torchlean_buffer *x, torchl
                                                                 tl_out(&call, 0));
     return tl_end(&call);
 }
+
+TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                            uint32_t axis, uint32_t reverse, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cumsum", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axis_ = axis;
+    const uint64_t reverse_ = reverse;
+    tl_require(&call, axis_ < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "axis",
+               "got axis = %llu; expected axis < rank(dims)", (unsigned long long)axis_);
+    tl_require(&call, reverse_ < 2u, TORCHLEAN_ARGUMENT, "reverse",
+               "got reverse = %llu; expected 0, or 1 to add from the end", (unsigned long long)reverse_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    tl_output(&call, "out", out, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, cumsum)(call.ctx, x_, &dims_, axis, reverse, tl_out(&call, 0));
+    return tl_end(&call);
+}

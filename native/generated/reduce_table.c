@@ -25,4 +25,5 @@ const struct tl_reduce_kernels TL_V(tl_cpu_reduce_kernels) = {
     .logsumexp_bwd = tl_cpu_logsumexp_bwd,
     .vector_norm = tl_cpu_vector_norm,
     .vector_norm_bwd = tl_cpu_vector_norm_bwd,
+    .cumsum = tl_cpu_cumsum,
 };

@@ -487,6 +487,13 @@ TL_API int32_t torchlean_cuda_buffer_vector_norm_bwd(torchlean_buffer *x, torchl
                                                      const uint32_t *dims, uint32_t dims_rank, uint32_t axes, double p,
                                                      torchlean_buffer **gx);
 
+/* Cumulative sum along one axis; with reverse from its end on.
+ * x[*dims] -> out[*dims]
+ * ARGUMENT unless axis < rank(dims) (axis).
+ * ARGUMENT unless 0, or 1 to add from the end (reverse). */
+TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                            uint32_t axis, uint32_t reverse, torchlean_buffer **out);
+
 /* ---- shape ----------------------------------------------------------------------------------------------------------- */
 
 /* Two vectors, one after the other.

@@ -294,6 +294,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "reduce_mean": [*one("reduce_mean", np.mean), *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2)],
     **reductions(),
+    "cumsum": [*one("cumsum", lambda x: x.cumsum(1), axis=1), *one("cumsum", lambda x: x.cumsum(0), shape=(70, 2), axis=-2)],
     "reduce_sum_axis0": one("reduce_sum_axis0", lambda x: x.sum(0)),
     "reduce_sum_axis1": one("reduce_sum_axis1", lambda x: x.sum(1)),
     "reduce_max_axis0": one("reduce_max_axis0", lambda x: x.max(0)),

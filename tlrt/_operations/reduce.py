@@ -113,6 +113,10 @@ class ReduceOperations(ShapeOperations[Ref]):
         """vector_norm under its short name: matrices are seen as their elements."""
         return self.vector_norm(x, p, axis, keepdims)
 
+    def cumsum(self, x: Ref, axis: int) -> Ref:
+        """The cumulative sum along an axis. See :func:`tlrt.kernels.cumsum`."""
+        return self._apply("cumsum", (x,), (self._axis("cumsum", x, axis), 0))
+
     def _extreme(self, op: str, a: Ref, b: Ref | EllipsisType, axis: Axes, keepdims: bool) -> Ref:
         if isinstance(b, EllipsisType):
             return self.amax(a, axis, keepdims) if op == "max" else self.amin(a, axis, keepdims)

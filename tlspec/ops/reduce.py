@@ -467,3 +467,44 @@ def _norm_slope(x, out, g, axes, p):
 def vector_norm_vjp(x, out, g, axes, p):
     """gx = g · sign(x) · (|x| / out)^(p − 1); 0 where out = 0 and p > 1."""
     return _norm_slope(x, out, g, axes, p)
+
+
+# ---- cumulative sums -------------------------------------------------------------------------------------------------
+
+
+def _cumsum_floor(x, axis):
+    """What the additions in float64 lose, here one after the other and in the kernels by chunks of 32, of at most 7 levels."""
+    return (x.shape[axis] + 7 * 32) * 2.0**-53 * np.abs(x).cumsum(axis=axis)
+
+
+def _cumsum_back_floor(g, axis, reverse):
+    return np.flip(_cumsum_floor(np.flip(g, axis), axis), axis) if not reverse else _cumsum_floor(g, axis)
+
+
+@op("x[*dims]; axis: u32, reverse: u32 -> out[*dims]",
+    classes={
+        "columns": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) > 1,
+        "one column": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) == 1,
+        "backwards": lambda dims, reverse: math.prod(dims) > 1 and reverse == 1,
+        **tiles("sum over", lambda dims, axis: dims[axis] * (math.prod(dims) > 0), boundary("reduce", "TL_CUMSUM_CHUNK")),
+        "chunks of chunks": lambda dims, axis: math.prod(dims) > 0 and dims[axis] > boundary("reduce", "TL_CUMSUM_CHUNK") ** 2},
+    bound=ulp(0.02, floor=lambda x, axis, reverse: _cumsum_back_floor(x, axis, not reverse)),
+    draw=lambda d: {"reverse": d.integer(0, 1)}, laws=[adjoint("x")],
+    checks=[_AXIS, check("reverse", "reverse < 2", say="0, or 1 to add from the end")], source="native/src/formula/cumsum.h")  # fmt: skip
+def cumsum(x, axis, reverse):
+    """Cumulative sum along one axis; with reverse from its end on.
+
+    out[..., k, ...] = Σ_{i ≤ k} x[..., i, ...], or over i ≥ k; in float64, each sum rounded once
+
+    Shapes: x and out (*dims). An empty axis gives an empty buffer.
+    Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
+    Errors: ARGUMENT if axis >= rank(dims) or reverse > 1."""
+    return np.flip(np.flip(x, axis).cumsum(axis=axis), axis) if reverse else x.cumsum(axis=axis) + 0.0
+
+
+@cumsum.vjp("g -> gx",
+    bound=ulp(0.02, floor=_cumsum_back_floor),
+    via=lambda k, g, dims, axis, reverse: k.cumsum(g, dims=dims, axis=axis, reverse=1 - reverse))  # fmt: skip
+def cumsum_vjp(g, axis, reverse):
+    """gx = cumsum of g in the other direction."""
+    return g.cumsum(axis=axis) if reverse else np.flip(np.flip(g, axis).cumsum(axis=axis), axis)
