@@ -295,6 +295,7 @@ CALLS: dict[str, list[Call]] = {
     "reduce_mean": [*one("reduce_mean", np.mean), *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2)],
     **reductions(),
     "cumsum": [*one("cumsum", lambda x: x.cumsum(1), axis=1), *one("cumsum", lambda x: x.cumsum(0), shape=(70, 2), axis=-2)],
+    "cumprod": [*one("cumprod", lambda x: x.cumprod(1), axis=1), *one("cumprod", lambda x: x.cumprod(0), shape=(5, 2), axis=0)],
     "reduce_sum_axis0": one("reduce_sum_axis0", lambda x: x.sum(0)),
     "reduce_sum_axis1": one("reduce_sum_axis1", lambda x: x.sum(1)),
     "reduce_max_axis0": one("reduce_max_axis0", lambda x: x.max(0)),
@@ -463,7 +464,8 @@ CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALL
 
 #: a method that is no row's -> the rows that it is made of
 COMPOSED = {
-    "sum": ("reduce_sum", "reduce_sum_axis"), "mean": ("reduce_mean",), "std": ("var",), "norm": ("vector_norm",),
+    "sum": ("reduce_sum", "reduce_sum_axis"), "mean": ("reduce_mean",), "std": ("var",),
+    "cumprod": ("selective_scan_diag_var",), "norm": ("vector_norm",),
     "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
     "concat": ("concat_rows",), "stack": ("concat_rows",), "split": ("slice_axes",), "chunk": ("slice_axes",),
     "pad": ("pad_axes",), "flip": ("slice_axes",), "roll": ("slice_axes", "concat_rows"), "tile": ("broadcast_to",),

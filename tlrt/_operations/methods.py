@@ -46,6 +46,7 @@ class Methods(Operand[Ref]):
     conv_transpose2d = as_method(_Operations.conv_transpose2d)
     cos = as_method(_Operations.cos)
     cross_entropy = as_method(_Operations.cross_entropy)
+    cumprod = as_method(_Operations.cumprod)
     cumsum = as_method(_Operations.cumsum)
     div = as_method(_Operations.div)
     elu = as_method(_Operations.elu)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from types import EllipsisType
 
+import numpy as np
+
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
@@ -116,6 +118,24 @@ class ReduceOperations(ShapeOperations[Ref]):
     def cumsum(self, x: Ref, axis: int) -> Ref:
         """The cumulative sum along an axis. See :func:`tlrt.kernels.cumsum`."""
         return self._apply("cumsum", (x,), (self._axis("cumsum", x, axis), 0))
+
+    @atomic
+    def cumprod(self, x: Ref, axis: int) -> Ref:
+        """The cumulative product along an axis in float32, as the scan h_k = x_k·h_(k-1) of selective_scan_diag_var; its gradient
+        is right where elements are 0."""
+        shape = self._shape("cumprod", x)
+        k = self._axis("cumprod", x, axis)
+        outer, n, inner = math.prod(shape[:k]), shape[k], math.prod(shape[k + 1 :])
+        rows = self._view(x, (outer, n, inner), "cumprod")
+        rows = self._apply("swap_adjacent_at_depth", (rows,), (0,)) if outer != 1 else rows
+        rows = self._view(rows, (n, outer * inner), "cumprod")
+        # h_k = x_k·h_(k-1) - 0·0, which keeps the sign of a zero
+        minus, zero = (self.broadcast_to(self._constant(np.array([c])), (n, outer * inner)) for c in (-0.0, 0.0))
+        one = self.broadcast_to(self._constant(np.ones(1)), (outer * inner,))
+        out = self._apply("selective_scan_diag_var", (rows, minus, zero, one))
+        if outer != 1:
+            out = self._apply("swap_adjacent_at_depth", (self._view(out, (n, outer, inner), "cumprod"),), (0,))
+        return self._view(out, shape, "cumprod")
 
     def _extreme(self, op: str, a: Ref, b: Ref | EllipsisType, axis: Axes, keepdims: bool) -> Ref:
         if isinstance(b, EllipsisType):
