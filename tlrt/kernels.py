@@ -59,6 +59,10 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "add",
+    "amax",
+    "amax_bwd",
+    "amin",
+    "amin_bwd",
     "atan2",
     "atan2_bwd",
     "avg_pool",
@@ -91,6 +95,7 @@ __all__ = [
     "cos_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
+    "cumsum",
     "dgemm",
     "div",
     "div_bwd",
@@ -137,6 +142,8 @@ __all__ = [
     "log_bwd",
     "log_softmax",
     "log_softmax_bwd",
+    "logsumexp",
+    "logsumexp_bwd",
     "lt",
     "masked_fill",
     "matmul",
@@ -163,6 +170,8 @@ __all__ = [
     "pow_bwd",
     "pow_scalar",
     "pow_scalar_bwd",
+    "prod",
+    "prod_bwd",
     "rand_normal",
     "rand_uniform",
     "reduce_from_broadcast",
@@ -232,6 +241,10 @@ __all__ = [
     "transpose3d_acb",
     "transpose3d_bca",
     "transpose3d_cab",
+    "var",
+    "var_bwd",
+    "vector_norm",
+    "vector_norm_bwd",
     "where",
     "where_bwd",
 ]
@@ -3482,6 +3495,567 @@ def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, 
         raise _refusal(reduce_max_axis1_bwd, error, locals()) from None
     if status:
         return _again(status, reduce_max_axis1_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def amax(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = max over the reduced axes of x
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: a NaN among the elements makes the maximum NaN; +0 is above -0.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_amax
+        status = call(x._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(amax, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, amax, locals())
+    _give(slot)
+    return out
+
+
+def amax_bwd(x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of amax.
+
+    gx = g / (number of winners of the maximum) where x equals it, else 0; one IEEE division.
+
+    Where the maximum is NaN all of its elements are NaN. +0 and -0 win together.
+
+    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
+
+    Source: IEEE 754-2019, 9.6 (maximum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_amax_bwd
+        status = call(x._handle, y._handle, g._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(amax_bwd, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, amax_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def amin(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Minimum over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = min over the reduced axes of x
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty.
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
+
+    Source: IEEE 754-2019, 9.6 (minimum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_amin
+        status = call(x._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(amin, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, amin, locals())
+    _give(slot)
+    return out
+
+
+def amin_bwd(x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of amin.
+
+    gx = g / (number of winners of the minimum) where x equals it, else 0, as for amax.
+
+    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ShapeError unless no empty axis, since it has no maximum and no minimum (axes).
+
+    Source: IEEE 754-2019, 9.6 (minimum)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_amin_bwd
+        status = call(x._handle, y._handle, g._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(amin_bwd, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, amin_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def prod(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Product over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = Π over the reduced axes of x, computed in float64 beside a power of two and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: nothing over- or underflows on the way; 0·inf is NaN. A product of nothing is 1.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims).
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_prod
+        status = call(x._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(prod, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, prod, locals())
+    _give(slot)
+    return out
+
+
+def prod_bwd(x: Buffer, g: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of prod.
+
+    gx = g · (the product of the other elements): with two zeros among the elements 0, with one zero g·Π there and 0 elsewhere.
+
+    The gradient of an infinite element is NaN, or with a zero among the others 0 times the product of those that are not 0.
+
+    Signature: x[*dims], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_prod_bwd
+        status = call(x._handle, g._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(prod_bwd, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, prod_bwd, locals())
+    _give(slot)
+    return out
+
+
+def var(
+    x: Buffer, dims: Sequence[int], axes: int, correction: float, root: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Variance, or standard deviation where root is 1, over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = Σ(x − μ)² / max(n − correction, 0), μ = Σx / n over the n reduced elements; with root its square root
+
+    Two passes in float64: the mean, then the deviations; one rounding.
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: NaN where n = 0, 0/0 with a single element and correction 1, and where an element is infinite.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims), correction < 0 or root > 1.
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ArgumentError unless correction >= 0 (correction); ArgumentError unless 0 for the variance, 1 for
+        its root (root).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_var
+        status = call(x._handle, dims_, _count(dims_), _index(axes), correction, _index(root), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(var, error, locals(), {"axes": "parameter", "root": "parameter"}) from None
+    if status:
+        return _again(status, var, locals())
+    _give(slot)
+    return out
+
+
+def var_bwd(
+    x: Buffer,
+    y: Buffer,
+    g: Buffer,
+    dims: Sequence[int],
+    axes: int,
+    correction: float,
+    root: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of var.
+
+    gx = 2g(x − μ) / max(n − correction, 0); with root g(x − μ) / (max(n − correction, 0)·y), 0 where y = 0.
+
+    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ArgumentError unless correction >= 0 (correction); ArgumentError unless 0 for the variance, 1 for
+        its root (root).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_var_bwd
+        status = call(x._handle, y._handle, g._handle, dims_, _count(dims_), _index(axes), correction, _index(root),
+                      slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(var_bwd, error, locals(), {"axes": "parameter", "root": "parameter"}) from None
+    if status:
+        return _again(status, var_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def logsumexp(x: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None) -> Buffer:
+    """Logarithm of the sum of exponentials over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = m + ln Σ e^(x − m), m the maximum of the reduced elements, in float64 and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: -inf where all elements are -inf and over nothing; inf where one is inf; NaN where one is NaN.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims).
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_logsumexp
+        status = call(x._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(logsumexp, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, logsumexp, locals())
+    _give(slot)
+    return out
+
+
+def logsumexp_bwd(
+    x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of logsumexp.
+
+    gx = g · e^(x − y), 0 where all elements are -inf.
+
+    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_logsumexp_bwd
+        status = call(x._handle, y._handle, g._handle, dims_, _count(dims_), _index(axes), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(logsumexp_bwd, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, logsumexp_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def vector_norm(x: Buffer, dims: Sequence[int], axes: int, p: float = 2.0, *, out: Buffer | None = None) -> Buffer:
+    """The p-norm over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = (Σ |x|ᵖ)^(1/p), in float64 and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+
+    Special values: nothing over- or underflows on the way; a norm of nothing is 0; NaN where an element is NaN.
+
+    Errors: ARGUMENT if axes >= 2^rank(dims), p < 1 or p is infinite.
+
+    Signature: x[*dims] -> out[*keep(dims, axes)]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ArgumentError unless p finite and at least 1 (p).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_vector_norm
+        status = call(x._handle, dims_, _count(dims_), _index(axes), p, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(vector_norm, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, vector_norm, locals())
+    _give(slot)
+    return out
+
+
+def vector_norm_bwd(
+    x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, p: float = 2.0, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of vector_norm.
+
+    gx = g · sign(x) · (|x| / y)^(p − 1); 0 where y = 0 and p > 1.
+
+    Signature: x[*dims], y[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless bits of axes: axes < 2^rank(dims)
+        (axes); ArgumentError unless p finite and at least 1 (p).
+
+    Source: native/src/formula/fold.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_vector_norm_bwd
+        status = call(x._handle, y._handle, g._handle, dims_, _count(dims_), _index(axes), p, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(vector_norm_bwd, error, locals(), {"axes": "parameter"}) from None
+    if status:
+        return _again(status, vector_norm_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def cumsum(x: Buffer, dims: Sequence[int], axis: int, reverse: int, *, out: Buffer | None = None) -> Buffer:
+    """Cumulative sum along one axis; with reverse from its end on.
+
+    out[..., k, ...] = Σ_{i ≤ k} x[..., i, ...], or over i ≥ k; in float64, each sum rounded once
+
+    Shapes: x and out (*dims). An empty axis gives an empty buffer.
+
+    Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
+
+    Errors: ARGUMENT if axis >= rank(dims) or reverse > 1.
+
+    Signature: x[*dims] -> out[*dims]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless axis < rank(dims) (axis);
+        ArgumentError unless 0, or 1 to add from the end (reverse).
+
+    Source: native/src/formula/cumsum.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        call = x._device._calls.buffer_cumsum
+        status = call(x._handle, dims_, _count(dims_), _index(axis), _index(reverse), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cumsum, error, locals(), {"axis": "parameter", "reverse": "parameter"}) from None
+    if status:
+        return _again(status, cumsum, locals())
     _give(slot)
     return out
 

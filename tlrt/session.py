@@ -293,7 +293,7 @@ class Session(Operations[TensorRef]):
         """A binary operation on tensors, parameters and numbers; max and min refuse an integer, which most mean as an axis."""
         for x in (a, b) if name in ("max", "min") else ():
             if isinstance(x, (int, np.integer)):
-                expected = f"a tensor, or {float(x)} for a number (an axis: reduce_max_axis0, reduce_max_axis1)"
+                expected = f"a tensor, or {float(x)} for a number (an axis: axis={int(x)})"
                 raise refusal(ArgumentTypeError, name, "b" if x is b else "a", x, expected)
         if name == "pow" and is_number(b) and not is_number(a):
             return self._apply("pow_scalar", (a,), (float(b),))

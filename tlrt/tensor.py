@@ -23,14 +23,13 @@ __all__ = ["Arithmetic", "CapturedTensor", "NatRef", "NatVecRef", "TensorRef", "
 _SHOWN, _READ = 100, 2**24
 #: NumPy's functions and what stands for them here, where the names differ: of each list, what there is
 _INSTEAD_OF = {
-    "amax": "max_along reduce_max_axis0 reduce_max_axis1", "amin": "min_along", "array_split": "chunk",
-    "average": "mean reduce_mean", "clip": "clamp", "concatenate": "Session.concat", "convolve": "conv",
+    "array_split": "chunk", "average": "mean", "clip": "clamp", "concatenate": "Session.concat", "convolve": "conv",
     "copy": "detach", "dot": "matmul", "dstack": "Session.stack", "expand_dims": "reshape", "fft.irfft": "irfft1d_packed",
     "fft.rfft": "rfft1d_packed", "full_like": "Session.full", "hstack": "Session.concat", "inner": "matmul",
-    "linalg.matmul": "matmul", "linalg.norm": "norm reduce_sum", "max": "max_along reduce_max_axis0 reduce_max_axis1",
-    "mean": "mean reduce_mean", "min": "min_along", "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
+    "linalg.matmul": "matmul", "linalg.norm": "norm",
+    "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
     "ravel": "flatten", "select": "where", "squeeze": "reshape", "stack": "Session.stack",
-    "sum": "sum reduce_sum", "swapaxes": "permute", "take": "index gather_rows_nat", "tensordot": "matmul",
+    "swapaxes": "permute", "take": "index gather_rows_nat", "tensordot": "matmul",
     "transpose": "permute transpose2d", "vdot": "matmul",
     "vstack": "Session.concat", "zeros_like": "Session.zeros",
 }  # fmt: skip

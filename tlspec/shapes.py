@@ -20,6 +20,21 @@ def drop(dims: Sequence[int], axis: int) -> list[int]:
     return [d for i, d in enumerate(dims) if i != axis]
 
 
+def keep(dims: Sequence[int], axes: int) -> list[int]:
+    """`dims` without the axes k where bit k of `axes` is set."""
+    return [d for k, d in enumerate(dims) if not axes >> k & 1]
+
+
+def are_axes(dims: Sequence[int], axes: int) -> bool:
+    """Whether the set bits of `axes` are those of axes of `dims`."""
+    return axes >> len(dims) == 0
+
+
+def none_empty(dims: Sequence[int], axes: int) -> bool:
+    """Whether none of the axes k where bit k of `axes` is set has size 0."""
+    return all(d > 0 or not axes >> k & 1 for k, d in enumerate(dims))
+
+
 def swap(dims: Sequence[int], depth: int) -> list[int]:
     """`dims` with axes `depth` and `depth + 1` exchanged; unchanged where there are no such axes."""
     out = list(dims)
@@ -139,6 +154,6 @@ def conv_transpose_ok(
 #: what expressions of the grammar may call, by name
 FUNCTIONS = {
     function.__name__: function for function in (
-        rank, drop, swap, axis_map_ok, slices_ok, all_below, given, positive, conv_size, conv_transpose_size, conv_out,
-        conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
+        rank, drop, keep, are_axes, none_empty, swap, axis_map_ok, slices_ok, all_below, given, positive, conv_size,
+        conv_transpose_size, conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

@@ -72,6 +72,17 @@ DEFECTS = [
          "an odd power of -0 has the wrong sign", "pow,pow_scalar"),
         ("scale - 1.0), x);", "scale) - 1.0, x);", "expm1 cancels near 0", "expm1,elu"),
     ]),
+    *defects("native/src/formula/fold.h", rows=[
+        ("return (a > b) | (a != a) ? a : b;", "return a > b ? a : b;", "a maximum hides NaN", "amax,amin"),
+        ("    *e += usual ? (double)(biased - 1023) : 0.0;", "    *e += usual ? (double)(biased - 1022) : 0.0;",
+         "a product is twice what it is for every factor", "prod"),
+        ("c.v * copysign(1.0, d)", "c.v", "the gradient of -0 in a product has the wrong sign", "prod"),
+        ("(c.zeros == 1.0) & (x == 0.0f)", "(x == 0.0f)", "two zeros of a product have a gradient", "prod"),
+        ("fabs(m) < (double)TL_INF ? m + log : m", "m + log", "log-sum-exp of -inf alone is NaN", "logsumexp"),
+    ]),
+    *defects("native/src/cpu/reduce_cumsum.c", rows=[
+        ("    while (top-- > 0)", "    while (--top > 0)", "a chunk does not start behind the chunks before it", "cumsum"),
+    ]),
     *defects("native/src/formula/trigonometry.h", rows=[
         ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",
          "angles are reduced by pi/2 in one part", "sin,cos"),

@@ -16,6 +16,19 @@
 #define tl_cpu_reduce_max_axis0_bwd TL_V(tl_cpu_reduce_max_axis0_bwd)
 #define tl_cpu_reduce_max_axis1 TL_V(tl_cpu_reduce_max_axis1)
 #define tl_cpu_reduce_max_axis1_bwd TL_V(tl_cpu_reduce_max_axis1_bwd)
+#define tl_cpu_amax TL_V(tl_cpu_amax)
+#define tl_cpu_amax_bwd TL_V(tl_cpu_amax_bwd)
+#define tl_cpu_amin TL_V(tl_cpu_amin)
+#define tl_cpu_amin_bwd TL_V(tl_cpu_amin_bwd)
+#define tl_cpu_prod TL_V(tl_cpu_prod)
+#define tl_cpu_prod_bwd TL_V(tl_cpu_prod_bwd)
+#define tl_cpu_var TL_V(tl_cpu_var)
+#define tl_cpu_var_bwd TL_V(tl_cpu_var_bwd)
+#define tl_cpu_logsumexp TL_V(tl_cpu_logsumexp)
+#define tl_cpu_logsumexp_bwd TL_V(tl_cpu_logsumexp_bwd)
+#define tl_cpu_vector_norm TL_V(tl_cpu_vector_norm)
+#define tl_cpu_vector_norm_bwd TL_V(tl_cpu_vector_norm_bwd)
+#define tl_cpu_cumsum TL_V(tl_cpu_cumsum)
 #endif
 
 #ifdef __cplusplus
@@ -46,6 +59,41 @@ tl_reduce_max_axis1_kernel tl_cpu_reduce_max_axis1, tl_cuda_reduce_max_axis1;
 typedef int32_t tl_reduce_max_axis1_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
                                                int64_t rows, int64_t cols, float *gx);
 tl_reduce_max_axis1_bwd_kernel tl_cpu_reduce_max_axis1_bwd, tl_cuda_reduce_max_axis1_bwd;
+typedef int32_t tl_amax_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out);
+tl_amax_kernel tl_cpu_amax, tl_cuda_amax;
+typedef int32_t tl_amax_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
+                                   const tl_dims *dims, int64_t axes, float *gx);
+tl_amax_bwd_kernel tl_cpu_amax_bwd, tl_cuda_amax_bwd;
+typedef int32_t tl_amin_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out);
+tl_amin_kernel tl_cpu_amin, tl_cuda_amin;
+typedef int32_t tl_amin_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
+                                   const tl_dims *dims, int64_t axes, float *gx);
+tl_amin_bwd_kernel tl_cpu_amin_bwd, tl_cuda_amin_bwd;
+typedef int32_t tl_prod_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out);
+tl_prod_kernel tl_cpu_prod, tl_cuda_prod;
+typedef int32_t tl_prod_bwd_kernel(tl_context *ctx, const float *x, const float *g, const tl_dims *dims, int64_t axes,
+                                   float *gx);
+tl_prod_bwd_kernel tl_cpu_prod_bwd, tl_cuda_prod_bwd;
+typedef int32_t tl_var_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float correction,
+                              int64_t root, float *out);
+tl_var_kernel tl_cpu_var, tl_cuda_var;
+typedef int32_t tl_var_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
+                                  const tl_dims *dims, int64_t axes, float correction, int64_t root, float *gx);
+tl_var_bwd_kernel tl_cpu_var_bwd, tl_cuda_var_bwd;
+typedef int32_t tl_logsumexp_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out);
+tl_logsumexp_kernel tl_cpu_logsumexp, tl_cuda_logsumexp;
+typedef int32_t tl_logsumexp_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
+                                        const tl_dims *dims, int64_t axes, float *gx);
+tl_logsumexp_bwd_kernel tl_cpu_logsumexp_bwd, tl_cuda_logsumexp_bwd;
+typedef int32_t tl_vector_norm_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float p,
+                                      float *out);
+tl_vector_norm_kernel tl_cpu_vector_norm, tl_cuda_vector_norm;
+typedef int32_t tl_vector_norm_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
+                                          const tl_dims *dims, int64_t axes, float p, float *gx);
+tl_vector_norm_bwd_kernel tl_cpu_vector_norm_bwd, tl_cuda_vector_norm_bwd;
+typedef int32_t tl_cumsum_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, int64_t reverse,
+                                 float *out);
+tl_cumsum_kernel tl_cpu_cumsum, tl_cuda_cumsum;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_reduce_kernels {
@@ -59,6 +107,19 @@ struct tl_reduce_kernels {
     tl_reduce_max_axis0_bwd_kernel *reduce_max_axis0_bwd;
     tl_reduce_max_axis1_kernel *reduce_max_axis1;
     tl_reduce_max_axis1_bwd_kernel *reduce_max_axis1_bwd;
+    tl_amax_kernel *amax;
+    tl_amax_bwd_kernel *amax_bwd;
+    tl_amin_kernel *amin;
+    tl_amin_bwd_kernel *amin_bwd;
+    tl_prod_kernel *prod;
+    tl_prod_bwd_kernel *prod_bwd;
+    tl_var_kernel *var;
+    tl_var_bwd_kernel *var_bwd;
+    tl_logsumexp_kernel *logsumexp;
+    tl_logsumexp_bwd_kernel *logsumexp_bwd;
+    tl_vector_norm_kernel *vector_norm;
+    tl_vector_norm_bwd_kernel *vector_norm_bwd;
+    tl_cumsum_kernel *cumsum;
 };
 
 #ifdef __cplusplus

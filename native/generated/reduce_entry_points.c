@@ -168,3 +168,279 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, t
                                                                      tl_out(&call, 0));
     return tl_end(&call);
 }
+
+TL_API int32_t torchlean_cuda_buffer_amax(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_amax", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, tl_none_empty(&dims_, axes_), TORCHLEAN_SHAPE, "axes",
+               "got axes = %llu; expected no empty axis, since it has no maximum and no minimum",
+               (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax)(call.ctx, x_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                              torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_amax_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, tl_none_empty(&dims_, axes_), TORCHLEAN_SHAPE, "axes",
+               "got axes = %llu; expected no empty axis, since it has no maximum and no minimum",
+               (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    const float *out_ = tl_input(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax_bwd)(call.ctx, x_, out_, g_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_amin(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_amin", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, tl_none_empty(&dims_, axes_), TORCHLEAN_SHAPE, "axes",
+               "got axes = %llu; expected no empty axis, since it has no maximum and no minimum",
+               (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amin)(call.ctx, x_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_amin_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                              torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_amin_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, tl_none_empty(&dims_, axes_), TORCHLEAN_SHAPE, "axes",
+               "got axes = %llu; expected no empty axis, since it has no maximum and no minimum",
+               (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    const float *out_ = tl_input(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amin_bwd)(call.ctx, x_, out_, g_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_prod(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_prod", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, prod)(call.ctx, x_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_prod_bwd(torchlean_buffer *x, torchlean_buffer *g, const uint32_t *dims,
+                                              uint32_t dims_rank, uint32_t axes, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_prod_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, prod_bwd)(call.ctx, x_, g_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_var(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                         double correction, uint32_t root, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_var", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    const float correction_ = tl_scalar(correction);
+    const uint64_t root_ = root;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, correction_ >= 0u, TORCHLEAN_ARGUMENT, "correction",
+               "got correction = %.9g; expected correction >= 0", (double)correction_);
+    tl_require(&call, root_ < 2u, TORCHLEAN_ARGUMENT, "root",
+               "got root = %llu; expected 0 for the variance, 1 for its root", (unsigned long long)root_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, var)(call.ctx, x_, &dims_, axes, correction_, root, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_var_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                             const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                             double correction, uint32_t root, torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_var_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    const float correction_ = tl_scalar(correction);
+    const uint64_t root_ = root;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, correction_ >= 0u, TORCHLEAN_ARGUMENT, "correction",
+               "got correction = %.9g; expected correction >= 0", (double)correction_);
+    tl_require(&call, root_ < 2u, TORCHLEAN_ARGUMENT, "root",
+               "got root = %llu; expected 0 for the variance, 1 for its root", (unsigned long long)root_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    const float *out_ = tl_input(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, var_bwd)(call.ctx, x_, out_, g_, &dims_, axes, correction_, root,
+                                                        tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_logsumexp(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                               uint32_t axes, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_logsumexp", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, logsumexp)(call.ctx, x_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_logsumexp_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                                   const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                                   torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_logsumexp_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    const float *out_ = tl_input(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, logsumexp_bwd)(call.ctx, x_, out_, g_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_vector_norm(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                                 uint32_t axes, double p, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_vector_norm", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    const float p_ = tl_scalar(p);
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, p_ >= 1u && p_ < 3.4028234663852886e+38, TORCHLEAN_ARGUMENT, "p",
+               "got p = %.9g; expected p finite and at least 1", (double)p_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    tl_output(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, vector_norm)(call.ctx, x_, &dims_, axes, p_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_vector_norm_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                                     const uint32_t *dims, uint32_t dims_rank, uint32_t axes, double p,
+                                                     torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_vector_norm_bwd", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axes_ = axes;
+    const float p_ = tl_scalar(p);
+    tl_require(&call, tl_are_axes(&dims_, axes_), TORCHLEAN_ARGUMENT, "axes",
+               "got axes = %llu; expected bits of axes: axes < 2^rank(dims)", (unsigned long long)axes_);
+    tl_require(&call, p_ >= 1u && p_ < 3.4028234663852886e+38, TORCHLEAN_ARGUMENT, "p",
+               "got p = %.9g; expected p finite and at least 1", (double)p_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_keep(&dims_, axes_);
+    const float *out_ = tl_input(&call, "out", out, "product(keep(dims, axes))", tl_dims_product(&out_dims_));
+    const tl_dims g_dims_ = tl_keep(&dims_, axes_);
+    const float *g_ = tl_input(&call, "g", g, "product(keep(dims, axes))", tl_dims_product(&g_dims_));
+    tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, vector_norm_bwd)(call.ctx, x_, out_, g_, &dims_, axes, p_,
+                                                                tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                            uint32_t axis, uint32_t reverse, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cumsum", "x", x);
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const uint64_t axis_ = axis;
+    const uint64_t reverse_ = reverse;
+    tl_require(&call, axis_ < tl_rank(&dims_), TORCHLEAN_ARGUMENT, "axis",
+               "got axis = %llu; expected axis < rank(dims)", (unsigned long long)axis_);
+    tl_require(&call, reverse_ < 2u, TORCHLEAN_ARGUMENT, "reverse",
+               "got reverse = %llu; expected 0, or 1 to add from the end", (unsigned long long)reverse_);
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    tl_output(&call, "out", out, "product(dims)", tl_dims_product(&dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, cumsum)(call.ctx, x_, &dims_, axis, reverse, tl_out(&call, 0));
+    return tl_end(&call);
+}

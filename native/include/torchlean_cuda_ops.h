@@ -399,6 +399,101 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, t
                                                           torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                           torchlean_buffer **gx);
 
+/* Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amax(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out);
+
+/* Vector-Jacobian product of amax.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                              torchlean_buffer **gx);
+
+/* Minimum over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amin(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out);
+
+/* Vector-Jacobian product of amin.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amin_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                              torchlean_buffer **gx);
+
+/* Product over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes). */
+TL_API int32_t torchlean_cuda_buffer_prod(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out);
+
+/* Vector-Jacobian product of prod.
+ * x[*dims], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes). */
+TL_API int32_t torchlean_cuda_buffer_prod_bwd(torchlean_buffer *x, torchlean_buffer *g, const uint32_t *dims,
+                                              uint32_t dims_rank, uint32_t axes, torchlean_buffer **gx);
+
+/* Variance, or standard deviation where root is 1, over any set of axes, which are dropped: axis k where bit k of axes
+ *   is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * ARGUMENT unless correction >= 0 (correction).
+ * ARGUMENT unless 0 for the variance, 1 for its root (root). */
+TL_API int32_t torchlean_cuda_buffer_var(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                         double correction, uint32_t root, torchlean_buffer **out);
+
+/* Vector-Jacobian product of var.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * ARGUMENT unless correction >= 0 (correction).
+ * ARGUMENT unless 0 for the variance, 1 for its root (root). */
+TL_API int32_t torchlean_cuda_buffer_var_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                             const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                             double correction, uint32_t root, torchlean_buffer **gx);
+
+/* Logarithm of the sum of exponentials over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes). */
+TL_API int32_t torchlean_cuda_buffer_logsumexp(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                               uint32_t axes, torchlean_buffer **out);
+
+/* Vector-Jacobian product of logsumexp.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes). */
+TL_API int32_t torchlean_cuda_buffer_logsumexp_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                                   const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                                   torchlean_buffer **gx);
+
+/* The p-norm over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * ARGUMENT unless p finite and at least 1 (p). */
+TL_API int32_t torchlean_cuda_buffer_vector_norm(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                                 uint32_t axes, double p, torchlean_buffer **out);
+
+/* Vector-Jacobian product of vector_norm.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * ARGUMENT unless p finite and at least 1 (p). */
+TL_API int32_t torchlean_cuda_buffer_vector_norm_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                                     const uint32_t *dims, uint32_t dims_rank, uint32_t axes, double p,
+                                                     torchlean_buffer **gx);
+
+/* Cumulative sum along one axis; with reverse from its end on.
+ * x[*dims] -> out[*dims]
+ * ARGUMENT unless axis < rank(dims) (axis).
+ * ARGUMENT unless 0, or 1 to add from the end (reverse). */
+TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                            uint32_t axis, uint32_t reverse, torchlean_buffer **out);
+
 /* ---- shape ----------------------------------------------------------------------------------------------------------- */
 
 /* Two vectors, one after the other.

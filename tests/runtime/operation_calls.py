@@ -96,6 +96,27 @@ def two(name: str, computes: Any) -> list[Call]:
     return of(name, computes, *shapes)
 
 
+def reductions() -> dict[str, list[Call]]:
+    """Reductions over one axis, axes apart and all; max and min of one operand and of two."""
+    powers = lambda p: lambda x, over, keep: (np.abs(x) ** p).sum(axis=over, keepdims=keep) ** (1 / p)
+    plain = lambda f, **more: lambda x, over, keep: f(x, axis=over, keepdims=keep, **more)
+    lse = lambda x, over, keep: np.log(np.exp(x).sum(axis=over, keepdims=keep))
+    kinds: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+        "sum": [(plain(np.sum), {})], "mean": [(plain(np.mean), {})], "prod": [(plain(np.prod), {})], "logsumexp": [(lse, {})],
+        **{n: [(plain(getattr(np, n)), {})] for n in ("amax", "amin", "max", "min")},
+        "var": [(plain(np.var, ddof=c), {"correction": c}) for c in (0, 1)], "std": [(plain(np.std), {})],
+        "norm": [(powers(p), {"p": p}) for p in (1, 2.0, 3.5)],
+        "vector_norm": [(lambda x, over, keep: abs(x).max(axis=over, keepdims=keep), {"p": np.inf})],
+    }  # fmt: skip
+    calls = {}
+    for name, ways in kinds.items():
+        calls[name] = [
+            one(name, lambda x, f=f, a=a, k=k: f(x, a, k), name == "prod", (3, 2, 4), axis=a, keepdims=k, **extra)[0]
+            for f, extra in ways for a, k in ((None, False), (1, True), ((0, -1), False))
+        ]  # fmt: skip
+    return {n: c + (two(n, getattr(np, f"{n}imum")) if n in ("max", "min") else []) for n, c in calls.items()}
+
+
 def pools(name: str, *beta: float) -> list[Call]:
     """The three forms of a pool."""
     ref = {"beta": beta[0]} if beta else {}
@@ -229,8 +250,6 @@ CALLS: dict[str, list[Call]] = {
     "sub": two("sub", lambda a, b: a - b),
     "mul": two("mul", lambda a, b: a * b),
     "div": two("div", lambda a, b: a / b),
-    "max": two("max", np.maximum),
-    "min": two("min", np.minimum),
     "axpy": of("axpy", lambda a, b: a + f32(0.3) * b, ((3, 5), (3, 5)), c=0.3),
     "scale": one("scale", lambda x: -f32(1.7) * x, c=-1.7),
     "neg": one("neg", np.negative),
@@ -274,6 +293,9 @@ CALLS: dict[str, list[Call]] = {
         *one("reduce_sum", lambda x: x.sum(0), shape=(2, 3, 4), axis=-3),
     ],
     "reduce_mean": [*one("reduce_mean", np.mean), *one("reduce_mean", lambda x: x.mean(2), shape=(2, 3, 4), axis=2)],
+    **reductions(),
+    "cumsum": [*one("cumsum", lambda x: x.cumsum(1), axis=1), *one("cumsum", lambda x: x.cumsum(0), shape=(70, 2), axis=-2)],
+    "cumprod": [*one("cumprod", lambda x: x.cumprod(1), axis=1), *one("cumprod", lambda x: x.cumprod(0), shape=(5, 2), axis=0)],
     "reduce_sum_axis0": one("reduce_sum_axis0", lambda x: x.sum(0)),
     "reduce_sum_axis1": one("reduce_sum_axis1", lambda x: x.sum(1)),
     "reduce_max_axis0": one("reduce_max_axis0", lambda x: x.max(0)),
@@ -442,6 +464,8 @@ CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALL
 
 #: a method that is no row's -> the rows that it is made of
 COMPOSED = {
+    "sum": ("reduce_sum", "reduce_sum_axis"), "mean": ("reduce_mean",), "std": ("var",),
+    "cumprod": ("selective_scan_diag_var",), "norm": ("vector_norm",),
     "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
     "concat": ("concat_rows",), "stack": ("concat_rows",), "split": ("slice_axes",), "chunk": ("slice_axes",),
     "pad": ("pad_axes",), "flip": ("slice_axes",), "roll": ("slice_axes", "concat_rows"), "tile": ("broadcast_to",),

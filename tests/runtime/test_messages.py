@@ -63,7 +63,7 @@ def test_an_integer_beside_max_would_be_an_axis(s: Session) -> None:
         for axis in (0, 1, -1, np.int64(1), True):
             assert_raises_regex(
                 errors.ArgumentTypeError,
-                rf"{name}: b: got {axis}, expected a tensor, or .*axis",
+                rf"{name}: b: got {axis}, expected a tensor, or .*axis={int(axis)}",
                 getattr(x, name),
                 axis,
             )
@@ -71,6 +71,18 @@ def test_an_integer_beside_max_would_be_an_axis(s: Session) -> None:
         expected = getattr(np, f"{name}imum")(x.numpy(), 0.5)
         assert np.array_equal(getattr(x, name)(0.5).numpy(), expected)
         assert np.array_equal(getattr(s, name)(np.float32(0.5), x).numpy(), expected)
+
+
+def test_axes_of_a_reduction(s: Session) -> None:
+    x = s.const(np.arange(24.0).reshape(2, 3, 4))
+    assert x.sum(()).shape == (2, 3, 4) and x.max().item() == 23 and x.var((0, 2), True).shape == (1, 3, 1)
+    assert x.norm(np.inf, -1).shape == (2, 3) and s.zeros((0, 2)).norm(np.inf, 0).shape == (2,)
+    for axis, said in ((3, "-3 <= axis < 3"), ((0, -3), "no axis twice"), (1.5, "integers")):
+        for name in ("sum", "mean", "prod"):
+            assert_raises_regex(errors.TorchleanError, f"{name}: axis: got .*{said}", getattr(x, name), axis)
+    assert_raises_regex(errors.ArgumentError, "max: axis: got 1, expected no axis", x.max, x, axis=1)
+    assert_raises_regex(errors.ArgumentError, "vector_norm: p: .*at least 1", x.norm, 0.5)
+    assert_raises_regex(errors.ShapeError, "amin: .*no empty axis", s.zeros((0, 2)).min)
 
 
 LAYERS = {

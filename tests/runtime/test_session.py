@@ -71,6 +71,23 @@ def test_masks_fit_what_they_choose_from(s):
     assert_raises_regex(ValueError, "mask", s.where, mask, x, 0.0)
 
 
+def test_gradients_of_reductions_at_zeros_and_ties(s):
+    def gradient(f, x):
+        w = s.input(x, requires_grad=True)
+        s.backward(f(w).sum())
+        return w.grad.numpy().tolist()
+
+    assert gradient(lambda w: w.prod(), [2.0, 0.0, -3.0]) == [0, -6, 0]
+    assert gradient(lambda w: w.prod(), [0.0, 0.0, -3.0]) == [0, 0, 0]
+    assert gradient(lambda w: w.cumprod(0), [2.0, 0.0, -3.0, 4.0]) == [1, 2 - 6 - 24, 0, 0]
+    for f in (lambda w: w.max(), lambda w: w.norm(np.inf)):
+        assert gradient(f, [1.0, 3.0, 3.0]) == [0, 0.5, 0.5]
+    for f in (lambda w: w.norm(), lambda w: w.norm(3), lambda w: w.std()):
+        assert gradient(f, [0.0, 0.0]) == [0, 0]
+    assert gradient(lambda w: w.logsumexp(1), [[-np.inf, -np.inf], [-np.inf, 0.0]]) == [[0, 0], [0, 1]]
+    assert np.signbit(s.const([2.0, -0.0, 3.0]).cumprod(0).numpy()).tolist() == [False, True, True]
+
+
 def test_printed_with_its_values(s):
     x = s.input([1.5, -2.0], requires_grad=True)
     assert "1.5" in repr(x) and "shape=(2,)" in repr(x) and "requires_grad" in repr(x)

@@ -32,6 +32,8 @@ ACCEPTED: dict[str, tuple[list[Any], list[Any]]] = {
     "given": ([(0,), (False,), ([],)], [(None,)]),
     "positive": ([([],), ([1],), ([3, 1],)], [([0],), ([1, 0],), ([0, 2],)]),
     "all_below": ([([], 0), ([1, 0], 2), ([2**32 - 2], 2**32 - 1)], [([0], 0), ([0, 2], 2), ([3, 0], 2)]),
+    "are_axes": ([([], 0), ([3], 1), ([3, 0], 3)], [([], 1), ([3], 2), ([3, 0], 4), ([3], 2**32 - 1)]),
+    "none_empty": ([([], 0), ([0], 0), ([3, 0], 1)], [([0], 1), ([3, 0], 2), ([0, 3], 3)]),
     "axis_map_ok": (
         [([], [], []), ([], [3], [0]), ([3], [2, 3], [0, 1]), ([3], [3, 2], [1, 0]), ([2, 3], [3, 2], [2, 1]), ([1], [5], [1]),
          ([1, 2], [2], [2]), ([2, 1], [2, 7], [1, 2]), ([0], [0], [1])],
@@ -70,9 +72,10 @@ def test_lists() -> None:
     dims = [5, 6, 7]
     assert shapes.rank(dims) == 3 and shapes.rank([]) == 0
     assert [shapes.drop(dims, i) for i in range(4)] == [[6, 7], [5, 7], [5, 6], [5, 6, 7]]
+    assert [shapes.keep(dims, axes) for axes in (0, 1, 5, 7)] == [dims, [6, 7], [6], []]
     assert [shapes.swap(dims, i) for i in range(4)] == [[6, 5, 7], [5, 7, 6], [5, 6, 7], [5, 6, 7]]
     assert dims == [5, 6, 7] and shapes.swap([], 0) == []
     assert (
         all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
-        and len(shapes.FUNCTIONS) == 17
+        and len(shapes.FUNCTIONS) == 20
     )

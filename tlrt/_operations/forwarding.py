@@ -94,24 +94,6 @@ class ForwardingOperations(BaseOperations[Ref]):
         """
         return self._apply("abs", (x,))
 
-    def max(self, a: Ref, b: Ref) -> Ref:
-        """Larger of two values.
-
-        out = a if a > b else b
-
-        See :func:`tlrt.kernels.max`. Operands of different shapes are broadcast, as NumPy does.
-        """
-        return self._pair("max", a, b)
-
-    def min(self, a: Ref, b: Ref) -> Ref:
-        """Smaller of two values.
-
-        out = a if a < b else b
-
-        See :func:`tlrt.kernels.min`. Operands of different shapes are broadcast, as NumPy does.
-        """
-        return self._pair("min", a, b)
-
     def clamp(self, x: Ref, lo: float, hi: float) -> Ref:
         """Limits values to an interval.
 

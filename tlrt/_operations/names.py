@@ -9,7 +9,7 @@ _ELSEWHERE = {
     "T": "permute, transpose2d", "transpose": "permute, transpose2d", "swapaxes": "permute", "movedim": "permute",
     "moveaxis": "permute", "view": "reshape", "ravel": "flatten", "squeeze": "reshape", "unsqueeze": "reshape",
     "expand": "broadcast_to", "cat": "concat_dim0, concat1d", "concatenate": "concat_dim0, concat1d",
-    "concat": "concat_dim0, concat1d", "sum": "reduce_sum", "mean": "reduce_mean", "amax": "reduce_max_axis0, reduce_max_axis1",
+    "concat": "concat_dim0, concat1d",
     "argmax": "numpy().argmax()", "argmin": "numpy().argmin()", "argsort": "numpy().argsort()", "sort": "numpy().sort()",
     "maximum": "max", "minimum": "min", "clip": "clamp", "mm": "matmul", "dot": "matmul", "pow": "square, sqrt, exp and log",
     "tolist": "numpy().tolist()", "data": "numpy()", "index_select": "gather_rows_nat", "take": "gather_rows_nat",

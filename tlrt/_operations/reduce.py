@@ -1,12 +1,26 @@
-"""Reductions along an axis or over all elements."""
+"""Reductions over any set of axes.
 
-from tlrt._binding.arguments import integer
+``axis`` is an axis, several, or None for all; negative ones count from the end. The axes are dropped, or kept with size 1 where
+``keepdims`` is true. No axis at all, ``()``, reduces nothing."""
+
+import math
+from collections.abc import Sequence
+from types import EllipsisType
+
+import numpy as np
+
+from tlrt._binding.arguments import integer, integers
 from tlrt._operations.base import Ref, atomic
-from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.plan import Shape
+from tlrt._operations.shape import ShapeOperations
+from tlrt._operations.slices import axis_of
 from tlrt.errors import ArgumentError, refusal
 
+#: what `axis` may be
+Axes = Sequence[int] | int | None
 
-class ReduceOperations(ForwardingOperations[Ref]):
+
+class ReduceOperations(ShapeOperations[Ref]):
     """Reductions that take an axis."""
 
     @atomic
@@ -29,3 +43,148 @@ class ReduceOperations(ForwardingOperations[Ref]):
         if not -rank <= place < rank:
             raise refusal(ArgumentError, op, "axis", axis, f"{-rank} <= axis < {rank}")
         return place % rank
+
+    @atomic
+    def sum(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The sum over axes: one neighbouring group of them at a time, the last first, each as reduce_sum_axis."""
+        return self._by_groups("sum", x, axis, keepdims)
+
+    @atomic
+    def mean(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The mean over axes, that of one group of neighbours at a time, the last first; NaN over nothing."""
+        return self._by_groups("mean", x, axis, keepdims)
+
+    @atomic
+    def amax(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The maximum over axes; all that attain it share the gradient equally, as in PyTorch's amax.
+
+        See :func:`tlrt.kernels.amax`."""
+        return self._fold("amax", x, axis, keepdims)
+
+    @atomic
+    def amin(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The minimum over axes; all that attain it share the gradient equally, as in PyTorch's amin.
+
+        See :func:`tlrt.kernels.amin`."""
+        return self._fold("amin", x, axis, keepdims)
+
+    def max(self, a: Ref, b: Ref | EllipsisType = ..., *, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The maximum over axes, as amax, or with `b` of two tensors element by element, as NumPy's maximum.
+
+        See :func:`tlrt.kernels.max`. The axis is named: x.max(axis=1). Two operands of different shapes are broadcast."""
+        return self._extreme("max", a, b, axis, keepdims)
+
+    def min(self, a: Ref, b: Ref | EllipsisType = ..., *, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The minimum over axes, as amin, or with `b` of two tensors element by element, as NumPy's minimum.
+
+        See :func:`tlrt.kernels.min`. The axis is named: x.min(axis=1). Two operands of different shapes are broadcast."""
+        return self._extreme("min", a, b, axis, keepdims)
+
+    @atomic
+    def prod(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """The product over axes; its gradient is right where elements are 0. See :func:`tlrt.kernels.prod`."""
+        return self._fold("prod", x, axis, keepdims)
+
+    @atomic
+    def var(self, x: Ref, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Ref:
+        """The variance over axes, divided by n - correction: 0 as in NumPy, where PyTorch has 1. See :func:`tlrt.kernels.var`."""
+        return self._fold("var", x, axis, keepdims, correction, 0)
+
+    @atomic
+    def std(self, x: Ref, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Ref:
+        """The square root of var; its gradient is 0 where it is 0. See :func:`tlrt.kernels.var`."""
+        return self._fold("var", x, axis, keepdims, correction, 1)
+
+    @atomic
+    def logsumexp(self, x: Ref, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """ln Σ eˣ over axes, without overflow. See :func:`tlrt.kernels.logsumexp`."""
+        return self._fold("logsumexp", x, axis, keepdims)
+
+    @atomic
+    def vector_norm(self, x: Ref, p: float = 2.0, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """(Σ |x|ᵖ)^(1/p) over axes for p ≥ 1, max |x| for p = inf; its gradient is 0 where it is 0.
+
+        See :func:`tlrt.kernels.vector_norm`."""
+        if p != math.inf:
+            return self._fold("vector_norm", x, axis, keepdims, p)
+        if 0 in self._shape("vector_norm", x):  # 0 over nothing
+            return self._fold("vector_norm", x, axis, keepdims, 1.0)
+        return self._fold("amax", self._apply("abs", (x,)), axis, keepdims)
+
+    def norm(self, x: Ref, p: float = 2.0, axis: Axes = None, keepdims: bool = False) -> Ref:
+        """vector_norm under its short name: matrices are seen as their elements."""
+        return self.vector_norm(x, p, axis, keepdims)
+
+    def cumsum(self, x: Ref, axis: int) -> Ref:
+        """The cumulative sum along an axis. See :func:`tlrt.kernels.cumsum`."""
+        return self._apply("cumsum", (x,), (self._axis("cumsum", x, axis), 0))
+
+    @atomic
+    def cumprod(self, x: Ref, axis: int) -> Ref:
+        """The cumulative product along an axis in float32, as the scan h_k = x_k·h_(k-1) of selective_scan_diag_var; its gradient
+        is right where elements are 0."""
+        shape = self._shape("cumprod", x)
+        k = self._axis("cumprod", x, axis)
+        outer, n, inner = math.prod(shape[:k]), shape[k], math.prod(shape[k + 1 :])
+        rows = self._view(x, (outer, n, inner), "cumprod")
+        rows = self._apply("swap_adjacent_at_depth", (rows,), (0,)) if outer != 1 else rows
+        rows = self._view(rows, (n, outer * inner), "cumprod")
+        # h_k = x_k·h_(k-1) - 0·0, which keeps the sign of a zero
+        minus, zero = (self.broadcast_to(self._constant(np.array([c])), (n, outer * inner)) for c in (-0.0, 0.0))
+        one = self.broadcast_to(self._constant(np.ones(1)), (outer * inner,))
+        out = self._apply("selective_scan_diag_var", (rows, minus, zero, one))
+        if outer != 1:
+            out = self._apply("swap_adjacent_at_depth", (self._view(out, (n, outer, inner), "cumprod"),), (0,))
+        return self._view(out, shape, "cumprod")
+
+    def _extreme(self, op: str, a: Ref, b: Ref | EllipsisType, axis: Axes, keepdims: bool) -> Ref:
+        if isinstance(b, EllipsisType):
+            return self.amax(a, axis, keepdims) if op == "max" else self.amin(a, axis, keepdims)
+        if axis is not None or keepdims:
+            raise refusal(ArgumentError, op, "axis", axis, "no axis where there are two tensors")
+        return self._pair(op, a, b)
+
+    def _fold(self, row: str, x: Ref, axis: Axes, keepdims: bool, *extra: float) -> Ref:
+        """A row that takes the bits of its axes."""
+        shape = self._shape(row, x)
+        places = axes_of(row, axis, len(shape))
+        out = self._apply(row, (x,), (sum(1 << k for k in places), *extra))
+        return self._view(out, kept(shape, places, True), row) if keepdims else out
+
+    def _by_groups(self, op: str, x: Ref, axis: Axes, keepdims: bool) -> Ref:
+        shape = self._shape(op, x)
+        places = axes_of(op, axis, len(shape))
+        if places == tuple(range(len(shape))) and op == "sum":
+            out = self._apply("reduce_sum", (self._flatten(op, x),))
+        elif len(places) == 1:
+            out = self._apply("reduce_sum_axis" if op == "sum" else "reduce_mean", (x,), places)
+        else:
+            out, row = x, "reduce_sum_axis" if op == "sum" else "reduce_mean"
+            for first, end in reversed(groups(places)):
+                after = kept(shape[end:], tuple(k - end for k in places), False)
+                out = self._view(out, (math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(after)), op)
+                out = self._apply(row, (out,), (1,))
+        whole = kept(shape, places, keepdims)
+        return out if self._shape(op, out) == whole else self._view(out, whole, op)
+
+
+def kept(shape: Shape, places: tuple[int, ...], keepdims: bool) -> Shape:
+    """The shape without the axes, or with size 1 for them."""
+    return tuple(1 if k in places else n for k, n in enumerate(shape) if keepdims or k not in places)
+
+
+def groups(places: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The first axis of each run of neighbours, and the one after its last."""
+    starts = [k for k in places if k - 1 not in places]
+    return [(k, next(e for e in range(k, places[-1] + 2) if e not in places)) for k in starts]
+
+
+def axes_of(op: str, axis: Axes, rank: int) -> tuple[int, ...]:
+    """Axes in ascending order."""
+    if axis is None:
+        return tuple(range(rank))
+    given = integers(op, "axis", (axis,) if hasattr(axis, "__index__") else axis)
+    places = sorted(axis_of(op, k, rank) for k in given)
+    if len(set(places)) != len(places):
+        raise refusal(ArgumentError, op, "axis", axis, "no axis twice")
+    return tuple(places)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import axis_height, exact, tree, tree_height
+from tlspec.bounds import axis_height, exact, tree, tree_height, ulp
 from tlspec.classes import Classes, boundary, tiles
-from tlspec.laws import adjoint, homogeneous, linear
+from tlspec.laws import adjoint, equation, homogeneous, linear
 from tlspec.registry import check, op
-from tlspec.shapes import drop
+from tlspec.shapes import drop, keep
 
 _AXIS = check("axis", "axis < rank(dims)", say="axis < rank(dims)")
 
@@ -156,15 +156,15 @@ def reduce_mean_vjp(g, dims, axis):
     return np.broadcast_to(np.expand_dims(g, axis) / max(dims[axis], 1), dims)
 
 
-def maximum(x, axis: int):
-    """IEEE 754-2019 maximum along an axis: NaN wins, +0 is above -0."""
+def maximum(x, axis: int | tuple[int, ...]):
+    """IEEE 754-2019 maximum along axes: NaN wins, +0 is above -0."""
     top = x.max(axis=axis)
     plus = ((x == 0) & ~np.signbit(x)).any(axis=axis)
     return np.where(top == 0, np.where(plus, 0.0, -0.0), top)
 
 
-def _shares(x, out, g, axis: int):
-    """The gradient of a maximum along `axis`: its winners share g equally; all of them are NaN where the maximum is."""
+def _shares(x, out, g, axis: int | tuple[int, ...]):
+    """The gradient of an extreme along axes: its winners share g equally; all of them are NaN where the maximum is."""
     out, g = np.expand_dims(out, axis), np.expand_dims(g, axis)
     wins = x == out
     share = g / np.maximum(wins.sum(axis=axis, keepdims=True), 1)
@@ -213,3 +213,298 @@ def reduce_max_axis1_vjp(x, out, g):
 
     Where out[i] is NaN the whole row is NaN. +0 and -0 win together."""
     return _shares(x, out, g, 1)
+
+
+# ---- any set of axes -------------------------------------------------------------------------------------------------
+
+
+def axes_of(dims: Sequence[int], axes: int) -> tuple[int, ...]:
+    """The axes k where bit k of `axes` is set."""
+    return tuple(k for k in range(len(dims)) if axes >> k & 1)
+
+
+def _reduced(dims: Sequence[int], axes: int) -> int:
+    """The number of elements behind one result, 0 where there is no result."""
+    return math.prod(dims[k] for k in axes_of(dims, axes)) * (math.prod(keep(dims, axes)) > 0)
+
+
+def _groups(dims: Sequence[int], axes: int) -> str:
+    """K for a run of kept axes larger than 1, R for one of reduced axes."""
+    kinds = ["KR"[axes >> k & 1] for k, n in enumerate(dims) if n != 1]
+    return "".join(kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind)
+
+
+def _shaped(test):
+    """A class of the groups of axes, of arrays that are not empty."""
+    return lambda dims, axes: math.prod(dims) > 0 and test(_groups(dims, axes))
+
+
+def _draw_axes(d):
+    dims = d.dims()
+    return {"dims": dims, "axes": d.choice([2 ** len(dims) - 1, d.integer(0, 2 ** len(dims) - 1)])}
+
+
+SEGMENT, WIDTH = boundary("reduce", "TL_FOLD_SEGMENT"), boundary("reduce", "TL_FOLD_LANES")
+AXES: Classes = {
+    "nothing reduced": _shaped(lambda groups: "R" not in groups),
+    "all reduced": _shaped(lambda groups: groups == "R"),
+    "the last axes reduced": _shaped(lambda groups: groups == "KR"),
+    "the first axes reduced": _shaped(lambda groups: groups == "RK"),
+    "axes between reduced": _shaped(lambda groups: groups == "KRK"),
+    "axes apart reduced": _shaped(lambda groups: groups.count("R") > 1),
+    **tiles("reduced", _reduced, SEGMENT),
+    **tiles("reduced", _reduced, WIDTH),
+    "segments of segments": lambda dims, axes: _reduced(dims, axes) > SEGMENT * SEGMENT,
+    "a wide tile": lambda dims, axes: _groups(dims, axes)[-1:] == "K" and dims[-1] > boundary("reduce", "FOLD_ROOM"),
+}
+_FOLD = "native/src/formula/fold.h"
+_AXES = check("axes", "are_axes(dims, axes)", say="bits of axes: axes < 2^rank(dims)")
+#: the result is computed in float64, by functions good to 2^-34, and rounded once
+_NEARLY = ulp(0.02)
+
+
+_NONE_EMPTY = check(
+    "axes", "none_empty(dims, axes)", "SHAPE", say="no empty axis, since it has no maximum and no minimum"
+)
+
+
+@op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
+    source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
+def amax(x, axes):
+    """Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = max over the reduced axes of x
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: a NaN among the elements makes the maximum NaN; +0 is above -0.
+    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty."""
+    return maximum(x, axes_of(x.shape, axes))
+
+
+@amax.vjp("x, out, g -> gx", bound=exact())
+def amax_vjp(x, out, g, dims, axes):
+    """gx = g / (number of winners of the maximum) where x equals it, else 0; one IEEE division.
+
+    Where the maximum is NaN all of its elements are NaN. +0 and -0 win together."""
+    return _shares(x, out, g, axes_of(dims, axes))
+
+
+@op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=exact(), draw=_draw_axes, laws=[homogeneous("x")], checks=[_AXES, _NONE_EMPTY],
+    source="IEEE 754-2019, 9.6 (minimum)")  # fmt: skip
+def amin(x, axes):
+    """Minimum over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = min over the reduced axes of x
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: a NaN among the elements makes the minimum NaN; -0 is below +0.
+    Errors: ARGUMENT if axes >= 2^rank(dims), SHAPE if a reduced axis is empty."""
+    return -maximum(-x, axes_of(x.shape, axes))
+
+
+@amin.vjp("x, out, g -> gx", bound=exact())
+def amin_vjp(x, out, g, dims, axes):
+    """gx = g / (number of winners of the minimum) where x equals it, else 0, as for amax."""
+    return _shares(x, out, g, axes_of(dims, axes))
+
+
+def _product(x, axes: int):
+    """The product of the elements that are not 0, as a number and an exponent of 2, with the sign of all, and the number of zeros."""
+    over = axes_of(x.shape, axes)
+    rows = np.moveaxis(x, over, range(len(over)))
+    rows = rows.reshape(math.prod(rows.shape[: len(over)]), *keep(x.shape, axes))
+    zero = rows == 0
+    v, e = np.frexp(np.where(zero, np.copysign(1.0, rows), rows))
+    e = e.astype(np.float64)
+    while len(v) > 1:
+        half = -(-len(v) // 2)
+        v[: len(v) - half], more = np.frexp(v[: len(v) - half] * v[half:])
+        e[: len(v) - half] += e[half:] + more
+        v, e = v[:half], e[:half]
+    if not len(v):
+        return np.ones(v.shape[1:]), np.zeros(v.shape[1:]), zero.sum(axis=0)
+    return v[0], e[0], zero.sum(axis=0)
+
+
+def _scaled(v, e):
+    """v·2^e, for |v| within 2^±300 as one rounding to float32 sees it."""
+    return np.ldexp(v, np.clip(e, -450, 450).astype(int))
+
+
+@op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=_NEARLY, draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
+def prod(x, axes):
+    """Product over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = Π over the reduced axes of x, computed in float64 beside a power of two and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: nothing over- or underflows on the way; 0·inf is NaN. A product of nothing is 1.
+    Errors: ARGUMENT if axes >= 2^rank(dims)."""
+    v, e, zeros = _product(x, axes)
+    return _scaled(np.where(zeros > 0, v * 0, v), e)
+
+
+@prod.vjp("x, g -> gx")
+def prod_vjp(x, g, dims, axes):
+    """gx = g · (the product of the other elements): with two zeros among the elements 0, with one zero g·Π there and 0 elsewhere.
+
+    The gradient of an infinite element is NaN, or with a zero among the others 0 times the product of those that are not 0."""
+    over = axes_of(dims, axes)
+    v, e, zeros = (np.expand_dims(part, over) for part in _product(x, axes))
+    g = np.expand_dims(g, over)
+    others = np.where(x == 0, v * g * np.copysign(1.0, x), v * g / np.where(x == 0, 1.0, x))
+    return _scaled(np.where((zeros == 0) | ((zeros == 1) & (x == 0)), others, v * g * 0), e)
+
+
+def _moments(x, axes: int, correction: float):
+    """The mean, and the degrees of freedom, at least 0."""
+    over = axes_of(x.shape, axes)
+    n = math.prod(x.shape[k] for k in over)
+    return x.sum(axis=over, keepdims=True) / np.float64(n), np.float64(max(n - correction, 0.0))
+
+
+@op("x[*dims]; axes: u32, correction: float, root: u32 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=_NEARLY, source=_FOLD,
+    draw=lambda d: {**_draw_axes(d), "correction": d.choice([0.0, 1.0, 0.5]), "root": d.integer(0, 1)},
+    checks=[_AXES, check("correction", "correction >= 0"), check("root", "root < 2", say="0 for the variance, 1 for its root")],
+    laws=[equation("f(x + 3) = f(x)", lambda f: [(f(), f({"x": f.inputs["x"] + 3}))], exact=False)])  # fmt: skip
+def var(x, axes, correction, root):
+    """Variance, or standard deviation where root is 1, over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = Σ(x − μ)² / max(n − correction, 0), μ = Σx / n over the n reduced elements; with root its square root
+
+    Two passes in float64: the mean, then the deviations; one rounding.
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: NaN where n = 0, 0/0 with a single element and correction 1, and where an element is infinite.
+    Errors: ARGUMENT if axes >= 2^rank(dims), correction < 0 or root > 1."""
+    mean, freedom = _moments(x, axes, correction)
+    variance = ((x - mean) ** 2).sum(axis=axes_of(x.shape, axes)) / freedom
+    return np.sqrt(variance) if root else variance
+
+
+def _var_slope(x, out, g, axes, correction, root):
+    """The deviations and their factor."""
+    over = axes_of(x.shape, axes)
+    mean, freedom = _moments(x, axes, correction)
+    out, g = np.expand_dims(out, over), np.expand_dims(g, over)
+    return x - mean, np.where(out == 0, 0.0, g / (freedom * out)) if root else 2 * g / freedom
+
+
+def _var_floor(x, out, g, axes, correction, root):
+    """What the mean's error in float64 costs where the deviation cancels."""
+    largest = np.abs(x).max(axis=axes_of(x.shape, axes), keepdims=True, initial=0.0)
+    return 2.0**-46 * largest * np.abs(_var_slope(x, out, g, axes, correction, root)[1])
+
+
+@var.vjp("x, out, g -> gx", bound=ulp(0.02, floor=_var_floor))
+def var_vjp(x, out, g, axes, correction, root):
+    """gx = 2g(x − μ) / max(n − correction, 0); with root g(x − μ) / (max(n − correction, 0)·out), 0 where out = 0."""
+    deviation, slope = _var_slope(x, out, g, axes, correction, root)
+    return deviation * slope
+
+
+@op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=ulp(0.02, floor=lambda: 2.0**-32), draw=_draw_axes, checks=[_AXES], source=_FOLD)  # fmt: skip
+def logsumexp(x, axes):
+    """Logarithm of the sum of exponentials over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = m + ln Σ e^(x − m), m the maximum of the reduced elements, in float64 and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: -inf where all elements are -inf and over nothing; inf where one is inf; NaN where one is NaN.
+    Errors: ARGUMENT if axes >= 2^rank(dims)."""
+    over = axes_of(x.shape, axes)
+    top = x.max(axis=over, keepdims=True, initial=-np.inf)
+    total = np.exp(x - np.where(np.isfinite(top), top, 0)).sum(axis=over)
+    top = top.reshape(keep(x.shape, axes))
+    return np.where(np.isfinite(top), top + np.log(np.where(np.isfinite(top), total, 1)), top)
+
+
+@logsumexp.vjp("x, out, g -> gx", bound=_NEARLY)
+def logsumexp_vjp(x, out, g, dims, axes):
+    """gx = g · e^(x − out), 0 where all elements are -inf."""
+    over = axes_of(dims, axes)
+    out = np.expand_dims(np.where(out == -np.inf, 0.0, out), over)
+    power = np.where(x - out == -np.inf, 0.0, np.exp(np.clip(x - out, -700, 700)))
+    return np.expand_dims(g, over) * power
+
+
+@op("x[*dims]; axes: u32, p: float = 2.0 -> out[*keep(dims, axes)]",
+    classes=AXES, bound=_NEARLY, source=_FOLD, draw=lambda d: {**_draw_axes(d), "p": d.choice([1.0, 2.0, 2.0, 3.0, d.real(1, 8), 300.0])},
+    checks=[_AXES, check("p", "p >= 1 and p < 3.4028234663852886e38", say="p finite and at least 1")])  # fmt: skip
+def vector_norm(x, axes, p):
+    """The p-norm over any set of axes, which are dropped: axis k where bit k of axes is set.
+
+    out[kept] = (Σ |x|ᵖ)^(1/p), in float64 and rounded once
+
+    Shapes: x (*dims), out (*dims without the axes).
+    Special values: nothing over- or underflows on the way; a norm of nothing is 0; NaN where an element is NaN.
+    Errors: ARGUMENT if axes >= 2^rank(dims), p < 1 or p is infinite."""
+    over = axes_of(x.shape, axes)
+    top = np.abs(x).max(axis=over, keepdims=True, initial=0.0)
+    total = (np.abs(x) / np.where(np.isfinite(top) & (top > 0), top, 1.0)) ** p
+    top = top.reshape(keep(x.shape, axes))
+    return np.where(np.isfinite(top), total.sum(axis=over) ** (1 / p) * top, top)
+
+
+def _norm_slope(x, out, g, axes, p):
+    over = axes_of(x.shape, axes)
+    out, g = np.expand_dims(out, over), np.expand_dims(g, over)
+    if p == 1:
+        return g * np.sign(x)
+    if p == 2:
+        return x * np.where(out == 0, 0.0, g / out)
+    ratio = np.maximum((np.abs(x) / np.where(out == 0, 1.0, out)) ** (p - 1), 2.0**-1000)
+    return np.where(out == 0, 0.0, g) * np.sign(x) * np.where(x == 0, 0.0, ratio)
+
+
+@vector_norm.vjp("x, out, g -> gx",
+    bound=ulp(0.02, floor=lambda x, out, g, axes, p: 2.0**-37 * p * np.abs(_norm_slope(x, out, g, axes, p))))  # fmt: skip
+def vector_norm_vjp(x, out, g, axes, p):
+    """gx = g · sign(x) · (|x| / out)^(p − 1); 0 where out = 0 and p > 1."""
+    return _norm_slope(x, out, g, axes, p)
+
+
+# ---- cumulative sums -------------------------------------------------------------------------------------------------
+
+
+def _cumsum_floor(x, axis):
+    """What the additions in float64 lose, here one after the other and in the kernels by chunks of 32, of at most 7 levels."""
+    return (x.shape[axis] + 7 * 32) * 2.0**-53 * np.abs(x).cumsum(axis=axis)
+
+
+def _cumsum_back_floor(g, axis, reverse):
+    return np.flip(_cumsum_floor(np.flip(g, axis), axis), axis) if not reverse else _cumsum_floor(g, axis)
+
+
+@op("x[*dims]; axis: u32, reverse: u32 -> out[*dims]",
+    classes={
+        "columns": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) > 1,
+        "one column": lambda dims, axis: math.prod(dims) > 0 and math.prod(dims[axis + 1 :]) == 1,
+        "backwards": lambda dims, reverse: math.prod(dims) > 1 and reverse == 1,
+        **tiles("sum over", lambda dims, axis: dims[axis] * (math.prod(dims) > 0), boundary("reduce", "TL_CUMSUM_CHUNK")),
+        "chunks of chunks": lambda dims, axis: math.prod(dims) > 0 and dims[axis] > boundary("reduce", "TL_CUMSUM_CHUNK") ** 2},
+    bound=ulp(0.02, floor=lambda x, axis, reverse: _cumsum_back_floor(x, axis, not reverse)),
+    draw=lambda d: {"reverse": d.integer(0, 1)}, laws=[adjoint("x")],
+    checks=[_AXIS, check("reverse", "reverse < 2", say="0, or 1 to add from the end")], source="native/src/formula/cumsum.h")  # fmt: skip
+def cumsum(x, axis, reverse):
+    """Cumulative sum along one axis; with reverse from its end on.
+
+    out[..., k, ...] = Σ_{i ≤ k} x[..., i, ...], or over i ≥ k; in float64, each sum rounded once
+
+    Shapes: x and out (*dims). An empty axis gives an empty buffer.
+    Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
+    Errors: ARGUMENT if axis >= rank(dims) or reverse > 1."""
+    return np.flip(np.flip(x, axis).cumsum(axis=axis), axis) if reverse else x.cumsum(axis=axis) + 0.0
+
+
+@cumsum.vjp("g -> gx",
+    bound=ulp(0.02, floor=_cumsum_back_floor),
+    via=lambda k, g, dims, axis, reverse: k.cumsum(g, dims=dims, axis=axis, reverse=1 - reverse))  # fmt: skip
+def cumsum_vjp(g, axis, reverse):
+    """gx = cumsum of g in the other direction."""
+    return g.cumsum(axis=axis) if reverse else np.flip(np.flip(g, axis).cumsum(axis=axis), axis)

@@ -19,6 +19,24 @@ static inline tl_dims tl_drop(const tl_dims *dims, uint64_t axis)
     return out;
 }
 
+static inline tl_dims tl_keep(const tl_dims *dims, uint64_t axes)
+{
+    tl_dims out = *dims;
+    out.rank = 0;
+    for (int32_t k = 0; k < dims->rank; k++)
+        if (!(axes >> k & 1)) out.d[out.rank++] = dims->d[k];
+    return out;
+}
+
+static inline int tl_are_axes(const tl_dims *dims, uint64_t axes) { return axes >> dims->rank == 0; }
+
+static inline int tl_none_empty(const tl_dims *dims, uint64_t axes)
+{
+    for (int32_t k = 0; k < dims->rank; k++)
+        if (dims->d[k] == 0 && axes >> k & 1) return 0;
+    return 1;
+}
+
 static inline tl_dims tl_swap(const tl_dims *dims, uint64_t depth)
 {
     tl_dims out = *dims;

@@ -1,0 +1,423 @@
+/* Reductions over any set of axes on the CPU, and their gradients, in the order of formula/fold.h.
+ *
+ * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side (one where the last axis is
+ * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, or over the
+ * elements of one lane each. The segments' values are folded in the same way until one is left. */
+#include "core/threads.h"
+#include "formula/fold.h"
+#include "generated/reduce.h"
+
+enum { FOLD_TASK = 65536 /* elements of a task */, FOLD_ROOM = 896 /* doubles in L1, all planes of a unit */ };
+
+/* A fold of x: into values (planes of `count` doubles), or what they end as into out. `centre` are the values of an earlier fold of the
+ * same geometry, `centre_out` the results of one; both may be missing. */
+typedef struct fold {
+    enum tl_fold_kind kind;
+    tl_fold_axes f;
+    tl_fold_rule rule;
+    const float *x;
+    const double *centre;
+    const float *centre_out;
+    double *values;
+    float *out;
+    /* of the present level */
+    const double *from;
+    int64_t results, length, lanes, segments, width, tiles, units, per_task;
+    double *to;
+} fold;
+
+static int64_t planes_of(enum tl_fold_kind kind) { return kind == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1; }
+
+static double centre_of(const fold *a, int64_t result)
+{
+    const double m = a->centre ? a->centre[result] : a->centre_out ? (double)a->centre_out[result] : 0.0;
+    return tl_fold_centre(a->kind, m, a->rule);
+}
+
+/* `rows` rows of n elements, one after the other, onto n lanes, each with its own centre or all with one. */
+static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind kind, double *restrict v,
+                                                               int64_t plane, const float *restrict x,
+                                                               const double *restrict m, int one, int64_t n,
+                                                               int64_t rows, tl_fold_rule rule)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            tl_fold_take(kind, v + j, v + plane + j, v + 2 * plane + j, x[r * n + j], one ? *m : m[j], rule);
+}
+
+static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const float *x, const double *m, int one,
+                      int64_t n, int64_t rows, tl_fold_rule rule)
+{
+#define TAKE(KIND)                                                             \
+    case KIND:                                                                 \
+        if (!one)                                                              \
+            take_rows_of(KIND, v, plane, x, m, 0, n, rows, rule);              \
+        else if (n == TL_FOLD_LANES)                                           \
+            take_rows_of(KIND, v, plane, x, m, 1, TL_FOLD_LANES, rows, rule);  \
+        else                                                                   \
+            take_rows_of(KIND, v, plane, x, m, 1, n, rows, rule);              \
+        break;
+    switch (kind) {
+        TAKE(TL_FOLD_SUM)
+        TAKE(TL_FOLD_ABS)
+        TAKE(TL_FOLD_SQUARE)
+        TAKE(TL_FOLD_DEVIATION)
+        TAKE(TL_FOLD_EXP)
+        TAKE(TL_FOLD_POWER)
+        TAKE(TL_FOLD_EQUAL)
+        TAKE(TL_FOLD_MAX)
+        TAKE(TL_FOLD_MIN)
+        TAKE(TL_FOLD_LARGEST)
+        TAKE(TL_FOLD_PRODUCT)
+    }
+#undef TAKE
+}
+
+static void start_lanes(enum tl_fold_kind kind, double *v, int64_t plane)
+{
+    for (int64_t i = 0; i < planes_of(kind) * plane; i++)
+        v[i] = i < plane ? tl_fold_start(kind) : 0.0;
+}
+
+/* Folds the lanes of `width` columns and writes the values of segment `s` of the results from `first` on. */
+static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, int64_t first, int64_t s)
+{
+    for (int64_t half = a->lanes / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half * width; i++) {
+            const int64_t o = i + half * width;
+            tl_fold_join(a->kind, v + i, v + plane + i, v + 2 * plane + i, v[o], plane == 0 ? 0.0 : v[plane + o],
+                         plane == 0 ? 0.0 : v[2 * plane + o]);
+        }
+    for (int64_t j = 0; j < width; j++) {
+        if (a->segments == 1 && a->out) {
+            const tl_folded value = {v[j], plane == 0 ? 0.0 : v[plane + j], plane == 0 ? 0.0 : v[2 * plane + j]};
+            a->out[first + j] = tl_fold_end(a->kind, value, centre_of(a, first + j), a->rule);
+            continue;
+        }
+        double *const to = a->to + (first + j) * a->segments + s;
+        for (int64_t p = 0; p < planes_of(a->kind); p++)
+            to[p * a->results * a->segments] = v[p * plane + j];
+    }
+}
+
+/* Where the reduced or kept element i lies, by its merged axes. */
+static int64_t offset_of(int32_t count, const int64_t *size, const int64_t *stride, int64_t i, int64_t *place)
+{
+    int64_t offset = 0;
+    for (int32_t k = 0; k < count; k++) {
+        place[k] = i % size[k];
+        i /= size[k];
+        offset += place[k] * stride[k];
+    }
+    return offset;
+}
+
+/* Moves `by` elements on, not beyond the end of the first axis, and returns the change of the offset. */
+static int64_t advance(const tl_fold_axes *f, int64_t *place, int64_t by)
+{
+    if (f->reduced == 0) return 0;
+    int64_t moved = by * f->reduced_stride[0];
+    place[0] += by;
+    for (int32_t k = 0; place[k] == f->reduced_size[k] && k + 1 < f->reduced; k++) {
+        moved += f->reduced_stride[k + 1] - place[k] * f->reduced_stride[k];
+        place[k] = 0;
+        place[k + 1]++;
+    }
+    return moved;
+}
+
+/* How many reduced elements from `place` on lie side by side. */
+static int64_t run_from(const tl_fold_axes *f, const int64_t *place)
+{
+    return f->inner == 1 && f->reduced > 0 ? f->reduced_size[0] - place[0] : 1;
+}
+
+static void fold_unit(const fold *a, int64_t unit)
+{
+    double v[FOLD_ROOM], m[FOLD_ROOM];
+    const tl_fold_axes *f = &a->f;
+    const int64_t s = unit % a->segments, tile = unit / a->segments % a->tiles, k = unit / a->segments / a->tiles;
+    const int64_t c0 = tile * a->width, width = tl_imin(a->width, f->inner - c0), first = k * f->inner + c0;
+    const int64_t plane = planes_of(a->kind) > 1 ? a->lanes * width : 0;
+    int64_t place[TL_FOLD_RANK];
+    const float *x = a->x + c0 + offset_of(f->kept, f->kept_size, f->kept_stride, k, place);
+    for (int64_t j = 0; j < width; j++)
+        m[j] = centre_of(a, first + j);
+    start_lanes(a->kind, v, a->lanes * width);
+    const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(f->length, begin + TL_FOLD_SEGMENT);
+    if (begin < end) x += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
+    for (int64_t r = begin, run; r < end; r += run) {
+        const int64_t lane = (r - begin) % a->lanes;
+        run = tl_imin(end - r, run_from(f, place));
+        if (f->inner > 1)
+            take_rows(a->kind, v + lane * width, plane, x, m, 0, width, 1, a->rule);
+        else if (lane == 0 && run >= a->lanes)
+            take_rows(a->kind, v, plane, x, m, 1, a->lanes, run / a->lanes, a->rule), run -= run % a->lanes;
+        else
+            run = tl_imin(run, a->lanes - lane), take_rows(a->kind, v + lane, plane, x, m, 1, run, 1, a->rule);
+        x += advance(f, place, run);
+    }
+    end_lanes(a, v, plane, width, first, s);
+}
+
+/* A unit of a later level: a segment of the values of one result. */
+static void join_unit(const fold *a, int64_t unit)
+{
+    double v[TL_FOLD_PLANES * TL_FOLD_LANES];
+    const int64_t s = unit % a->segments, result = unit / a->segments;
+    const int64_t plane = planes_of(a->kind) > 1 ? a->lanes : 0, next = plane ? a->results * a->length : 0;
+    start_lanes(a->kind, v, a->lanes);
+    const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(a->length, begin + TL_FOLD_SEGMENT);
+    for (int64_t r = begin; r < end; r++) {
+        const double *const from = a->from + result * a->length + r;
+        double *const to = v + (r - begin) % a->lanes;
+        tl_fold_join(a->kind, to, to + plane, to + 2 * plane, from[0], from[next], from[2 * next]);
+    }
+    end_lanes(a, v, plane, 1, result, s);
+}
+
+static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const fold *a = arg;
+    for (int64_t u = task * a->per_task, end = tl_imin(a->units, u + a->per_task); u < end; u++)
+        (a->from ? join_unit : fold_unit)(a, u);
+}
+
+static void run_units(fold *a, int64_t units, int64_t size, tl_task_fn fn)
+{
+    a->units = units;
+    a->per_task = tl_imax(1, FOLD_TASK / tl_imax(size, 1));
+    tl_parallel(tl_ceil_div(units, a->per_task), fn, a);
+}
+
+static int32_t run_fold(tl_context *ctx, fold a)
+{
+    const int64_t planes = planes_of(a.kind);
+    a.results = a.f.outer * a.f.inner;
+    a.length = a.f.length;
+    void *scratch = NULL;
+    for (;;) {
+        a.lanes = tl_fold_width(a.length);
+        a.segments = tl_imax(1, tl_ceil_div(a.length, TL_FOLD_SEGMENT));
+        a.width = a.from ? 1 : tl_imin(a.f.inner, FOLD_ROOM / (planes * a.lanes));
+        a.tiles = a.from ? 1 : tl_ceil_div(a.f.inner, a.width > 0 ? a.width : 1);
+        a.to = a.values;
+        void *next = NULL;
+        if (a.segments > 1) {
+            const size_t bytes = (size_t)(planes * a.results * a.segments) * sizeof(double);
+            const int32_t status = tl_pool_alloc(ctx, bytes, &next);
+            if (status) {
+                tl_pool_free(ctx, scratch);
+                return status;
+            }
+            a.to = next;
+        }
+        run_units(&a, (a.from ? a.results : a.f.outer * a.tiles) * a.segments,
+                  a.width * tl_imin(a.length, TL_FOLD_SEGMENT), fold_task);
+        tl_pool_free(ctx, scratch);
+        if (a.segments == 1) return TORCHLEAN_OK;
+        a.from = scratch = next;
+        a.length = a.segments;
+    }
+}
+
+/* A fold into out, whose centre is an earlier fold. */
+static int32_t fold_twice(tl_context *ctx, fold first, enum tl_fold_kind kind, float *out)
+{
+    void *values;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(first.f.outer * first.f.inner) * sizeof(double), &values);
+    if (status) return status;
+    first.values = values;
+    status = run_fold(ctx, first);
+    fold second = first;
+    second.kind = kind;
+    second.centre = values;
+    second.out = out;
+    if (!status) status = run_fold(ctx, second);
+    tl_pool_free(ctx, values);
+    return status;
+}
+
+static fold fold_of(enum tl_fold_kind kind, const float *x, const tl_dims *dims, int64_t axes, double p, int64_t root)
+{
+    fold a = {.kind = kind, .f = tl_fold_of(dims->rank, dims->d, axes), .x = x};
+    a.rule = (tl_fold_rule){a.f.length, p, (int32_t)root};
+    return a;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
+
+typedef struct spread {
+    fold a; /* its values become the coefficients */
+    const float *result, *g;
+    float *gx;
+} spread;
+
+static inline __attribute__((always_inline)) void write_slopes_of(enum tl_fold_kind kind, const float *restrict x,
+                                                                  const double *restrict c, int64_t plane, int one,
+                                                                  int64_t n, tl_fold_rule rule, float *restrict gx)
+{
+    for (int64_t j = 0; j < n; j++) {
+        const double *const at = one ? c : c + j;
+        const tl_folded coefficients = {at[0], at[plane], at[2 * plane]};
+        gx[j] = tl_fold_slope(kind, x[j], coefficients, rule);
+    }
+}
+
+static void write_slopes(enum tl_fold_kind kind, const float *x, const double *c, int64_t plane, int one, int64_t n,
+                         tl_fold_rule rule, float *gx)
+{
+#define WRITE(KIND)                                                  \
+    case KIND:                                                       \
+        if (one)                                                     \
+            write_slopes_of(KIND, x, c, plane, 1, n, rule, gx);      \
+        else                                                         \
+            write_slopes_of(KIND, x, c, plane, 0, n, rule, gx);      \
+        break;
+    switch (kind) {
+        WRITE(TL_FOLD_ABS)
+        WRITE(TL_FOLD_SQUARE)
+        WRITE(TL_FOLD_DEVIATION)
+        WRITE(TL_FOLD_EXP)
+        WRITE(TL_FOLD_POWER)
+        WRITE(TL_FOLD_EQUAL)
+        WRITE(TL_FOLD_PRODUCT)
+    default: break;
+    }
+#undef WRITE
+}
+
+static void spread_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const spread *b = arg;
+    const fold *a = &b->a;
+    const tl_fold_axes *f = &a->f;
+    for (int64_t u = task * a->per_task, last = tl_imin(a->units, u + a->per_task); u < last; u++) {
+        const int64_t s = u % a->segments, k = u / a->segments, begin = s * TL_FOLD_SEGMENT;
+        const int64_t end = tl_imin(f->length, begin + TL_FOLD_SEGMENT);
+        int64_t place[TL_FOLD_RANK];
+        int64_t at = offset_of(f->kept, f->kept_size, f->kept_stride, k, place);
+        at += offset_of(f->reduced, f->reduced_size, f->reduced_stride, begin, place);
+        for (int64_t r = begin, run; r < end; r += run) {
+            run = tl_imin(end - r, run_from(f, place));
+            write_slopes(a->kind, a->x + at, a->values + k * f->inner, a->results, f->inner == 1,
+                         f->inner == 1 ? run : f->inner, a->rule, b->gx + at);
+            at += advance(f, place, run);
+        }
+    }
+}
+
+/* gx of the kind `slope`, from a fold of `kind` (none where its values are not read) and the results. */
+static int32_t run_spread(tl_context *ctx, fold a, int folds, enum tl_fold_kind slope, const float *out, const float *g,
+                          float *gx)
+{
+    a.results = a.f.outer * a.f.inner;
+    void *values;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(TL_FOLD_PLANES * a.results) * sizeof(double), &values);
+    if (status) return status;
+    a.values = values;
+    if (folds) status = run_fold(ctx, a);
+    const int64_t plane = a.results, more = planes_of(a.kind) > 1 ? plane : 0;
+    for (int64_t o = 0; !status && o < plane; o++) {
+        double *const v = a.values + o;
+        const tl_folded value = {folds ? v[0] : 0.0, folds ? v[more] : 0.0, folds ? v[2 * more] : 0.0};
+        const tl_folded c = tl_fold_coefficients(slope, out ? out[o] : 0.0f, g[o], value, a.rule);
+        v[0] = c.v, v[plane] = c.e, v[2 * plane] = c.zeros;
+    }
+    spread b = {.a = a, .gx = gx};
+    b.a.kind = slope;
+    b.a.segments = tl_ceil_div(a.f.length, TL_FOLD_SEGMENT);
+    b.a.units = a.f.outer * b.a.segments;
+    b.a.per_task = tl_imax(1, FOLD_TASK / tl_imax(1, a.f.inner * tl_imin(a.f.length, TL_FOLD_SEGMENT)));
+    if (!status && plane > 0) tl_parallel(tl_ceil_div(b.a.units, b.a.per_task), spread_task, &b);
+    tl_pool_free(ctx, values);
+    return status;
+}
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cpu_amax(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    fold a = fold_of(TL_FOLD_MAX, x, dims, axes, 0.0, 0);
+    a.out = out;
+    return run_fold(ctx, a);
+}
+
+int32_t tl_cpu_amax_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                        int64_t axes, float *gx)
+{
+    fold a = fold_of(TL_FOLD_EQUAL, x, dims, axes, 0.0, 0);
+    a.centre_out = out;
+    return run_spread(ctx, a, 1, TL_FOLD_EQUAL, out, g, gx);
+}
+
+int32_t tl_cpu_amin(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    fold a = fold_of(TL_FOLD_MIN, x, dims, axes, 0.0, 0);
+    a.out = out;
+    return run_fold(ctx, a);
+}
+
+int32_t tl_cpu_amin_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                        int64_t axes, float *gx)
+{
+    return tl_cpu_amax_bwd(ctx, x, out, g, dims, axes, gx);
+}
+
+int32_t tl_cpu_prod(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0);
+    a.out = out;
+    return run_fold(ctx, a);
+}
+
+int32_t tl_cpu_prod_bwd(tl_context *ctx, const float *x, const float *g, const tl_dims *dims, int64_t axes, float *gx)
+{
+    return run_spread(ctx, fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0), 1, TL_FOLD_PRODUCT, NULL, g, gx);
+}
+
+int32_t tl_cpu_var(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float correction, int64_t root,
+                   float *out)
+{
+    return fold_twice(ctx, fold_of(TL_FOLD_SUM, x, dims, axes, (double)correction, root), TL_FOLD_DEVIATION, out);
+}
+
+int32_t tl_cpu_var_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                       int64_t axes, float correction, int64_t root, float *gx)
+{
+    const fold a = fold_of(TL_FOLD_SUM, x, dims, axes, (double)correction, root);
+    return run_spread(ctx, a, 1, TL_FOLD_DEVIATION, out, g, gx);
+}
+
+int32_t tl_cpu_logsumexp(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    return fold_twice(ctx, fold_of(TL_FOLD_MAX, x, dims, axes, 0.0, 0), TL_FOLD_EXP, out);
+}
+
+int32_t tl_cpu_logsumexp_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                             int64_t axes, float *gx)
+{
+    return run_spread(ctx, fold_of(TL_FOLD_EXP, x, dims, axes, 0.0, 0), 0, TL_FOLD_EXP, out, g, gx);
+}
+
+static enum tl_fold_kind norm_kind(float p)
+{
+    return p == 1.0f ? TL_FOLD_ABS : p == 2.0f ? TL_FOLD_SQUARE : TL_FOLD_POWER;
+}
+
+int32_t tl_cpu_vector_norm(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float p, float *out)
+{
+    fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 0);
+    a.out = out;
+    if (a.kind != TL_FOLD_POWER) return run_fold(ctx, a);
+    a.kind = TL_FOLD_LARGEST;
+    a.out = NULL;
+    return fold_twice(ctx, a, TL_FOLD_POWER, out);
+}
+
+int32_t tl_cpu_vector_norm_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                               int64_t axes, float p, float *gx)
+{
+    const enum tl_fold_kind kind = norm_kind(p);
+    return run_spread(ctx, fold_of(kind, x, dims, axes, (double)p, 0), 0, kind, out, g, gx);
+}

@@ -1,0 +1,346 @@
+/* Reductions over any set of axes on CUDA, and their gradients, in the order of formula/fold.h.
+ *
+ * A team of lanes x columns threads owns a segment of the reduced elements of `columns` results that lie side by side (one where
+ * the last axis is reduced); a thread owns one lane of one result. So a warp reads whole lines along the kept axis, or whole
+ * sectors along the reduced one. The lanes meet in shared memory, the segments' values in further launches, of 1/256 of the
+ * elements. Doubles cost nothing here: the kernels wait for memory. */
+#include "cuda/runtime/launch.cuh"
+#include "formula/fold.h"
+#include "generated/reduce.h"
+
+namespace {
+
+constexpr int THREADS = 256, COLUMNS = 32, GROUPS = 4;
+
+/* Merged axes, the innermost first. */
+struct Axes {
+    int32_t count;
+    tl_fastdiv size[TL_FOLD_RANK];
+    int64_t stride[TL_FOLD_RANK];
+};
+
+Axes axes_of(int32_t count, const int64_t *size, const int64_t *stride)
+{
+    Axes axes = {count, {}, {}};
+    for (int32_t k = 0; k < count; k++) {
+        axes.size[k] = tl_fastdiv((uint64_t)(size[k] > 0 ? size[k] : 1));
+        axes.stride[k] = stride[k];
+    }
+    return axes;
+}
+
+__device__ __forceinline__ int64_t offset_of(const Axes &axes, uint32_t i)
+{
+    int64_t offset = 0;
+    for (int32_t k = 0; k + 1 < axes.count; k++) {
+        uint32_t place;
+        i = axes.size[k].divmod(i, &place);
+        offset += place * axes.stride[k];
+    }
+    return axes.count > 0 ? offset + i * axes.stride[axes.count - 1] : 0;
+}
+
+/* A fold of x, or of the values `from` of an earlier level. What it ends as goes to out, or its values to `to` (planes of
+ * results x segments). `centre` are the values of an earlier fold, `centre_out` the results of one; both may be missing. */
+struct Fold {
+    const float *x;
+    const double *from, *centre;
+    const float *centre_out;
+    double *to;
+    float *out;
+    Axes kept, reduced;
+    int64_t results, length, inner, units;
+    tl_fastdiv segments, tiles;
+    int lanes, columns;
+    tl_fold_rule rule;
+};
+
+template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREADS) fold_kernel(Fold a)
+{
+    constexpr int PLANES = KIND == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1;
+    __shared__ double values[PLANES][THREADS];
+    const int t = (int)threadIdx.x, team = a.lanes * a.columns, lane = t % team / a.columns;
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS / team) + t / team;
+    uint32_t s, tile;
+    const uint32_t k = a.tiles.divmod(a.segments.divmod((uint32_t)unit, &s), &tile);
+    const int64_t column = (int64_t)tile * a.columns + t % a.columns, result = (int64_t)k * a.inner + column;
+    const bool inside = unit < a.units && column < a.inner;
+    double v = tl_fold_start(KIND), e = 0.0, zeros = 0.0, m = 0.0;
+    if (inside) {
+        const int64_t begin = (int64_t)s * TL_FOLD_SEGMENT, end = min(begin + TL_FOLD_SEGMENT, a.length);
+        m = a.centre ? a.centre[result] : a.centre_out ? (double)a.centre_out[result] : 0.0;
+        m = tl_fold_centre(KIND, m, a.rule);
+        if constexpr (FIRST) {
+            const float *const x = a.x + offset_of(a.kept, k) + column;
+#pragma unroll 8
+            for (int64_t r = begin + lane; r < end; r += a.lanes)
+                tl_fold_take(KIND, &v, &e, &zeros, x[offset_of(a.reduced, (uint32_t)r)], m, a.rule);
+        } else {
+            const double *const from = a.from + result * a.length;
+            const int64_t plane = PLANES > 1 ? a.results * a.length : 0;
+#pragma unroll 4
+            for (int64_t r = begin + lane; r < end; r += a.lanes)
+                tl_fold_join(KIND, &v, &e, &zeros, from[r], from[plane + r], from[2 * plane + r]);
+        }
+    }
+    for (int half = a.lanes / 2; half > 0; half /= 2) {
+        values[0][t] = v;
+        if constexpr (PLANES > 1) values[1][t] = e, values[2][t] = zeros;
+        __syncthreads();
+        const int other = t + half * a.columns;
+        if (lane < half) {
+            const double e2 = PLANES > 1 ? values[PLANES / 2][other] : 0.0;
+            tl_fold_join(KIND, &v, &e, &zeros, values[0][other], e2, PLANES > 1 ? values[PLANES - 1][other] : 0.0);
+        }
+        __syncthreads();
+    }
+    if (!inside || lane > 0) return;
+    if (a.out) {
+        const tl_folded value = {v, e, zeros};
+        a.out[result] = tl_fold_end(KIND, value, m, a.rule);
+        return;
+    }
+    const int64_t segments = a.segments.divisor, plane = a.results * segments;
+    double *const to = a.to + result * segments + s;
+    to[0] = v;
+    if constexpr (PLANES > 1) to[plane] = e, to[2 * plane] = zeros;
+}
+
+template <bool FIRST> auto kernel_of(tl_fold_kind kind) -> void (*)(Fold)
+{
+    switch (kind) {
+    case TL_FOLD_SUM: return fold_kernel<TL_FOLD_SUM, FIRST>;
+    case TL_FOLD_ABS: return fold_kernel<TL_FOLD_ABS, FIRST>;
+    case TL_FOLD_SQUARE: return fold_kernel<TL_FOLD_SQUARE, FIRST>;
+    case TL_FOLD_DEVIATION: return fold_kernel<TL_FOLD_DEVIATION, FIRST>;
+    case TL_FOLD_EXP: return fold_kernel<TL_FOLD_EXP, FIRST>;
+    case TL_FOLD_POWER: return fold_kernel<TL_FOLD_POWER, FIRST>;
+    case TL_FOLD_EQUAL: return fold_kernel<TL_FOLD_EQUAL, FIRST>;
+    case TL_FOLD_MAX: return fold_kernel<TL_FOLD_MAX, FIRST>;
+    case TL_FOLD_MIN: return fold_kernel<TL_FOLD_MIN, FIRST>;
+    case TL_FOLD_LARGEST: return fold_kernel<TL_FOLD_LARGEST, FIRST>;
+    default: return fold_kernel<TL_FOLD_PRODUCT, FIRST>;
+    }
+}
+
+/* A fold of x whose values go to `values`, or what it ends as to `out`. */
+struct Plan {
+    const char *name;
+    tl_fold_kind kind;
+    tl_fold_axes f;
+    tl_fold_rule rule;
+    const float *x;
+    const double *centre;
+    const float *centre_out;
+
+    int64_t results() const { return f.outer * f.inner; }
+    int64_t planes() const { return kind == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1; }
+};
+
+int32_t run_fold(tl_context *ctx, const Plan &p, double *values, float *out)
+{
+    if (p.results() == 0) return TORCHLEAN_OK;
+    Fold a = {};
+    a.x = p.x, a.centre = p.centre, a.centre_out = p.centre_out, a.rule = p.rule;
+    a.kept = axes_of(p.f.kept, p.f.kept_size, p.f.kept_stride);
+    a.reduced = axes_of(p.f.reduced, p.f.reduced_size, p.f.reduced_stride);
+    a.results = p.results(), a.length = p.f.length, a.inner = p.f.inner;
+    for (a.columns = 1; a.columns < COLUMNS && a.columns < a.inner;)
+        a.columns *= 2;
+    /* fewer than 2^32 elements have at most 256^3 segments */
+    tl_scratch<double> parts[] = {tl_scratch<double>(ctx), tl_scratch<double>(ctx), tl_scratch<double>(ctx)};
+    for (int level = 0;; level++) {
+        const int64_t segments = tl_imax(1, tl_ceil_div(a.length, TL_FOLD_SEGMENT));
+        const int64_t tiles = tl_ceil_div(a.inner, a.columns);
+        a.lanes = (int)tl_fold_width(a.length);
+        a.segments = tl_fastdiv((uint64_t)segments), a.tiles = tl_fastdiv((uint64_t)tiles);
+        a.units = a.results / a.inner * tiles * segments;
+        a.to = values, a.out = out;
+        if (segments > 1) {
+            TL_TRY(parts[level].allocate(p.planes() * a.results * segments));
+            a.to = parts[level], a.out = nullptr;
+        }
+        TL_TRY(tl_launch(ctx, p.name, level == 0 ? kernel_of<true>(p.kind) : kernel_of<false>(p.kind),
+                         tl_grid(a.units, THREADS / (a.lanes * a.columns)), THREADS, a));
+        if (segments == 1) return TORCHLEAN_OK;
+        a.from = a.to, a.length = segments, a.inner = 1, a.columns = 1;
+    }
+}
+
+/* A fold into out, whose centre is an earlier fold. */
+int32_t fold_twice(tl_context *ctx, Plan p, tl_fold_kind kind, float *out)
+{
+    tl_scratch<double> values(ctx);
+    TL_TRY(values.allocate(p.results()));
+    TL_TRY(run_fold(ctx, p, values, nullptr));
+    p.kind = kind;
+    p.centre = values;
+    return run_fold(ctx, p, nullptr, out);
+}
+
+Plan plan_of(const char *name, tl_fold_kind kind, const float *x, const tl_dims *dims, int64_t axes, double p = 0.0,
+             int64_t root = 0)
+{
+    Plan plan = {name, kind, tl_fold_of(dims->rank, dims->d, axes), {}, x, nullptr, nullptr};
+    plan.rule = {plan.f.length, p, (int32_t)root};
+    return plan;
+}
+
+/* ---- gradients ------------------------------------------------------------------------------------------------- */
+
+/* A thread owns a result; the coefficients take the place of its values. */
+__global__ void __launch_bounds__(THREADS)
+    coefficients_kernel(tl_fold_kind kind, const float *__restrict__ out, const float *__restrict__ g, int64_t results,
+                        int64_t planes, tl_fold_rule rule, double *__restrict__ values)
+{
+    const int64_t o = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (o >= results) return;
+    const tl_folded value = {planes > 0 ? values[o] : 0.0, planes > 1 ? values[results + o] : 0.0,
+                             planes > 1 ? values[2 * results + o] : 0.0};
+    const tl_folded c = tl_fold_coefficients(kind, out ? out[o] : 0.0f, g[o], value, rule);
+    values[o] = c.v, values[results + o] = c.e, values[2 * results + o] = c.zeros;
+}
+
+/* A thread owns GROUPS elements, THREADS apart; the result of one follows from its index along the kept axes. */
+struct Spread {
+    const float *x;
+    const double *coefficients;
+    float *gx;
+    int64_t n, results;
+    int32_t kept;
+    tl_fastdiv inner, size[TL_FOLD_RANK], stride[TL_FOLD_RANK];
+    tl_fold_rule rule;
+};
+
+template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS) spread_kernel(Spread a)
+{
+    const double *__restrict__ c = a.coefficients;
+    TL_UNROLL_FOR (int group = 0; group < GROUPS; group++) {
+        const int64_t i = ((int64_t)blockIdx.x * GROUPS + group) * THREADS + threadIdx.x;
+        if (i >= a.n) return;
+        uint32_t result, place;
+        a.inner.divmod((uint32_t)i, &result);
+        uint32_t size = a.inner.divisor;
+        for (int32_t k = 0; k < a.kept; k++) {
+            a.size[k].divmod(a.stride[k].div((uint32_t)i), &place);
+            result += place * size;
+            size *= a.size[k].divisor;
+        }
+        const tl_folded at = {c[result], c[a.results + result], c[2 * a.results + result]};
+        a.gx[i] = tl_fold_slope(KIND, a.x[i], at, a.rule);
+    }
+}
+
+auto spread_of(tl_fold_kind kind) -> void (*)(Spread)
+{
+    switch (kind) {
+    case TL_FOLD_ABS: return spread_kernel<TL_FOLD_ABS>;
+    case TL_FOLD_SQUARE: return spread_kernel<TL_FOLD_SQUARE>;
+    case TL_FOLD_DEVIATION: return spread_kernel<TL_FOLD_DEVIATION>;
+    case TL_FOLD_EXP: return spread_kernel<TL_FOLD_EXP>;
+    case TL_FOLD_POWER: return spread_kernel<TL_FOLD_POWER>;
+    case TL_FOLD_EQUAL: return spread_kernel<TL_FOLD_EQUAL>;
+    default: return spread_kernel<TL_FOLD_PRODUCT>;
+    }
+}
+
+/* gx of the kind `slope`, from the fold p (not run where its values are not read) and the results. */
+int32_t run_spread(tl_context *ctx, const Plan &p, bool folds, tl_fold_kind slope, const float *out, const float *g,
+                   float *gx)
+{
+    const int64_t results = p.results(), n = results * p.f.length;
+    if (n == 0) return TORCHLEAN_OK;
+    tl_scratch<double> values(ctx);
+    TL_TRY(values.allocate(TL_FOLD_PLANES * results));
+    if (folds) TL_TRY(run_fold(ctx, p, values, nullptr));
+    TL_TRY(tl_launch(ctx, p.name, coefficients_kernel, tl_grid(results, THREADS), THREADS, slope, out, g, results,
+                     folds ? p.planes() : 0, p.rule, values));
+    Spread a = {p.x, values, gx, n, results, p.f.kept, tl_fastdiv((uint64_t)p.f.inner), {}, {}, p.rule};
+    for (int32_t k = 0; k < p.f.kept; k++) {
+        a.size[k] = tl_fastdiv((uint64_t)p.f.kept_size[k]);
+        a.stride[k] = tl_fastdiv((uint64_t)p.f.kept_stride[k]);
+    }
+    return tl_launch(ctx, p.name, spread_of(slope), tl_grid(n, GROUPS * THREADS), THREADS, a);
+}
+
+tl_fold_kind norm_kind(float p) { return p == 1.0f ? TL_FOLD_ABS : p == 2.0f ? TL_FOLD_SQUARE : TL_FOLD_POWER; }
+
+} // namespace
+
+/* ---- the operations ---------------------------------------------------------------------------------------------- */
+
+int32_t tl_cuda_amax(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    return run_fold(ctx, plan_of("amax", TL_FOLD_MAX, x, dims, axes), nullptr, out);
+}
+
+int32_t tl_cuda_amax_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                         int64_t axes, float *gx)
+{
+    Plan p = plan_of("amax_bwd", TL_FOLD_EQUAL, x, dims, axes);
+    p.centre_out = out;
+    return run_spread(ctx, p, true, TL_FOLD_EQUAL, out, g, gx);
+}
+
+int32_t tl_cuda_amin(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    return run_fold(ctx, plan_of("amin", TL_FOLD_MIN, x, dims, axes), nullptr, out);
+}
+
+int32_t tl_cuda_amin_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                         int64_t axes, float *gx)
+{
+    return tl_cuda_amax_bwd(ctx, x, out, g, dims, axes, gx);
+}
+
+int32_t tl_cuda_prod(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    return run_fold(ctx, plan_of("prod", TL_FOLD_PRODUCT, x, dims, axes), nullptr, out);
+}
+
+int32_t tl_cuda_prod_bwd(tl_context *ctx, const float *x, const float *g, const tl_dims *dims, int64_t axes, float *gx)
+{
+    const Plan p = plan_of("prod_bwd", TL_FOLD_PRODUCT, x, dims, axes);
+    return run_spread(ctx, p, true, TL_FOLD_PRODUCT, nullptr, g, gx);
+}
+
+int32_t tl_cuda_var(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float correction, int64_t root,
+                    float *out)
+{
+    const Plan p = plan_of("var", TL_FOLD_SUM, x, dims, axes, (double)correction, root);
+    return fold_twice(ctx, p, TL_FOLD_DEVIATION, out);
+}
+
+int32_t tl_cuda_var_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                        int64_t axes, float correction, int64_t root, float *gx)
+{
+    const Plan p = plan_of("var_bwd", TL_FOLD_SUM, x, dims, axes, (double)correction, root);
+    return run_spread(ctx, p, true, TL_FOLD_DEVIATION, out, g, gx);
+}
+
+int32_t tl_cuda_logsumexp(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out)
+{
+    return fold_twice(ctx, plan_of("logsumexp", TL_FOLD_MAX, x, dims, axes), TL_FOLD_EXP, out);
+}
+
+int32_t tl_cuda_logsumexp_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                              int64_t axes, float *gx)
+{
+    const Plan p = plan_of("logsumexp_bwd", TL_FOLD_EXP, x, dims, axes);
+    return run_spread(ctx, p, false, TL_FOLD_EXP, out, g, gx);
+}
+
+int32_t tl_cuda_vector_norm(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float p, float *out)
+{
+    Plan plan = plan_of("vector_norm", norm_kind(p), x, dims, axes, (double)p);
+    if (plan.kind != TL_FOLD_POWER) return run_fold(ctx, plan, nullptr, out);
+    plan.kind = TL_FOLD_LARGEST;
+    return fold_twice(ctx, plan, TL_FOLD_POWER, out);
+}
+
+int32_t tl_cuda_vector_norm_bwd(tl_context *ctx, const float *x, const float *out, const float *g, const tl_dims *dims,
+                                int64_t axes, float p, float *gx)
+{
+    const Plan plan = plan_of("vector_norm_bwd", norm_kind(p), x, dims, axes, (double)p);
+    return run_spread(ctx, plan, false, plan.kind, out, g, gx);
+}
