@@ -53,6 +53,15 @@ def norm(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return gamma * d / np.sqrt((d * d).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps))) + beta
 
 
+def groups_norm(x: Any, groups: int) -> Any:
+    return norm(x.reshape(len(x), groups, -1), 1.0, 0.0, 1e-5).reshape(x.shape)
+
+
+def channels_map(x: Any, center: Any, slope: Any, shift: Any) -> Any:
+    c, a, b = (v.reshape(-1, *(1,) * (x.ndim - 2)) for v in (center, slope, shift))
+    return (x - c) * a + b
+
+
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -391,6 +400,25 @@ CALLS: dict[str, list[Call]] = {
     "layer_norm": of(
         "layer_norm", lambda *a: norm(*a, 1e-3), *((s, (4,), (4,)) for s in ((3, 4), (4,), (2, 3, 4))), eps=1e-3,
     ),
+    "rms_norm": of(
+        "rms_norm", lambda x, g: g * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3),
+        *((s, (4,)) for s in ((3, 4), (4,), (2, 3, 4))), eps=1e-3,
+    ),
+    "channel_affine": of(
+        "channel_affine", channels_map, *((s, (3,), (3,), (3,)) for s in ((2, 3), (2, 3, 4), (2, 3, 2, 2)))
+    ),
+    "group_norm": [
+        *of("group_norm", lambda x: groups_norm(x, 2), ((2, 4, 3),), groups=2),
+        Call(
+            ((2, 4, 3), (4,), (4,)),
+            lambda t, x, g, b: t.group_norm(x, 2, g, b),
+            lambda x, g, b: channels_map(groups_norm(x, 2), 0 * g, g, b),
+        ),
+    ],
+    "instance_norm": [
+        *of("instance_norm", lambda x: groups_norm(x, 3), ((2, 3, 5),)),
+        *of("instance_norm", lambda x, g, b: channels_map(groups_norm(x, 3), 0 * g, g, b), ((2, 3, 2, 2), (3,), (3,))),
+    ],
     "batchnorm_channel_first": of(
         "batchnorm_channel_first",
         lambda x, g, b: norm(x.reshape(2, 12), g[:, None], b[:, None], 1e-6).reshape(x.shape), ((2, 3, 4), (2,), (2,)),
