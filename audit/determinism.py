@@ -26,6 +26,7 @@ from tlspec.registry import Array, Op
 BATCH: Mapping[str, tuple[str, int]] = {
     "reduce_sum_axis0": ("cols", 2), "reduce_sum_axis1": ("rows", 1), "reduce_max_axis0": ("cols", 1),
     "reduce_max_axis1": ("rows", 1), "softmax": ("rows", 1), "log_softmax": ("rows", 1), "layer_norm": ("rows", 1),
+    "rms_norm": ("rows", 1), "channel_affine": ("batch", 1), "cross_entropy_rows": ("rows", 1),
     "batchnorm_channel_first": ("channels", 1), "matmul": ("m", 1), "bmm": ("batch", 1), "linear": ("batch", 1),
     "conv": ("batch", 1), "conv2d": ("batch", 1), "conv_transpose": ("batch", 1), "conv_transpose2d": ("batch", 1),
     "max_pool": ("channels", 1), "max_pool2d": ("channels", 1), "avg_pool": ("channels", 1), "avg_pool2d": ("channels", 1),

@@ -78,6 +78,8 @@ __all__ = [
     "broadcast_to",
     "broadcast_vec_to_cols",
     "broadcast_vec_to_rows",
+    "channel_affine",
+    "channel_affine_bwd",
     "clamp",
     "clamp_bwd",
     "clip_scale",
@@ -95,6 +97,8 @@ __all__ = [
     "cos_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
+    "cross_entropy_rows",
+    "cross_entropy_rows_bwd",
     "cumsum",
     "dgemm",
     "div",
@@ -189,6 +193,8 @@ __all__ = [
     "relu_bwd",
     "rfft1d_packed",
     "rfft1d_packed_bwd",
+    "rms_norm",
+    "rms_norm_bwd",
     "rotary",
     "rotary_bwd",
     "round",
@@ -5525,6 +5531,91 @@ def layer_norm_bwd(
     return _again(status, layer_norm_bwd, locals())
 
 
+def rms_norm(
+    x: Buffer, gamma: Buffer, rows: int, cols: int, eps: float = 1.1920928955078125e-07, *, out: Buffer | None = None
+) -> Buffer:
+    """Normalisation by the root of the mean square over the last axis.
+
+    out[i, j] = gamma[j]·(x[i, j]/√(Σ_k x[i, k]²/cols + eps)); eps is inside the root, by default that of PyTorch, 2^-23
+
+    Shapes: x (rows, cols), gamma (cols), out (rows, cols). Leading axes fold into rows.
+
+    Special values: IEEE 754. NaN or an infinity in a row make it NaN or 0, as the formula gives; where the sum of squares is
+    beyond the float32 range a row is 0. A row of zeros gives zeros, NaN if eps = 0. A size of 0 gives an empty result.
+
+    Errors: ARGUMENT if eps is negative or NaN.
+
+    Signature: x[rows, cols], gamma[cols] -> out[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_rms_norm
+        status = call(x._handle, gamma._handle, _index(rows), _index(cols), eps, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rms_norm, error, locals()) from None
+    if status:
+        return _again(status, rms_norm, locals())
+    _give(slot)
+    return out
+
+
+def rms_norm_bwd(
+    x: Buffer,
+    gamma: Buffer,
+    g: Buffer,
+    rows: int,
+    cols: int,
+    eps: float = 1.1920928955078125e-07,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of rms_norm.
+
+    gx = istd·(d - x̂·mean(d·x̂)) with d = g·gamma, x̂ = x·istd and the mean along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j].
+
+    istd = 1/√(mean square + eps) is computed again from x. With rows = 0 ggamma is 0.
+
+    Signature: x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+
+    Returns (gx, ggamma). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless eps >= 0 (eps).
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm
+    """
+    places, given, undo = _slots("rms_norm_bwd", ("gx", "ggamma"), want, out)
+    try:
+        call = x._device._calls.buffer_rms_norm_bwd
+        status = call(x._handle, gamma._handle, g._handle, _index(rows), _index(cols), eps, *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(rms_norm_bwd, error, locals()) from None
+    return _again(status, rms_norm_bwd, locals())
+
+
 def batchnorm_channel_first(
     x: Buffer,
     gamma: Buffer,
@@ -5622,6 +5713,100 @@ def batchnorm_channel_first_bwd(
             raise
         raise _refusal(batchnorm_channel_first_bwd, error, locals()) from None
     return _again(status, batchnorm_channel_first_bwd, locals())
+
+
+def channel_affine(
+    x: Buffer,
+    center: Buffer,
+    slope: Buffer,
+    shift: Buffer,
+    batch: int,
+    channels: int,
+    positions: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """An affine map of each channel.
+
+    out[b, c, p] = (x[b, c, p] - center[c])·slope[c] + shift[c], three operations rounded one by one
+
+    Shapes: x (batch, channels, positions), center, slope and shift (channels), out as x. Any axes after the second are
+    positions.
+
+    Special values: IEEE 754. A size of 0 gives an empty result.
+
+    Signature: x[batch, channels, positions], center[channels], slope[channels], shift[channels] -> out[batch,
+        channels, positions]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_channel_affine
+        status = call(x._handle, center._handle, slope._handle, shift._handle, _index(batch), _index(channels),
+                      _index(positions), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(channel_affine, error, locals()) from None
+    if status:
+        return _again(status, channel_affine, locals())
+    _give(slot)
+    return out
+
+
+def channel_affine_bwd(
+    x: Buffer,
+    center: Buffer,
+    slope: Buffer,
+    g: Buffer,
+    batch: int,
+    channels: int,
+    positions: int,
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of channel_affine.
+
+    gx = g·slope; gshift[c] = Σ g, gslope[c] = Σ g·(x - center[c]) over the batch and the positions; gcenter = -slope·gshift.
+
+    Signature: x[batch, channels, positions], center[channels], slope[channels], g[batch, channels, positions] ->
+        gx?[batch, channels, positions], gcenter?[channels], gslope?[channels], gshift?[channels]
+
+    Returns (gx, gcenter, gslope, gshift). `want` says which to compute, all by default; the others are None. `out`
+    may hold a buffer for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h
+    """
+    places, given, undo = _slots("channel_affine_bwd", ("gx", "gcenter", "gslope", "gshift"), want, out)
+    try:
+        call = x._device._calls.buffer_channel_affine_bwd
+        status = call(x._handle, center._handle, slope._handle, g._handle, _index(batch), _index(channels),
+                      _index(positions), *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(channel_affine_bwd, error, locals()) from None
+    return _again(status, channel_affine_bwd, locals())
 
 
 def mse_loss(yhat: Buffer, target: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
@@ -5782,6 +5967,112 @@ def cross_entropy_bwd(
         raise _refusal(cross_entropy_bwd, error, locals()) from None
     if status:
         return _again(status, cross_entropy_bwd, locals())
+    _give(slot)
+    return out
+
+
+def cross_entropy_rows(
+    logits: Buffer,
+    labels: npt.ArrayLike,
+    cols: int,
+    smoothing: float = 0.0,
+    *,
+    weights: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+
+    out[i] = (1 - s)·w[y]·(L_i - x_iy) + s/cols·Σ_k w[k]·(L_i - x_ik) with x = logits, y = labels[i], w = weights, s = smoothing
+    and L_i = ln Σ_k e^x_ik; without weights all are 1. A label of cols or more is no class: the row is ignored, its loss is 0.
+
+    Shapes: logits (rows, cols), labels (rows) on the host, weights (cols) or none, out (rows).
+
+    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing but -inf, make
+    its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
+
+    Errors: ARGUMENT unless 0 <= smoothing <= 1.
+
+    Signature: logits[rows, cols], labels: u32[rows], weights?[cols] -> out[rows]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
+        and more; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
+
+    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        labels_ = _uint32("cross_entropy_rows", "labels", labels)
+        call = logits._device._calls.buffer_cross_entropy_rows
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_),
+                      _NULL if weights is None else weights._handle, labels_.size, _index(cols), smoothing, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_rows, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_rows, locals())
+    _give(slot)
+    return out
+
+
+def cross_entropy_rows_bwd(
+    logits: Buffer,
+    labels: npt.ArrayLike,
+    g: Buffer,
+    cols: int,
+    smoothing: float = 0.0,
+    *,
+    weights: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of cross_entropy_rows.
+
+    glogits[i, j] = g[i]·(softmax(logits)[i, j]·Σ_k t_ik - t_ij), t_ij = (1 - s)·w[y]·[j = y] + s/cols·w[j]; 0 in ignored rows.
+
+    The weights are constants.
+
+    Signature: logits[rows, cols], labels: u32[rows], weights?[cols], g[rows] -> glogits[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
+        and more; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
+
+    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        labels_ = _uint32("cross_entropy_rows_bwd", "labels", labels)
+        call = logits._device._calls.buffer_cross_entropy_rows_bwd
+        status = call(logits._handle, _from_buffer("uint32_t[]", labels_),
+                      _NULL if weights is None else weights._handle, g._handle, labels_.size, _index(cols), smoothing,
+                      slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_rows_bwd, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_rows_bwd, locals())
     _give(slot)
     return out
 

@@ -9,4 +9,8 @@ BENCHMARKS = {
         torch_vjp=lambda torch, yhat, target, g: torch.ops.aten.mse_loss_backward(g[0], yhat, target, 1)),
     "cross_entropy": Benchmark(sizes=[{"rows": 4096, "cols": 4096}, {"rows": 4096, "cols": 50257}],
         torch=lambda torch, logits, labels: torch.nn.functional.cross_entropy(logits, labels)),
+    "cross_entropy_rows": Benchmark(
+        sizes=[{"rows": 4096, "cols": 4096, "smoothing": 0.1}, {"rows": 4096, "cols": 50257, "smoothing": 0.0}],
+        torch=lambda torch, logits, labels, weights, smoothing: torch.nn.functional.cross_entropy(
+            logits, labels, weights, reduction="none", label_smoothing=smoothing)),
 }  # fmt: skip

@@ -10,6 +10,8 @@
 #define tl_cpu_mse_loss_bwd TL_V(tl_cpu_mse_loss_bwd)
 #define tl_cpu_cross_entropy TL_V(tl_cpu_cross_entropy)
 #define tl_cpu_cross_entropy_bwd TL_V(tl_cpu_cross_entropy_bwd)
+#define tl_cpu_cross_entropy_rows TL_V(tl_cpu_cross_entropy_rows)
+#define tl_cpu_cross_entropy_rows_bwd TL_V(tl_cpu_cross_entropy_rows_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -27,6 +29,14 @@ tl_cross_entropy_kernel tl_cpu_cross_entropy, tl_cuda_cross_entropy;
 typedef int32_t tl_cross_entropy_bwd_kernel(tl_context *ctx, const float *logits, const uint32_t *labels,
                                             const float *g, int64_t rows, int64_t cols, float *glogits);
 tl_cross_entropy_bwd_kernel tl_cpu_cross_entropy_bwd, tl_cuda_cross_entropy_bwd;
+typedef int32_t tl_cross_entropy_rows_kernel(tl_context *ctx, const float *logits, const uint32_t *labels,
+                                             const float *weights, int64_t rows, int64_t cols, float smoothing,
+                                             float *out);
+tl_cross_entropy_rows_kernel tl_cpu_cross_entropy_rows, tl_cuda_cross_entropy_rows;
+typedef int32_t tl_cross_entropy_rows_bwd_kernel(tl_context *ctx, const float *logits, const uint32_t *labels,
+                                                 const float *weights, const float *g, int64_t rows, int64_t cols,
+                                                 float smoothing, float *glogits);
+tl_cross_entropy_rows_bwd_kernel tl_cpu_cross_entropy_rows_bwd, tl_cuda_cross_entropy_rows_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_loss_kernels {
@@ -34,6 +44,8 @@ struct tl_loss_kernels {
     tl_mse_loss_bwd_kernel *mse_loss_bwd;
     tl_cross_entropy_kernel *cross_entropy;
     tl_cross_entropy_bwd_kernel *cross_entropy_bwd;
+    tl_cross_entropy_rows_kernel *cross_entropy_rows;
+    tl_cross_entropy_rows_bwd_kernel *cross_entropy_rows_bwd;
 };
 
 #ifdef __cplusplus

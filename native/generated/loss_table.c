@@ -7,4 +7,6 @@ const struct tl_loss_kernels TL_V(tl_cpu_loss_kernels) = {
     .mse_loss_bwd = tl_cpu_mse_loss_bwd,
     .cross_entropy = tl_cpu_cross_entropy,
     .cross_entropy_bwd = tl_cpu_cross_entropy_bwd,
+    .cross_entropy_rows = tl_cpu_cross_entropy_rows,
+    .cross_entropy_rows_bwd = tl_cpu_cross_entropy_rows_bwd,
 };

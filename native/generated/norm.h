@@ -8,8 +8,12 @@
 #ifdef TL_VARIANT
 #define tl_cpu_layer_norm TL_V(tl_cpu_layer_norm)
 #define tl_cpu_layer_norm_bwd TL_V(tl_cpu_layer_norm_bwd)
+#define tl_cpu_rms_norm TL_V(tl_cpu_rms_norm)
+#define tl_cpu_rms_norm_bwd TL_V(tl_cpu_rms_norm_bwd)
 #define tl_cpu_batchnorm_channel_first TL_V(tl_cpu_batchnorm_channel_first)
 #define tl_cpu_batchnorm_channel_first_bwd TL_V(tl_cpu_batchnorm_channel_first_bwd)
+#define tl_cpu_channel_affine TL_V(tl_cpu_channel_affine)
+#define tl_cpu_channel_affine_bwd TL_V(tl_cpu_channel_affine_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -23,6 +27,12 @@ typedef int32_t tl_layer_norm_bwd_kernel(tl_context *ctx, const float *x, const 
                                          int64_t rows, int64_t cols, float eps, float *gx, float *ggamma,
                                          float *gbeta);
 tl_layer_norm_bwd_kernel tl_cpu_layer_norm_bwd, tl_cuda_layer_norm_bwd;
+typedef int32_t tl_rms_norm_kernel(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols,
+                                   float eps, float *out);
+tl_rms_norm_kernel tl_cpu_rms_norm, tl_cuda_rms_norm;
+typedef int32_t tl_rms_norm_bwd_kernel(tl_context *ctx, const float *x, const float *gamma, const float *g,
+                                       int64_t rows, int64_t cols, float eps, float *gx, float *ggamma);
+tl_rms_norm_bwd_kernel tl_cpu_rms_norm_bwd, tl_cuda_rms_norm_bwd;
 typedef int32_t tl_batchnorm_channel_first_kernel(tl_context *ctx, const float *x, const float *gamma,
                                                   const float *beta, int64_t channels, int64_t height, int64_t width,
                                                   float eps, float *out);
@@ -31,13 +41,25 @@ typedef int32_t tl_batchnorm_channel_first_bwd_kernel(tl_context *ctx, const flo
                                                       const float *g, int64_t channels, int64_t height, int64_t width,
                                                       float eps, float *gx, float *ggamma, float *gbeta);
 tl_batchnorm_channel_first_bwd_kernel tl_cpu_batchnorm_channel_first_bwd, tl_cuda_batchnorm_channel_first_bwd;
+typedef int32_t tl_channel_affine_kernel(tl_context *ctx, const float *x, const float *center, const float *slope,
+                                         const float *shift, int64_t batch, int64_t channels, int64_t positions,
+                                         float *out);
+tl_channel_affine_kernel tl_cpu_channel_affine, tl_cuda_channel_affine;
+typedef int32_t tl_channel_affine_bwd_kernel(tl_context *ctx, const float *x, const float *center, const float *slope,
+                                             const float *g, int64_t batch, int64_t channels, int64_t positions,
+                                             float *gx, float *gcenter, float *gslope, float *gshift);
+tl_channel_affine_bwd_kernel tl_cpu_channel_affine_bwd, tl_cuda_channel_affine_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_norm_kernels {
     tl_layer_norm_kernel *layer_norm;
     tl_layer_norm_bwd_kernel *layer_norm_bwd;
+    tl_rms_norm_kernel *rms_norm;
+    tl_rms_norm_bwd_kernel *rms_norm_bwd;
     tl_batchnorm_channel_first_kernel *batchnorm_channel_first;
     tl_batchnorm_channel_first_bwd_kernel *batchnorm_channel_first_bwd;
+    tl_channel_affine_kernel *channel_affine;
+    tl_channel_affine_bwd_kernel *channel_affine_bwd;
 };
 
 #ifdef __cplusplus

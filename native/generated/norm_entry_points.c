@@ -47,6 +47,44 @@ TL_API int32_t torchlean_cuda_buffer_layer_norm_bwd(torchlean_buffer *x, torchle
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_rms_norm(torchlean_buffer *x, torchlean_buffer *gamma, uint32_t rows,
+                                              uint32_t cols, double eps, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_rms_norm", "x", x);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, rms_norm)(call.ctx, x_, gamma_, rows, cols, eps_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_rms_norm_bwd(torchlean_buffer *x, torchlean_buffer *gamma, torchlean_buffer *g,
+                                                  uint32_t rows, uint32_t cols, double eps, torchlean_buffer **gx,
+                                                  torchlean_buffer **ggamma)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_rms_norm_bwd", "x", x);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float eps_ = tl_scalar(eps);
+    tl_require(&call, eps_ >= 0u, TORCHLEAN_ARGUMENT, "eps", "got eps = %.9g; expected eps >= 0", (double)eps_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *gamma_ = tl_input(&call, "gamma", gamma, "cols", TL_PRODUCT(cols_));
+    const float *g_ = tl_input(&call, "g", g, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output_optional(&call, "ggamma", ggamma, "cols", TL_PRODUCT(cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, rms_norm_bwd)(call.ctx, x_, gamma_, g_, rows, cols, eps_,
+                                                           tl_out(&call, 0), tl_out(&call, 1));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first(torchlean_buffer *x, torchlean_buffer *gamma,
                                                              torchlean_buffer *beta, uint32_t channels,
                                                              uint32_t height, uint32_t width, double eps,
@@ -92,5 +130,51 @@ TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first_bwd(torchlean_buffe
         call.status = TL_KERNEL(&call, norm, batchnorm_channel_first_bwd)(call.ctx, x_, gamma_, g_, channels, height,
                                                                           width, eps_, tl_out(&call, 0),
                                                                           tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_channel_affine(torchlean_buffer *x, torchlean_buffer *center,
+                                                    torchlean_buffer *slope, torchlean_buffer *shift, uint32_t batch,
+                                                    uint32_t channels, uint32_t positions, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_channel_affine", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float *x_ = tl_input(&call, "x", x, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    const float *center_ = tl_input(&call, "center", center, "channels", TL_PRODUCT(channels_));
+    const float *slope_ = tl_input(&call, "slope", slope, "channels", TL_PRODUCT(channels_));
+    const float *shift_ = tl_input(&call, "shift", shift, "channels", TL_PRODUCT(channels_));
+    tl_output(&call, "out", out, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, channel_affine)(call.ctx, x_, center_, slope_, shift_, batch, channels,
+                                                             positions, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_channel_affine_bwd(torchlean_buffer *x, torchlean_buffer *center,
+                                                        torchlean_buffer *slope, torchlean_buffer *g, uint32_t batch,
+                                                        uint32_t channels, uint32_t positions, torchlean_buffer **gx,
+                                                        torchlean_buffer **gcenter, torchlean_buffer **gslope,
+                                                        torchlean_buffer **gshift)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_channel_affine_bwd", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t channels_ = channels;
+    const uint64_t positions_ = positions;
+    const float *x_ = tl_input(&call, "x", x, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    const float *center_ = tl_input(&call, "center", center, "channels", TL_PRODUCT(channels_));
+    const float *slope_ = tl_input(&call, "slope", slope, "channels", TL_PRODUCT(channels_));
+    const float *g_ = tl_input(&call, "g", g, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    tl_output_optional(&call, "gx", gx, "batch*channels*positions", TL_PRODUCT(batch_, channels_, positions_));
+    tl_output_optional(&call, "gcenter", gcenter, "channels", TL_PRODUCT(channels_));
+    tl_output_optional(&call, "gslope", gslope, "channels", TL_PRODUCT(channels_));
+    tl_output_optional(&call, "gshift", gshift, "channels", TL_PRODUCT(channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, norm, channel_affine_bwd)(call.ctx, x_, center_, slope_, g_, batch, channels,
+                                                                 positions, tl_out(&call, 0), tl_out(&call, 1),
+                                                                 tl_out(&call, 2), tl_out(&call, 3));
     return tl_end(&call);
 }

@@ -5,6 +5,10 @@
 const struct tl_norm_kernels TL_V(tl_cpu_norm_kernels) = {
     .layer_norm = tl_cpu_layer_norm,
     .layer_norm_bwd = tl_cpu_layer_norm_bwd,
+    .rms_norm = tl_cpu_rms_norm,
+    .rms_norm_bwd = tl_cpu_rms_norm_bwd,
     .batchnorm_channel_first = tl_cpu_batchnorm_channel_first,
     .batchnorm_channel_first_bwd = tl_cpu_batchnorm_channel_first_bwd,
+    .channel_affine = tl_cpu_channel_affine,
+    .channel_affine_bwd = tl_cpu_channel_affine_bwd,
 };

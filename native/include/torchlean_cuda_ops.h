@@ -704,6 +704,19 @@ TL_API int32_t torchlean_cuda_buffer_layer_norm_bwd(torchlean_buffer *x, torchle
                                                     uint32_t rows, uint32_t cols, double eps, torchlean_buffer **gx,
                                                     torchlean_buffer **ggamma, torchlean_buffer **gbeta);
 
+/* Normalisation by the root of the mean square over the last axis.
+ * x[rows, cols], gamma[cols] -> out[rows, cols]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_rms_norm(torchlean_buffer *x, torchlean_buffer *gamma, uint32_t rows,
+                                              uint32_t cols, double eps, torchlean_buffer **out);
+
+/* Vector-Jacobian product of rms_norm.
+ * x[rows, cols], gamma[cols], g[rows, cols] -> gx?[rows, cols], ggamma?[cols]
+ * ARGUMENT unless eps >= 0 (eps). */
+TL_API int32_t torchlean_cuda_buffer_rms_norm_bwd(torchlean_buffer *x, torchlean_buffer *gamma, torchlean_buffer *g,
+                                                  uint32_t rows, uint32_t cols, double eps, torchlean_buffer **gx,
+                                                  torchlean_buffer **ggamma);
+
 /* Normalisation of each channel of one image over its pixels.
  * x[channels, height, width], gamma[channels], beta[channels] -> out[channels, height, width]
  * ARGUMENT unless eps >= 0 (eps). */
@@ -721,6 +734,21 @@ TL_API int32_t torchlean_cuda_buffer_batchnorm_channel_first_bwd(torchlean_buffe
                                                                  uint32_t height, uint32_t width, double eps,
                                                                  torchlean_buffer **gx, torchlean_buffer **ggamma,
                                                                  torchlean_buffer **gbeta);
+
+/* An affine map of each channel.
+ * x[batch, channels, positions], center[channels], slope[channels], shift[channels] -> out[batch, channels, positions] */
+TL_API int32_t torchlean_cuda_buffer_channel_affine(torchlean_buffer *x, torchlean_buffer *center,
+                                                    torchlean_buffer *slope, torchlean_buffer *shift, uint32_t batch,
+                                                    uint32_t channels, uint32_t positions, torchlean_buffer **out);
+
+/* Vector-Jacobian product of channel_affine.
+ * x[batch, channels, positions], center[channels], slope[channels], g[batch, channels, positions] -> gx?[batch,
+ *   channels, positions], gcenter?[channels], gslope?[channels], gshift?[channels] */
+TL_API int32_t torchlean_cuda_buffer_channel_affine_bwd(torchlean_buffer *x, torchlean_buffer *center,
+                                                        torchlean_buffer *slope, torchlean_buffer *g, uint32_t batch,
+                                                        uint32_t channels, uint32_t positions, torchlean_buffer **gx,
+                                                        torchlean_buffer **gcenter, torchlean_buffer **gslope,
+                                                        torchlean_buffer **gshift);
 
 /* ---- loss ------------------------------------------------------------------------------------------------------------ */
 
@@ -747,6 +775,21 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, con
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits, const uint32_t *labels,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                        torchlean_buffer **glogits);
+
+/* Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+ * logits[rows, cols], labels: u32[rows], weights?[cols] -> out[rows]
+ * ARGUMENT unless 0 <= smoothing <= 1 (smoothing). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows(torchlean_buffer *logits, const uint32_t *labels,
+                                                        torchlean_buffer *weights, uint32_t rows, uint32_t cols,
+                                                        double smoothing, torchlean_buffer **out);
+
+/* Vector-Jacobian product of cross_entropy_rows.
+ * logits[rows, cols], labels: u32[rows], weights?[cols], g[rows] -> glogits[rows, cols]
+ * ARGUMENT unless 0 <= smoothing <= 1 (smoothing). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd(torchlean_buffer *logits, const uint32_t *labels,
+                                                            torchlean_buffer *weights, torchlean_buffer *g,
+                                                            uint32_t rows, uint32_t cols, double smoothing,
+                                                            torchlean_buffer **glogits);
 
 /* ---- conv ------------------------------------------------------------------------------------------------------------ */
 

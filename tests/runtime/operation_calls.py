@@ -53,6 +53,15 @@ def norm(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return gamma * d / np.sqrt((d * d).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps))) + beta
 
 
+def groups_norm(x: Any, groups: int) -> Any:
+    return norm(x.reshape(len(x), groups, -1), 1.0, 0.0, 1e-5).reshape(x.shape)
+
+
+def channels_map(x: Any, center: Any, slope: Any, shift: Any) -> Any:
+    c, a, b = (v.reshape(-1, *(1,) * (x.ndim - 2)) for v in (center, slope, shift))
+    return (x - c) * a + b
+
+
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -229,6 +238,42 @@ def nll(logits: Any, labels: Any) -> Any:
     return -p[np.arange(len(p)), np.ravel(labels)].mean()
 
 
+#: labels, some of which are ignored, and weights of their classes
+SOME = np.array([[0, -100, 3], [1, 2, -100]])
+WEIGHTS = np.array([0.5, 2.0, 0.25, 1.5])
+
+
+def entropy(
+    x: Any, labels: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
+    axis: int = -1,
+) -> Any:  # fmt: skip
+    """Written from the documentation of torch.nn.CrossEntropyLoss."""
+    p = -np.log(softmax(np.moveaxis(x, axis, -1))).reshape(-1, x.shape[axis])
+    w = np.ones(x.shape[axis]) if weight is None else weight
+    y = np.ravel(labels)
+    counts = y != ignore_index
+    own = np.where(counts, w[y % len(w)], 0.0)
+    plain, smooth = own * p[np.arange(len(y)), y % len(w)], np.where(counts, (w * p).mean(axis=1), 0.0)
+    loss = (1 - label_smoothing) * plain + label_smoothing * smooth
+    return {"mean": loss.sum() / own.sum(), "sum": loss.sum(), "none": loss.reshape(labels.shape)}[reduction]
+
+
+def smoothed(shape: Shape, **options: Any) -> Call:
+    """Cross-entropy with options; with the classes on axis 1 where that has as many as there are weights."""
+    labels = SOME if "ignore_index" not in options else np.abs(SOME) % 4
+    labels, options = labels.reshape(2, 3), options if shape[-1] == len(WEIGHTS) else {**options, "axis": 1}
+    return Call((shape,), lambda t, x: t.cross_entropy(x, labels, **options), lambda x: entropy(x, labels, **options))
+
+
+def huber(a: Any, b: Any, delta: float) -> Any:
+    d = np.abs(a - b)
+    return np.where(d <= delta, d * d / 2, delta * (d - delta / 2))
+
+
+def bce(x: Any, t: Any, p: Any = 1.0) -> Any:
+    return -(p * t * -np.log1p(np.exp(-x)) + (1 - t) * -np.log1p(np.exp(x)))
+
+
 f32 = lambda c: float(np.float32(c))
 #: masks of 0 and 1, by shape
 MASK = {s: 1.0 * (generator("mask", str(s)).random(s) < 0.5) for s in ((3, 5), (5,), (2, 3, 1))}
@@ -401,7 +446,30 @@ CALLS: dict[str, list[Call]] = {
     "bmm": of("bmm", np.matmul, ((2, 3, 4), (2, 4, 5))),
     "linear": of("linear", lambda w, b, x: x @ w.T + b, *(((4, 3), (4,), s) for s in ((3,), (5, 3), (2, 5, 3)))),
     "mse_loss": of("mse_loss", lambda a, b: ((a - b) ** 2).mean(), *((s, s) for s in ((7,), (2, 3), ()))),
+    "l1_loss": of("l1_loss", lambda a, b: np.abs(a - b).sum(), ((2, 3), (2, 3)), reduction="sum"),
+    "huber_loss": of("huber_loss", lambda a, b: huber(a, b, 0.75).mean(), ((7,), (7,)), ((2, 3), (2, 3)), delta=0.75),
+    "smooth_l1_loss": [
+        *of("smooth_l1_loss", lambda a, b: huber(a, b, 0.5) / 0.5, ((7,), (7,)), beta=0.5, reduction="none"),
+        *of("smooth_l1_loss", lambda a, b: np.abs(a - b).mean(), ((7,), (7,)), beta=0),
+    ],
+    "binary_cross_entropy_with_logits": [
+        *of("binary_cross_entropy_with_logits", lambda x, t: bce(x, t).mean(), ((2, 3), (2, 3))),
+        Call(
+            ((2, 3), (2, 3)),
+            lambda t, x, y: t.binary_cross_entropy_with_logits(x, y, WEIGHTS[:3], "sum", WEIGHTS[2:, None]),
+            lambda x, y: (WEIGHTS[:3] * bce(x, y, WEIGHTS[2:, None])).sum(),
+        ),
+    ],
+    "kl_div": [
+        *of("kl_div", lambda x, t: (t * (np.log(t) - x)).mean(), ((2, 3), (2, 3)), positive=True),
+        *of("kl_div", lambda x, t: (t * (np.log(t) - x)).sum() / 2, ((2, 3), (2, 3)), positive=True, reduction="batchmean"),
+        *of("kl_div", lambda x, t: np.exp(t) * (t - x), ((2, 3), (2, 3)), log_target=True, reduction="none"),
+    ],
     "cross_entropy": [
+        *[smoothed(shape, **options) for shape in ((2, 3, 4), (2, 4, 3)) for options in (
+            {"ignore_index": 1}, {"label_smoothing": 0.25, "reduction": "sum"}, {"weight": WEIGHTS, "label_smoothing": 0.5},
+            {"weight": WEIGHTS, "ignore_index": 3, "reduction": "none"}, {"weight": WEIGHTS},
+        )],
         *one("cross_entropy", lambda x: nll(x, LABELS), shape=(2, 3, 4), labels=LABELS),
         *one("cross_entropy", lambda x: nll(x, [2]), shape=(4,), labels=2),
     ],
@@ -413,6 +481,25 @@ CALLS: dict[str, list[Call]] = {
     "layer_norm": of(
         "layer_norm", lambda *a: norm(*a, 1e-3), *((s, (4,), (4,)) for s in ((3, 4), (4,), (2, 3, 4))), eps=1e-3,
     ),
+    "rms_norm": of(
+        "rms_norm", lambda x, g: g * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3),
+        *((s, (4,)) for s in ((3, 4), (4,), (2, 3, 4))), eps=1e-3,
+    ),
+    "channel_affine": of(
+        "channel_affine", channels_map, *((s, (3,), (3,), (3,)) for s in ((2, 3), (2, 3, 4), (2, 3, 2, 2)))
+    ),
+    "group_norm": [
+        *of("group_norm", lambda x: groups_norm(x, 2), ((2, 4, 3),), groups=2),
+        Call(
+            ((2, 4, 3), (4,), (4,)),
+            lambda t, x, g, b: t.group_norm(x, 2, g, b),
+            lambda x, g, b: channels_map(groups_norm(x, 2), 0 * g, g, b),
+        ),
+    ],
+    "instance_norm": [
+        *of("instance_norm", lambda x: groups_norm(x, 3), ((2, 3, 5),)),
+        *of("instance_norm", lambda x, g, b: channels_map(groups_norm(x, 3), 0 * g, g, b), ((2, 3, 2, 2), (3,), (3,))),
+    ],
     "batchnorm_channel_first": of(
         "batchnorm_channel_first",
         lambda x, g, b: norm(x.reshape(2, 12), g[:, None], b[:, None], 1e-6).reshape(x.shape), ((2, 3, 4), (2,), (2,)),

@@ -86,7 +86,7 @@ def test_axes_of_a_reduction(s: Session) -> None:
 
 
 LAYERS = {
-    "LayerNorm: width: got tuple": lambda s: nn.LayerNorm(s, (3, 4), name="n"),
+    "LayerNorm: width: got str": lambda s: nn.LayerNorm(s, (3, "4"), name="n"),
     "Linear: outputs: got float": lambda s: nn.Linear(s, 3, 4.0, name="n"),
     "Embedding: count: got None": lambda s: nn.Embedding(s, None, 3, name="n"),
     "BatchNorm: channels: got -1": lambda s: nn.BatchNorm(s, -1, name="n"),

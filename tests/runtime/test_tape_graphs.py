@@ -145,6 +145,8 @@ RULES: dict[str, Callable[[Program, Tape], int | None]] = {
     "linear": linear,
     "cross_entropy": lambda p, t: t.cross_entropy(x := p.matrix(), [p.below(t.shape(x)[1]) for _ in range(t.shape(x)[0])]),
     "layer_norm": lambda p, t: t.layer_norm(x := p.matrix(), p.like(t.shape(x)[1:]), p.like(t.shape(x)[1:]), 0.1),
+    "rms_norm": lambda p, t: t.rms_norm(x := p.matrix(), p.like(t.shape(x)[1:]), 0.1),
+    "channel_affine": lambda p, t: t.channel_affine(x := p.cube(), *(p.like(t.shape(x)[1:2]) for _ in range(3))),
     "batchnorm": lambda p, t: t.batchnorm_channel_first(x := p.cube(), p.like(t.shape(x)[:1]), p.like(t.shape(x)[:1]), 0.1),
     "conv2d": lambda p, t: t.conv2d(p.leaf((2, t.shape(x := p.cube())[0], 2, 2)), p.like((2,)), x, 1, 1),
     "conv_transpose2d": lambda p, t: t.conv_transpose2d(p.leaf((t.shape(x := p.cube())[0], 2, 2, 2)), p.like((2,)), x),

@@ -13,7 +13,7 @@ _ELSEWHERE = {
     "argmax": "numpy().argmax()", "argmin": "numpy().argmin()", "argsort": "numpy().argsort()", "sort": "numpy().sort()",
     "maximum": "max", "minimum": "min", "clip": "clamp", "mm": "matmul", "dot": "matmul", "pow": "square, sqrt, exp and log",
     "tolist": "numpy().tolist()", "data": "numpy()", "index_select": "gather_rows_nat", "take": "gather_rows_nat",
-    "nll_loss": "cross_entropy", "batch_norm": "batchnorm_channel_first", "conv1d": "conv", "conv3d": "conv",
+    "nll_loss": "cross_entropy", "batch_norm": "channel_affine, nn.BatchNorm", "conv1d": "conv", "conv3d": "conv",
     "tensor": "const, input", "array": "const", "as_tensor": "const", "parameter": "param", "randn": "rand_normal",
     "rand": "rand_uniform", "ones": "full", "zero_grad": "reset", "manual_seed": "Session(seed=…)", "no_gradient": "no_grad",
 }  # fmt: skip

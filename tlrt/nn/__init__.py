@@ -14,10 +14,11 @@ from tlrt.nn.attention import MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool
 from tlrt.nn.fno import FNOBlock1d, SpectralConv1d
 from tlrt.nn.layer import Dropout, Layer, Sequential
-from tlrt.nn.linear import Embedding, LayerNorm, Linear
+from tlrt.nn.linear import Embedding, LayerNorm, Linear, RMSNorm
 from tlrt.nn.mamba import MambaBlock, SelectiveScan
-from tlrt.nn.norm import BatchNorm
+from tlrt.nn.norm import BatchNorm, GroupNorm, InstanceNorm
 
-__all__ = ["AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "Layer", "LayerNorm",
-           "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention", "SelectiveScan", "Sequential", "SmoothMaxPool",
-           "SpectralConv1d", "TransformerBlock", "init", "schedules"]  # fmt: skip
+__all__ = ["AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "GroupNorm",
+           "InstanceNorm", "Layer", "LayerNorm", "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention",
+           "RMSNorm", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
+           "TransformerBlock", "init", "schedules"]  # fmt: skip

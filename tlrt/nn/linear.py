@@ -1,16 +1,19 @@
-"""Layers that act on the last axis: Linear, Embedding, LayerNorm."""
+"""Layers that act on the last axes: Linear, Embedding, LayerNorm, RMSNorm."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
 
+from tlrt.errors import ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer, require_sizes
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
-__all__ = ["Embedding", "LayerNorm", "Linear"]
+__all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
 
 
 class Linear(Layer):
@@ -60,19 +63,78 @@ class Embedding(Layer):
 
 
 class LayerNorm(Layer):
-    """Normalisation along the last axis.
+    """Normalisation along the last axis, or over several.
 
     y = weight·(x - mean)/√(variance + eps) + bias, the variance biased
 
-    x (…, width) to the same shape; NAME.weight (width) starts at 1, NAME.bias (width) at 0. eps is 1e-5 as in PyTorch, not the
-    operation's own default. Raises ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm."""
+    x (…, width) to the same shape, `width` the size of the last axis or those of the last axes; NAME.weight (width) starts at 1,
+    NAME.bias (width) at 0. With affine off there are none. eps is 1e-5 as in PyTorch, not the operation's own default. Raises
+    ShapeError. Source: Ba, Kiros and Hinton, arXiv:1607.06450; torch.nn.LayerNorm."""
 
-    def __init__(self, session: Session, width: int, *, name: str, eps: float = 1e-5) -> None:
-        require_sizes(self, width=width)
-        self.session, self.eps = session, eps
-        self.weight = session.param(init.ones(session, (width,)), f"{name}.weight")
-        self.bias = session.param(init.zeros(session, (width,)), f"{name}.bias")
+    def __init__(
+        self, session: Session, width: int | Sequence[int], *, name: str, eps: float = 1e-5, affine: bool = True
+    ) -> None:
+        self.session, self.eps, self.shape = session, eps, sizes_of(self, width)
+        self.weight, self.bias = affine_parameters(session, self.shape, name, affine)
 
     def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
         s: Any = self.session
-        return s.layer_norm(x, self.weight, self.bias, self.eps)
+        weight = s.full(self.shape, 1.0) if self.weight is None else self.weight
+        bias = s.zeros(self.shape) if self.bias is None else self.bias
+        if len(self.shape) == 1:
+            return s.layer_norm(x, weight, bias, self.eps)
+        y = s.layer_norm(fold(self, s, x), s.flatten(weight), s.flatten(bias), self.eps)
+        return s.reshape(y, s.shape(x))
+
+
+class RMSNorm(Layer):
+    """Normalisation by the root of the mean square along the last axis, or over several.
+
+    y = weight·x/√(mean of x² + eps)
+
+    x and `width` as in :class:`LayerNorm`; NAME.weight (width) starts at 1, and with affine off there is none. eps is that of
+    PyTorch, 2^-23; models of the Llama family use 1e-5 or 1e-6. Raises ShapeError. Source: Zhang and Sennrich, arXiv:1910.07467;
+    torch.nn.RMSNorm."""
+
+    def __init__(
+        self, session: Session, width: int | Sequence[int], *, name: str, eps: float = 2.0**-23, affine: bool = True
+    ) -> None:
+        self.session, self.eps, self.shape = session, eps, sizes_of(self, width)
+        self.weight = session.param(init.ones(session, self.shape), f"{name}.weight") if affine else None
+
+    def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
+        s: Any = self.session
+        weight = s.full(self.shape, 1.0) if self.weight is None else self.weight
+        if len(self.shape) == 1:
+            return s.rms_norm(x, weight, self.eps)
+        return s.reshape(s.rms_norm(fold(self, s, x), s.flatten(weight), self.eps), s.shape(x))
+
+
+def sizes_of(layer: Layer, width: int | Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the normalised axes, one or more."""
+    sizes = tuple(width) if isinstance(width, Sequence) else (width,)
+    for size in sizes:
+        require_sizes(layer, width=size)
+    if not sizes:
+        raise refusal(ShapeError, type(layer).__name__, "width", sizes, "one axis or more")
+    return sizes
+
+
+def affine_parameters(
+    session: Session, shape: tuple[int, ...], name: str, affine: bool
+) -> tuple[Parameter | None, Parameter | None]:
+    """A weight of ones and a bias of zeros; None without `affine`."""
+    if not affine:
+        return None, None
+    weight = session.param(init.ones(session, shape), f"{name}.weight")
+    return weight, session.param(init.zeros(session, shape), f"{name}.bias")
+
+
+def fold(layer: Any, s: Any, x: TensorRef | Parameter) -> TensorRef:
+    """x with the normalised axes as one."""
+    given, shape = s.shape(x), layer.shape
+    if given[-len(shape) :] != shape:
+        expected = f"(…, {', '.join(map(str, shape))})"
+        raise refusal(ShapeError, type(layer).__name__, "x", f"shape {given}", expected)
+    folded: TensorRef = s.reshape(x, (*given[: -len(shape)], math.prod(shape)))
+    return folded

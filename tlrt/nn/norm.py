@@ -1,4 +1,4 @@
-"""Batch normalisation with running statistics."""
+"""Normalisation of channels: by the batch, with running statistics, and by groups of each sample."""
 
 import math
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 from tlrt.errors import ArgumentError, ShapeError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Layer, require_sizes
+from tlrt.nn.linear import affine_parameters
+from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tape import AnyBuffer
 from tlrt.tensor import TensorRef
 
-__all__ = ["BatchNorm"]
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
 
 
 class BatchNorm(Layer):
@@ -22,7 +24,8 @@ class BatchNorm(Layer):
     of elements per channel. Else μ and V are the running ones, which are constants.
 
     x (batch, channels, spatial…) to the same shape; NAME.weight (channels) starts at 1, NAME.bias at 0, and the frozen
-    NAME.running_mean at 0 and NAME.running_var at 1, so that a checkpoint holds them. m = 1 is refused in training, m = 0 too.
+    NAME.running_mean at 0 and NAME.running_var at 1, so that a checkpoint holds them. With affine off there are no weight and no
+    bias. m = 1 is refused in training, m = 0 too.
 
     The operation ``batchnorm_channel_first`` normalises the channels of one image over its pixels. The channels of the batch
     laid side by side, (channels, batch, positions), are such an image; this layer applies that operation to it, so the
@@ -31,19 +34,27 @@ class BatchNorm(Layer):
     Raises ShapeError, ArgumentError unless 0 <= momentum <= 1. Source: Ioffe and Szegedy, arXiv:1502.03167;
     torch.nn.BatchNorm1d, 2d and 3d."""
 
-    def __init__(self, session: Session, channels: int, *, name: str, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        session: Session,
+        channels: int,
+        *,
+        name: str,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+    ) -> None:
         require_sizes(self, channels=channels)
         if not 0 <= momentum <= 1:
             raise refusal(ArgumentError, "BatchNorm", "momentum", momentum, "0 <= momentum <= 1")
         self.session, self.eps, self.momentum = session, eps, momentum
-        self.weight = session.param(init.ones(session, (channels,)), f"{name}.weight")
-        self.bias = session.param(init.zeros(session, (channels,)), f"{name}.bias")
+        self.weight, self.bias = affine_parameters(session, (channels,), name, affine)
         self.running_mean = session.param(init.zeros(session, (channels,)), f"{name}.running_mean", False)
         self.running_var = session.param(init.ones(session, (channels,)), f"{name}.running_var", False)
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
         shape = self.session.shape(x)
-        channels = self.weight.shape[0]
+        channels = self.running_mean.shape[0]
         if len(shape) < 2 or shape[1] != channels:
             raise refusal(ShapeError, "BatchNorm", "x", f"shape {shape}", f"(batch, {channels}, spatial…)")
         return self._train(x) if training else self._evaluate(x)
@@ -56,7 +67,7 @@ class BatchNorm(Layer):
             expected = "two elements or more per channel in training"
             raise refusal(ShapeError, "BatchNorm", "x", f"shape {shape}", expected)
         rows = s.swap_adjacent_at_depth(s.reshape(x, (batch, channels, positions)), 0)
-        y = s.batchnorm_channel_first(rows, s.use(self.weight), s.use(self.bias), self.eps)
+        y = s.batchnorm_channel_first(rows, *self._affine(), self.eps)
         self._observe(rows.value.buffer, channels, batch * positions)
         return s.reshape(s.swap_adjacent_at_depth(y, 0), shape)
 
@@ -77,10 +88,53 @@ class BatchNorm(Layer):
         for running, fresh in moved:
             running.assign(AnyBuffer.of(running.shape, fresh))
 
+    def _affine(self) -> tuple[TensorRef, TensorRef]:
+        s, shape = self.session, self.running_mean.shape
+        if self.weight is None or self.bias is None:
+            return s.full(shape, 1.0), s.zeros(shape)
+        return s.use(self.weight), s.use(self.bias)
+
     def _evaluate(self, x: TensorRef) -> TensorRef:
         s = self.session
-        ones = (1,) * (len(s.shape(x)) - 2)
-        deviation = s.sqrt(s.use(self.running_var) + self.eps)
-        slope = s.div(s.use(self.weight), deviation)
-        centred = s.sub(x, s.reshape(s.use(self.running_mean), (-1, *ones)))
-        return s.add(s.mul(centred, s.reshape(slope, (-1, *ones))), s.reshape(s.use(self.bias), (-1, *ones)))
+        weight, bias = self._affine()
+        slope = s.div(weight, s.sqrt(s.use(self.running_var) + self.eps))
+        return s.channel_affine(x, s.use(self.running_mean), slope, bias)
+
+
+class GroupNorm(Layer):
+    """Normalisation of each sample over groups of neighbouring channels.
+
+    y = weight·(x - μ)/√(V + eps) + bias, μ and V the mean and the biased variance of the sample's group and all its positions
+
+    x (batch, channels, spatial…) to the same shape; NAME.weight (channels) starts at 1, NAME.bias at 0; with affine off there are
+    none. Raises ShapeError, ArgumentError unless `groups` divides `channels`. Source: Wu and He, arXiv:1803.08494;
+    torch.nn.GroupNorm."""
+
+    def __init__(
+        self, session: Session, groups: int, channels: int, *, name: str, eps: float = 1e-5, affine: bool = True
+    ) -> None:
+        require_sizes(self, groups=groups, channels=channels)
+        if not groups or channels % groups:
+            raise refusal(ArgumentError, type(self).__name__, "groups", groups, f"a divisor of the {channels} channels")
+        self.session, self.groups, self.channels, self.eps = session, groups, channels, eps
+        self.weight, self.bias = affine_parameters(session, (channels,), name, affine)
+
+    def __call__(self, x: TensorRef | Parameter, *, training: bool = False) -> TensorRef:
+        s: Any = self.session
+        shape = s.shape(x)
+        if len(shape) < 2 or shape[1] != self.channels:
+            expected = f"(batch, {self.channels}, spatial…)"
+            raise refusal(ShapeError, type(self).__name__, "x", f"shape {shape}", expected)
+        return s.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm(GroupNorm):
+    """Normalisation of each sample's channels over the positions: :class:`GroupNorm` with a group for every channel.
+
+    As in PyTorch there are no weight and no bias unless `affine` is on. It keeps no running statistics. Source: Ulyanov, Vedaldi
+    and Lempitsky, arXiv:1607.08022; torch.nn.InstanceNorm1d, 2d and 3d."""
+
+    def __init__(
+        self, session: Session, channels: int, *, name: str = "", eps: float = 1e-5, affine: bool = False
+    ) -> None:
+        super().__init__(session, channels, channels, name=name, eps=eps, affine=affine)

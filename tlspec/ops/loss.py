@@ -7,6 +7,7 @@ import numpy as np
 
 from tlspec.bounds import TINY, U, custom, factor, spacing, tree, tree_height
 from tlspec.classes import Classes, Near, boundary, tiles
+from tlspec.ops.norm import exactly, mean, minus, plus, times
 from tlspec.ops.softmax import CLASSES, exponentials, shifted
 from tlspec.registry import check, op
 
@@ -121,3 +122,108 @@ def cross_entropy_vjp(logits, labels, g):
     y = e / e.sum(axis=1, keepdims=True)
     y[np.arange(len(labels)), labels] -= 1
     return y * (g[0] / max(len(labels), 1))
+
+
+def smoothed_losses(logits, labels, weights, smoothing):
+    """The pairs of the losses of rows (:mod:`tlspec.ops.norm`), and which rows are ignored."""
+    t, _, s, _, total = exponentials(logits)
+    log = np.log(s)
+    off = total + 1.5 * spacing(log)
+    each = minus((log, off), (t, U * np.abs(t)))
+    ignored, at = picked(labels, logits.shape[1])
+    w = weights_of(weights, logits.shape[1])
+    loss = times(exactly(w[at]), tuple(v[np.arange(len(at)), at] for v in each))
+    if smoothing > 0:
+        spread = tuple(v[:, 0] for v in mean(times(exactly(np.broadcast_to(w, t.shape)), each)))
+        keep = 1 - smoothing, U * np.ones(())
+        loss = plus(times(keep, loss), times(exactly(np.float64(smoothing)), spread))
+    return loss, ignored
+
+
+def picked(labels, cols):
+    """Which labels are no class, and the labels with class 0 in their place."""
+    ignored = np.asarray(labels).astype(np.int64) >= cols
+    return ignored, np.where(ignored, 0, labels).astype(np.int64)
+
+
+def weights_of(weights, cols):
+    return np.ones(cols) if weights is None else weights
+
+
+def cross_entropy_rows_tolerance(logits, labels, weights, smoothing):
+    """The error of :func:`smoothed_losses`, 0 for ignored rows."""
+    if logits.shape[1] == 0:
+        return np.zeros(len(labels))
+    (_, off), ignored = smoothed_losses(logits, labels, weights, smoothing)
+    return np.where(ignored, 0.0, 1.001 * off + 2 * TINY)
+
+
+def cross_entropy_rows_vjp_tolerance(logits, labels, weights, g, smoothing):
+    """(y·T - share·w_j - [j = label]·keep·w)·g, T = keep·w + smoothing·mean(w), operation by operation."""
+    rows, cols = logits.shape
+    if cols == 0:
+        return np.zeros((rows, 0))
+    _, e, s, relative, total = exponentials(logits)
+    y = e / s
+    ignored, at = picked(labels, cols)
+    w = weights_of(weights, cols)
+    keep, own = (1 - smoothing, U * np.ones(())), exactly(w[at][:, None])
+    hit = exactly((np.arange(cols) == at[:, None]) * 1.0)
+    sum_of_targets, d = own, (y, 1.001 * y * (relative + total + 2 * U) + 4 * TINY)
+    if smoothing > 0:
+        sum_of_targets = plus(times(keep, own), times(exactly(np.float64(smoothing)), mean(exactly(w[None, :]))))
+    d = times(d, sum_of_targets)
+    if smoothing > 0:
+        d = minus(d, times((smoothing / cols, U * smoothing / cols + TINY), exactly(w[None, :])))
+    target = times(keep, own) if smoothing > 0 else own
+    d = minus(d, (hit[0] * target[0], hit[0] * target[1]))
+    return np.where(ignored[:, None], 0.0, 1.001 * times(d, exactly(g[:, None]))[1] + 3 * TINY)
+
+
+def draw_weighted_labels(d):
+    """Logits; labels, some of which are no class; weights of classes or none; a smoothing or none."""
+    rows, cols = d.dim(), d.dim()
+    weights = (lambda cols: (d.rng.random(cols) * 2).astype(np.float32)) if d.rng.random() < 0.5 else None
+    return {"rows": rows, "cols": cols, "labels": lambda rows, cols: d.indices(rows, cols, outside=True), "weights": weights,
+            "smoothing": d.choice([0.0, 0.0, 0.1, 0.5, 1.0])}  # fmt: skip
+
+
+@op("logits[rows, cols], labels: u32[rows], weights?[cols]; smoothing: float = 0.0 -> out[rows]",
+    classes={**LABEL_CLASSES, **CLASSES},
+    bound=custom(cross_entropy_rows_tolerance, "ΔS/S + 1½ ulp(ln S) + roundings, weighted; f(h)·u of the smoothing's mean"),
+    checks=[check("smoothing", "smoothing >= 0 and smoothing <= 1", say="0 <= smoothing <= 1")],
+    data=("normal", "uniform", "special", "structured"), draw=draw_weighted_labels,
+    source="torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h")  # fmt: skip
+def cross_entropy_rows(logits, labels, weights, smoothing):
+    """Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+
+    out[i] = (1 - s)·w[y]·(L_i - x_iy) + s/cols·Σ_k w[k]·(L_i - x_ik) with x = logits, y = labels[i], w = weights, s = smoothing
+    and L_i = ln Σ_k e^x_ik; without weights all are 1. A label of cols or more is no class: the row is ignored, its loss is 0.
+
+    Shapes: logits (rows, cols), labels (rows) on the host, weights (cols) or none, out (rows).
+    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing but -inf, make
+    its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
+    Errors: ARGUMENT unless 0 <= smoothing <= 1."""
+    if logits.shape[1] == 0:
+        return np.zeros(len(labels))
+    (loss, _), ignored = smoothed_losses(logits, labels, weights, smoothing)
+    return np.where(ignored, 0.0, loss)
+
+
+@cross_entropy_rows.vjp("logits, labels, weights, g -> glogits",
+    bound=custom(cross_entropy_rows_vjp_tolerance, "softmax's, roundings of the targets, times |g|"))  # fmt: skip
+def cross_entropy_rows_vjp(logits, labels, weights, g, smoothing):
+    """glogits[i, j] = g[i]·(softmax(logits)[i, j]·Σ_k t_ik - t_ij), t_ij = (1 - s)·w[y]·[j = y] + s/cols·w[j]; 0 in ignored rows.
+
+    The weights are constants."""
+    cols = logits.shape[1]
+    if cols == 0:
+        return np.zeros(logits.shape)
+    e = np.exp(shifted(logits))
+    ignored, at = picked(labels, cols)
+    w = weights_of(weights, cols)
+    target = (np.arange(cols) == at[:, None]) * ((1 - smoothing) * w[at])[:, None]
+    if smoothing > 0:
+        target = target + smoothing / cols * w
+    d = e / e.sum(axis=1, keepdims=True) * target.sum(axis=1, keepdims=True) - target
+    return np.where(ignored[:, None], 0.0, d * g[:, None])

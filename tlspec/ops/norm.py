@@ -1,6 +1,6 @@
-"""Normalisation: of the rows of a matrix, and of the channels of an image.
+"""Normalisation: of the rows of a matrix, around their mean or around 0, and of the channels of an image.
 
-Both normalise contiguous runs, called rows here: mean μ = Σx/n, variance V = Σ(x - μ)²/n (biased, around the mean, never
+All normalise contiguous runs, called rows here: mean μ = Σx/n, variance V = Σ(x - μ)²/n (biased, around the mean, never
 E[x²] - E[x]²), istd = 1/√(V + ε), x̂ = (x - μ)·istd. The sums along a row follow the row tree, those of the gradients of γ and
 β over the rows of a matrix the column tree (``native/src/formula/sum_tree.h``); both back ends give the same bits.
 
@@ -177,6 +177,64 @@ def layer_norm_vjp(x, gamma, g, eps):
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
 
 
+def plain_statistics(x, eps):
+    """Mean square and its inverse root of rows, (rows, 1) each."""
+    square = (x**2).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
+    return square, 1.0 / np.sqrt(square + eps)
+
+
+def plain_normalised(x, eps):
+    """Pairs of istd and x̂ around 0: the squares are off by u each, their mean by f·u and the quotient's u besides."""
+    square, istd = plain_statistics(x, eps)
+    q = ((factor(tree_height(x.shape[1])) + 2) * U * square + TINY) / (square + eps) + U
+    relative = np.where(q < 1, 1.0 / np.sqrt(np.maximum(1 - q, 1e-300)) - 1, np.inf)
+    relative = np.minimum(relative, np.maximum(1.0, np.sqrt((square + eps) / max(eps, 1e-300)) - 1)) + 2 * U
+    inverse = istd, np.where(np.isinf(square), 0.0, 1.001 * istd * relative)
+    return inverse, times(exactly(x), inverse)
+
+
+def rms_norm_tolerance(x, gamma, eps):
+    """x̂·γ, rounded."""
+    return times(plain_normalised(x, eps)[1], exactly(gamma[None, :]))[1]
+
+
+def rms_norm_vjp_tolerance(x, gamma, g, eps):
+    """gx from the pairs of g·γ, x̂ and istd; gγ by the column tree over the rows."""
+    istd, xhat = plain_normalised(x, eps)
+    a = times(exactly(g), exactly(gamma[None, :]))
+    gx = times(fused((-xhat[0], xhat[1]), mean(times(a, xhat)), a), istd)
+    return gx[1], summed(times(exactly(g), xhat), 0, column_height(x.shape[0]))[1][0]
+
+
+@op("x[rows, cols], gamma[cols]; eps: float = 1.1920928955078125e-07 -> out[rows, cols]",
+    classes=CLASSES, bound=custom(rms_norm_tolerance, "first order through the mean square and istd"),
+    data=DATA, checks=[EPS_CHECK], draw=draw_rows, laws=[equation("a row does not depend on the others", _batch)],
+    paths=[{"rows": 530, "cols": 4100, "eps": 1e-5}, {"rows": 2, "cols": 61, "eps": 1e-6}],
+    source="Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; torch.nn.RMSNorm")  # fmt: skip
+def rms_norm(x, gamma, eps):
+    """Normalisation by the root of the mean square over the last axis.
+
+    out[i, j] = gamma[j]·(x[i, j]/√(Σ_k x[i, k]²/cols + eps)); eps is inside the root, by default that of PyTorch, 2^-23
+
+    Shapes: x (rows, cols), gamma (cols), out (rows, cols). Leading axes fold into rows.
+    Special values: IEEE 754. NaN or an infinity in a row make it NaN or 0, as the formula gives; where the sum of squares is
+    beyond the float32 range a row is 0. A row of zeros gives zeros, NaN if eps = 0. A size of 0 gives an empty result.
+    Errors: ARGUMENT if eps is negative or NaN."""
+    return gamma * (x * plain_statistics(x, eps)[1])
+
+
+@rms_norm.vjp("x, gamma, g -> gx, ggamma",
+    bound=custom(rms_norm_vjp_tolerance, "first order through the mean square and istd"))  # fmt: skip
+def rms_norm_vjp(x, gamma, g, eps):
+    """gx = istd·(d - x̂·mean(d·x̂)) with d = g·gamma, x̂ = x·istd and the mean along the row; ggamma[j] = Σ_i g[i, j]·x̂[i, j].
+
+    istd = 1/√(mean square + eps) is computed again from x. With rows = 0 ggamma is 0."""
+    istd = plain_statistics(x, eps)[1]
+    xhat, a = x * istd, g * gamma
+    c = (a * xhat).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
+    return istd * (a - xhat * c), (g * xhat).sum(axis=0)
+
+
 def batchnorm_tolerance(x, gamma, beta, eps):
     """As the module's docstring says, with γ and β of the row."""
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
@@ -239,3 +297,54 @@ def batchnorm_channel_first_vjp(x, gamma, g, eps):
     s1, s2 = cot.sum(axis=1, keepdims=True), (cot * xhat).sum(axis=1, keepdims=True)
     gx = gamma[:, None] * istd * (cot - s1 / n - xhat * (s2 / n))
     return gx.reshape(x.shape), s2[:, 0], s1[:, 0]
+
+
+def affine_pairs(x, center, slope, shift):
+    """(x - center)·slope + shift, rounded three times."""
+    d = minus(exactly(x), exactly(center[:, None]))
+    return plus(times(d, exactly(slope[:, None])), exactly(shift[:, None]))
+
+
+def over_batch(a):
+    """A sum over positions by the row tree, then over the batch by the column tree."""
+    rows = summed(a, 2, tree_height(a[0].shape[2]))
+    return tuple(t[0, :, 0] for t in summed(rows, 0, column_height(a[0].shape[0])))
+
+
+def channel_affine_vjp_tolerance(x, center, slope, g):
+    """gx one product; the sums as :func:`over_batch` says, that of gcenter times slope."""
+    gshift = over_batch(exactly(g))
+    gslope = over_batch(times(exactly(g), minus(exactly(x), exactly(center[:, None]))))
+    return times(exactly(g), exactly(slope[:, None]))[1], times(gshift, exactly(slope))[1], gslope[1], gshift[1]
+
+
+def draw_channels(d):
+    """A batch of channels; single positions, which are a matrix, often."""
+    positions = 1 if d.rng.random() < 0.2 else d.dim()
+    return {"batch": d.dim(0, 257), "channels": d.dim(0, 257), "positions": positions}
+
+
+@op("x[batch, channels, positions], center[channels], slope[channels], shift[channels] -> out[batch, channels, positions]",
+    classes=derived({n: f for n, f in ROWS.items() if n != "work beyond the stack"}, lambda v: {
+        "rows": v["batch"] * v["channels"] if v["positions"] > 1 else v["batch"],
+        "cols": v["positions"] if v["positions"] > 1 else v["channels"]}),
+    bound=custom(lambda x, center, slope, shift: affine_pairs(x, center, slope, shift)[1], "u for each of three operations"),
+    data=DATA, draw=draw_channels,
+    source="batch normalisation by given statistics, torch.nn.functional.batch_norm; native/src/formula/sum_tree.h")  # fmt: skip
+def channel_affine(x, center, slope, shift):
+    """An affine map of each channel.
+
+    out[b, c, p] = (x[b, c, p] - center[c])·slope[c] + shift[c], three operations rounded one by one
+
+    Shapes: x (batch, channels, positions), center, slope and shift (channels), out as x. Any axes after the second are
+    positions.
+    Special values: IEEE 754. A size of 0 gives an empty result."""
+    return (x - center[:, None]) * slope[:, None] + shift[:, None]
+
+
+@channel_affine.vjp("x, center, slope, g -> gx, gcenter, gslope, gshift",
+    bound=custom(channel_affine_vjp_tolerance, "roundings of the products, row and column tree"))  # fmt: skip
+def channel_affine_vjp(x, center, slope, g):
+    """gx = g·slope; gshift[c] = Σ g, gslope[c] = Σ g·(x - center[c]) over the batch and the positions; gcenter = -slope·gshift."""
+    gshift = g.sum(axis=(0, 2))
+    return g * slope[:, None], -(slope * gshift), (g * (x - center[:, None])).sum(axis=(0, 2)), gshift

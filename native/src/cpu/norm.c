@@ -98,20 +98,58 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
     return tl_run_phases(ctx, &a, phases, 3, channels, cols);
 }
 
+/* Rows around 0: the mean is 0 throughout, and beta is none. */
+static void plain_squares_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at;
+    TL_LEAF_SUM(*p->sum, p->n, x[i] * x[i]);
+}
+
+static void plain_deviation_row(const void *arg, const tl_row *r)
+{
+    const job *a = arg;
+    r->stat[MEAN] = r->stat[MEAN_A] = 0.0f;
+    if (a->means) a->means[r->row] = 0.0f;
+    deviation_row(arg, r);
+}
+
+static void rms_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at, *gamma = a->gamma + p->first, istd = p->stat[ISTD];
+    TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] * istd) * gamma[i]);
+}
+
+int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
+                        float *out)
+{
+    static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
+    const job a = make_job(x, gamma, NULL, rows, cols, eps, out);
+    return tl_run_phases(ctx, &a, phases, 2, rows, cols);
+}
+
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
 
 /* A row of one leaf keeps xhat in `work` for the phases after this one. */
-static void layer_means_leaf(const void *arg, const tl_leaf *p)
+static void products_leaf(const void *arg, const tl_leaf *p)
 {
     const job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *gamma = a->gamma + p->first;
     const float mean = p->stat[MEAN], istd = p->stat[ISTD];
     float *work = p->work;
-    TL_LEAF_SUM(*p->sum, p->n, g[i] * gamma[i]);
     if (work)
         TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * (work[i] = tl_normalised(x[i], mean, istd)));
     else
         TL_LEAF_SUM(*p->other, p->n, (g[i] * gamma[i]) * tl_normalised(x[i], mean, istd));
+}
+
+static void layer_means_leaf(const void *arg, const tl_leaf *p)
+{
+    const job *a = arg;
+    const float *g = a->g + p->at, *gamma = a->gamma + p->first;
+    TL_LEAF_SUM(*p->sum, p->n, g[i] * gamma[i]);
+    products_leaf(arg, p);
 }
 
 static void channel_means_leaf(const void *arg, const tl_leaf *p)
@@ -131,6 +169,12 @@ static void means_row(const void *arg, const tl_row *r)
     r->stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
     if (a->gbeta) a->gbeta[r->row] = sum_a;
     if (a->ggamma) a->ggamma[r->row] = sum_ax;
+}
+
+static void product_mean_row(const void *arg, const tl_row *r)
+{
+    const job *a = arg;
+    r->stat[MEAN_AX] = tl_per_count(tl_sum_of_leaves(r->other, r->leaves), a->cols);
 }
 
 static void layer_grad_leaf(const void *arg, const tl_leaf *p)
@@ -155,6 +199,8 @@ static void channel_grad_leaf(const void *arg, const tl_leaf *p)
 
 static const tl_row_phase layer_grad_phases[] = {
     {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
+static const tl_row_phase rms_grad_phases[] = {
+    {plain_squares_leaf, plain_deviation_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
 
 int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
@@ -179,6 +225,8 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
 
 typedef struct columns_job {
     job rows;
+    const tl_row_phase *phases; /* the last two are the gradient's */
+    int32_t count;
     float *chains;                   /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
@@ -218,9 +266,9 @@ static void chunk_task(void *arg, int64_t chunk, int32_t worker)
     for (int64_t r = 0; r < rows; r++) {
         float sum, other, stat[TL_ROW_STATS];
         const tl_leaf leaf = {from + r, 0, cols, (from + r) * cols, work, &sum, &other, stat};
-        for (int32_t p = 0; p < 4; p++) {
-            layer_grad_phases[p].leaf(a, &leaf);
-            if (layer_grad_phases[p].row) layer_grad_phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
+        for (int32_t p = 0; p < c->count; p++) {
+            c->phases[p].leaf(a, &leaf);
+            if (c->phases[p].row) c->phases[p].row(a, &(tl_row){from + r, 1, &sum, &other, stat});
         }
         add_to_chains(a->g + leaf.at, work, cols, gamma + r % TL_COLUMN_CHAINS * cols,
                       beta + r % TL_COLUMN_CHAINS * cols);
@@ -252,12 +300,10 @@ static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     join_chains(beta, n, c->beta_parts + chunk * a->cols + first);
 }
 
-int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                              int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
+static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float *gbeta)
 {
-    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx)};
-    c.rows.g = g;
-    if (!ggamma && !gbeta) return tl_run_phases(ctx, &c.rows, layer_grad_phases, 4, rows, cols);
+    const int64_t rows = c.rows.rows, cols = c.rows.cols;
+    if (!ggamma && !gbeta) return tl_run_phases(ctx, &c.rows, c.phases, c.count, rows, cols);
     const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);
     const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
     const int64_t state = fused ? tl_workers() * (2 * TL_COLUMN_CHAINS + 1) * cols : 2 * rows;
@@ -272,11 +318,27 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
     } else if (rows > 0) {
         c.rows.means = c.chains;
         c.rows.istds = c.chains + rows;
-        status = tl_run_phases(ctx, &c.rows, layer_grad_phases, gx ? 4 : 2, rows, cols);
+        status = tl_run_phases(ctx, &c.rows, c.phases, c.rows.out ? c.count : c.count - 2, rows, cols);
         if (!status) tl_parallel(chunks * tl_ceil_div(cols, TILE), tile_task, &c);
     }
     if (!status && ggamma) status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);
     if (!status && gbeta) status = tl_column_sums(ctx, c.beta_parts, 1, chunks, cols, 0, gbeta);
     tl_pool_free(ctx, scratch);
     return status;
+}
+
+int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                              int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
+{
+    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = layer_grad_phases, .count = 4};
+    c.rows.g = g;
+    return run_columns(ctx, c, ggamma, gbeta);
+}
+
+int32_t tl_cpu_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                            int64_t cols, float eps, float *gx, float *ggamma)
+{
+    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 3};
+    c.rows.g = g;
+    return run_columns(ctx, c, ggamma, NULL);
 }

@@ -32,6 +32,41 @@ TL_HD float tl_cross_entropy_row(float x, float m, float s)
 /* (y - onehot) c. */
 TL_HD float tl_cross_entropy_grad(float y, int32_t hit, float c) { return (hit ? y - 1.0f : y) * c; }
 
+/* What a row's loss is made of besides its logits: the weight of its class, 1 - s and s of the smoothing s. */
+struct tl_smoothing {
+    float keep, share;
+};
+
+TL_HD struct tl_smoothing tl_smoothing_of(float s)
+{
+    struct tl_smoothing h;
+    h.keep = 1.0f - s;
+    h.share = s;
+    return h;
+}
+
+/* keep w (ln s - (x - m)) + share spread / cols, spread the sum over the classes of their weights times ln s - (x - m). */
+TL_HD float tl_smoothed_loss(float log_s, float x, float m, float w, float spread, int64_t cols, struct tl_smoothing h)
+{
+    float loss = w * (log_s - (x - m));
+    return h.share > 0.0f ? h.keep * loss + h.share * tl_per_count(spread, cols) : loss;
+}
+
+/* The sum of a row's targets, keep w + share total / cols, total the sum of the weights. */
+TL_HD float tl_smoothed_total(float w, float total, int64_t cols, struct tl_smoothing h)
+{
+    return h.share > 0.0f ? h.keep * w + h.share * tl_per_count(total, cols) : w;
+}
+
+/* (y total - target) g of a class of weight v; w is the weight of the row's class, `hit` whether this is it. */
+TL_HD float tl_smoothed_grad(float y, float total, float v, float w, int32_t hit, int64_t cols, float g,
+                             struct tl_smoothing h)
+{
+    float d = y * total;
+    if (h.share > 0.0f) d -= tl_per_count(h.share, cols) * v;
+    return (hit ? d - h.keep * w : d) * g;
+}
+
 /* 1 / sqrt(variance + eps) from the sum of n squares around the mean. */
 TL_HD float tl_inverse_deviation(float squares, int64_t n, float eps)
 {
@@ -45,6 +80,9 @@ TL_HD float tl_norm_grad(float a, float xhat, float mean_a, float mean_ax, float
 {
     return fmaf(-xhat, mean_ax, a - mean_a) * istd;
 }
+
+/* Three roundings: no sum is fused. */
+TL_HD float tl_channel_affine(float x, float center, float slope, float shift) { return (x - center) * slope + shift; }
 
 TL_HD float tl_square_of_difference(float a, float b)
 {

@@ -1,4 +1,4 @@
-/* layer_norm's gradient on CUDA, with those of gamma and beta: sums of g·xhat and g down the columns.
+/* The gradients of layer_norm and rms_norm on CUDA, with those of gamma and beta: sums of g·xhat and g down the columns.
  *
  * They follow the column tree (formula/sum_tree.h): a chunk of 128 rows is four chains, chain c of the rows c, c + 4, ... in
  * this order. So whoever owns a chain can finish one row after the other and add each to the chain's running sums:
@@ -24,7 +24,7 @@ struct columns_grad {
 
 /* One chain: `row` = first, first + 4, ... below `end`. stage: four rows' worth of shared memory for this thread, x and g of
  * the current row and of the next. */
-template <class Row>
+template <tl_norm_kind KIND, class Row>
 __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t first, int64_t end, float *stage,
                                              float (&sum_gamma)[Row::N], float (&sum_beta)[Row::N])
 {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
             Row::fetch(x, k, xhat);
             v.put(k, xhat);
         }
-        tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
+        tl_row_statistics<KIND>(r, v, p.cols, p.eps, &mean, &istd);
         typename Row::terms terms_a, terms_ax;
         TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
             const int k = Row::order(i);
@@ -63,17 +63,20 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
             TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
                 xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
                 sum_gamma[k * Row::W + j] += a[j] * xhat[j];
-                sum_beta[k * Row::W + j] += a[j];
+                if (KIND != TL_NORM_RMS) sum_beta[k * Row::W + j] += a[j];
                 a[j] *= gamma[j];
                 ax[j] = a[j] * xhat[j];
             }
-            terms_a.add(i, a);
+            if (KIND != TL_NORM_RMS) terms_a.add(i, a);
             terms_ax.add(i, ax);
             v.put(k, xhat);
         }
         if (!p.gx) continue;
-        float sum_a, sum_ax;
-        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+        float sum_a = 0.0f, sum_ax;
+        if constexpr (KIND == TL_NORM_RMS)
+            sum_ax = terms_ax.sum();
+        else
+            Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
         const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
         TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
             v.get(k, xhat);
@@ -88,15 +91,15 @@ __device__ __forceinline__ void finish_chain(const columns_grad &p, int64_t firs
 }
 
 /* A block of four warps owns a chunk, a warp a chain of it; the chains meet in shared memory. */
-template <class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(columns_grad p)
+template <tl_norm_kind KIND, class Row> __global__ void __launch_bounds__(128, 3) chunk_warps(columns_grad p)
 {
     float *const shared = reinterpret_cast<float *>(tl_dynamic_shared);
     const int64_t chunk = blockIdx.x, from = chunk * TL_COLUMN_CHUNK, end = min(from + TL_COLUMN_CHUNK, p.rows);
     const int chain = (int)threadIdx.x / 32;
     float sums[2][Row::N];
-    finish_chain<Row>(p, from + chain, end, shared, sums[0], sums[1]);
+    finish_chain<KIND, Row>(p, from + chain, end, shared, sums[0], sums[1]);
     const Row r(tl_given(), 0, (int)p.cols);
-    TL_UNROLL_FOR (int which = 0; which < 2; which++) {
+    TL_UNROLL_FOR (int which = 0; which < (KIND == TL_NORM_RMS ? 1 : 2); which++) {
         float *const out = (which == 0 ? p.gamma_parts : p.beta_parts) + chunk * p.cols;
         __syncthreads();
         TL_UNROLL_FOR (int i = 0; i < Row::N; i++)
@@ -148,7 +151,7 @@ __device__ __forceinline__ void fold_lanes(float (&v)[V], float (*lanes)[THREADS
         v[i] = folded[i];
 }
 
-template <class Chain, bool VECTOR>
+template <tl_norm_kind KIND, class Chain, bool VECTOR>
 __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(columns_grad p)
 {
     constexpr int LANES = Chain::LANES, N = Chain::N, ROWS = Chain::ROWS, THREADS = Chain::THREADS;
@@ -201,10 +204,13 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
                 x[q][i] = x_stage[t + q * ARRAY + i * THREADS];
                 sum[i % LANES] += x[q][i];
             }
-            mean[q] = tl_fold_array<tl_sum_op, LANES>(sum);
+            mean[q] = KIND == TL_NORM_RMS ? 0.0f : tl_fold_array<tl_sum_op, LANES>(sum);
         }
-        fold_lanes<THREADS>(mean, lanes, folded);
-        request(x_stage, p.x, first + (STAGES - 1) * AHEAD); /* the fold's barrier follows everybody's reads */
+        if constexpr (KIND == TL_NORM_RMS)
+            __syncthreads();
+        else
+            fold_lanes<THREADS>(mean, lanes, folded);
+        request(x_stage, p.x, first + (STAGES - 1) * AHEAD); /* a barrier follows everybody's reads */
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             float sum[LANES] = {};
             mean[q] = tl_per_count(mean[q], cols);
@@ -226,7 +232,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
                 const float xhat = live && i * THREADS < n ? x[q][i] * istd[q] : 0.0f;
                 x[q][i] = xhat;
                 sum_gamma[i] += gi * xhat;
-                sum_beta[i] += gi;
+                if (KIND != TL_NORM_RMS) sum_beta[i] += gi;
                 sum_a[q][i % LANES] += a;
                 sum_ax[q][i % LANES] += a * xhat;
             }
@@ -239,7 +245,8 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
         fold_lanes<THREADS>(both, lanes, folded);
         TL_UNROLL_FOR (int q = 0; q < ROWS; q++) {
             const int row = first + q * TL_COLUMN_CHAINS;
-            const float mean_a = tl_per_count(both[2 * q], cols), mean_ax = tl_per_count(both[2 * q + 1], cols);
+            const float mean_a = KIND == TL_NORM_RMS ? 0.0f : tl_per_count(both[2 * q], cols),
+                        mean_ax = tl_per_count(both[2 * q + 1], cols);
             float *const to = p.gx + (top + row) * cols + t;
             if (q == 0 || row < end)
                 TL_UNROLL_FOR (int i = 0; i < N; i++)
@@ -253,7 +260,7 @@ __global__ void __launch_bounds__(Chain::THREADS, Chain::BLOCKS) chain_blocks(co
     TL_UNROLL_FOR (int i = 0; i < N; i++)
         if (i * THREADS < n) {
             p.gamma_parts[at + i * THREADS] = sum_gamma[i];
-            p.beta_parts[at + i * THREADS] = sum_beta[i];
+            if (KIND != TL_NORM_RMS) p.beta_parts[at + i * THREADS] = sum_beta[i];
         }
 }
 
@@ -341,53 +348,55 @@ int64_t chain_fits()
                                 : 0;
 }
 
-constexpr const char *NAME = "layer_norm_bwd";
+template <tl_norm_kind KIND> constexpr const char *NAME = KIND == TL_NORM_RMS ? "rms_norm_bwd" : "layer_norm_bwd";
 
 /* Shared memory for x and g of two rows per warp: at least what the chains' meeting takes. */
-template <class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, class Row> int32_t launch_warps(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
     constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::BLOCK_THREADS;
-    return tl_launch_shared(ctx, NAME, chunk_warps<Row>, (unsigned)chunks, Row::BLOCK_THREADS, dynamic, p);
+    return tl_launch_shared(ctx, NAME<KIND>, chunk_warps<KIND, Row>, (unsigned)chunks, Row::BLOCK_THREADS, dynamic, p);
 }
 
-template <class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, class Chain> int32_t launch_chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return tl_launch_shared(ctx, NAME, p.cols % 4 == 0 ? chain_blocks<Chain, true> : chain_blocks<Chain, false>,
+    return tl_launch_shared(ctx, NAME<KIND>,
+                            p.cols % 4 == 0 ? chain_blocks<KIND, Chain, true> : chain_blocks<KIND, Chain, false>,
                             (unsigned)(chunks * TL_COLUMN_CHAINS), Chain::THREADS, Chain::DYNAMIC, p);
 }
 
-template <bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND, bool VECTOR> int32_t fused(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return p.cols <= 128   ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p)
-           : p.cols <= 256 ? launch_warps<warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p)
-                           : launch_warps<warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
+    return p.cols <= 128   ? launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 4>>>(ctx, chunks, p)
+           : p.cols <= 256 ? launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 8>>>(ctx, chunks, p)
+                           : launch_warps<KIND, warp_row<tl_short_row<VECTOR, 32, 16>>>(ctx, chunks, p);
 }
 
-int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
+template <tl_norm_kind KIND> int32_t chains(tl_context *ctx, int64_t chunks, const columns_grad &p)
 {
-    return p.cols <= 1024   ? launch_chains<chain_1024>(ctx, chunks, p)
-           : p.cols <= 2048 ? launch_chains<chain_2048>(ctx, chunks, p)
-           : p.cols <= 4096 ? launch_chains<chain_4096>(ctx, chunks, p)
-           : p.cols <= 8192 ? launch_chains<chain_8192>(ctx, chunks, p)
-                            : launch_chains<chain_12288>(ctx, chunks, p);
+    return p.cols <= 1024   ? launch_chains<KIND, chain_1024>(ctx, chunks, p)
+           : p.cols <= 2048 ? launch_chains<KIND, chain_2048>(ctx, chunks, p)
+           : p.cols <= 4096 ? launch_chains<KIND, chain_4096>(ctx, chunks, p)
+           : p.cols <= 8192 ? launch_chains<KIND, chain_8192>(ctx, chunks, p)
+                            : launch_chains<KIND, chain_12288>(ctx, chunks, p);
 }
 
 /* The columns of `chunks` parts that are not yet chunks' sums but their chains': (gamma or beta, chunk, chain, cols).
  * The first level of the tree above them goes to `tops`, or to the results if it is the last. */
+template <tl_norm_kind KIND>
 int32_t sum_chains(tl_context *ctx, const float *parts, int64_t cols, int64_t chunks, float *tops, float *ggamma,
                    float *gbeta)
 {
     const int64_t tiles = tl_ceil_div(cols, 64), groups = tl_ceil_div(chunks, TL_COLUMN_CHUNK);
     const bool last = groups == 1;
-    TL_TRY(tl_launch(ctx, NAME, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols, chunks,
-                     tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
+    TL_TRY(tl_launch(ctx, NAME<KIND>, join_chains, dim3((unsigned)(tiles * groups), 2), dim3(64, 4), parts, cols,
+                     chunks, tl_fastdiv((uint64_t)tiles), last || !ggamma ? ggamma : tops,
                      last || !gbeta ? gbeta : tops + groups * cols));
     if (!last && ggamma) TL_TRY(tl_cuda_column_sums(ctx, tops, 1, groups, cols, 0, ggamma));
     return !last && gbeta ? tl_cuda_column_sums(ctx, tops + groups * cols, 1, groups, cols, 0, gbeta) : TORCHLEAN_OK;
 }
 
 /* Scratch of all kinds lies in one block: what the columns have been summed to, then the sums of that or statistics. */
-int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
+template <tl_norm_kind KIND> int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbeta)
 {
     const int64_t chunks = tl_ceil_div(p.rows, TL_COLUMN_CHUNK);
     const bool by_warp = p.cols <= 512, by_chain = !by_warp && p.cols <= chain_fits();
@@ -399,20 +408,31 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
     p.beta_parts = p.gamma_parts + parts;
     float *const rest = p.beta_parts + parts;
     if (by_chain) {
-        TL_TRY(chains(ctx, chunks, p));
-        return sum_chains(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
+        TL_TRY(chains<KIND>(ctx, chunks, p));
+        return sum_chains<KIND>(ctx, p.gamma_parts, p.cols, chunks, rest, ggamma, gbeta);
     }
     if (by_warp) {
-        TL_TRY(p.cols % 4 == 0 ? fused<true>(ctx, chunks, p) : fused<false>(ctx, chunks, p));
+        TL_TRY((p.cols % 4 == 0 ? fused<KIND, true>(ctx, chunks, p) : fused<KIND, false>(ctx, chunks, p)));
     } else {
         float *const means = rest, *const istds = rest + p.rows;
         const int64_t tiles = tl_ceil_div(p.cols, 64);
-        TL_TRY(tl_layer_norm_rows_bwd(ctx, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
-        TL_TRY(tl_launch(ctx, NAME, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
+        TL_TRY(tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, means, istds));
+        TL_TRY(tl_launch(ctx, NAME<KIND>, columns_again, (unsigned)(tiles * chunks), dim3(64, 4), p, means, istds,
                          tl_fastdiv((uint64_t)tiles)));
     }
     if (ggamma) TL_TRY(tl_cuda_column_sums(ctx, p.gamma_parts, 1, chunks, p.cols, 0, ggamma));
     return gbeta ? tl_cuda_column_sums(ctx, p.beta_parts, 1, chunks, p.cols, 0, gbeta) : TORCHLEAN_OK;
+}
+
+template <tl_norm_kind KIND> int32_t norm_bwd(tl_context *ctx, const columns_grad &p, float *ggamma, float *gbeta)
+{
+    if (p.rows == 0) {
+        if (ggamma) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, p.cols));
+        return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, p.cols) : TORCHLEAN_OK;
+    }
+    if (!ggamma && !gbeta)
+        return tl_norm_rows_bwd(ctx, KIND, p.x, p.gamma, p.g, p.rows, p.cols, p.eps, p.gx, nullptr, nullptr);
+    return with_columns<KIND>(ctx, p, ggamma, gbeta);
 }
 
 } // namespace
@@ -420,10 +440,13 @@ int32_t with_columns(tl_context *ctx, columns_grad p, float *ggamma, float *gbet
 int32_t tl_cuda_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                                int64_t cols, float eps, float *gx, float *ggamma, float *gbeta)
 {
-    if (rows == 0) {
-        if (ggamma) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, cols));
-        return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, cols) : TORCHLEAN_OK;
-    }
-    if (!ggamma && !gbeta) return tl_layer_norm_rows_bwd(ctx, x, gamma, g, rows, cols, eps, gx, nullptr, nullptr);
-    return with_columns(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma, gbeta);
+    return norm_bwd<TL_NORM_LAYER>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma,
+                                   gbeta);
+}
+
+int32_t tl_cuda_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
+                             int64_t cols, float eps, float *gx, float *ggamma)
+{
+    return norm_bwd<TL_NORM_RMS>(ctx, columns_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr}, ggamma,
+                                 nullptr);
 }

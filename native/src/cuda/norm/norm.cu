@@ -12,7 +12,7 @@ namespace {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-template <class Row, bool CHANNEL>
+template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
               int64_t rows, int64_t cols, float eps, float *__restrict__ out)
@@ -22,19 +22,21 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     v.load(r, x + r.row * cols);
     v.wait();
     float mean, istd;
-    tl_row_statistics(r, v, cols, eps, &mean, &istd);
+    tl_row_statistics<KIND>(r, v, cols, eps, &mean, &istd);
     const bool live = r.n > 0;
-    const float gamma_row = CHANNEL && live ? gamma[r.row] : 0.0f, beta_row = CHANNEL && live ? beta[r.row] : 0.0f;
+    const float gamma_row = KIND == TL_NORM_CHANNEL && live ? gamma[r.row] : 0.0f,
+                beta_row = KIND == TL_NORM_CHANNEL && live ? beta[r.row] : -0.0f;
 #pragma unroll(decltype(v)::UNROLL)
     for (int k = 0; k < Row::K; k++) {
         float w[Row::W], a[Row::W], b[Row::W];
         v.get(k, w);
-        if constexpr (!CHANNEL) {
+        if constexpr (KIND != TL_NORM_CHANNEL) {
             r.piece(gamma, k, a);
-            r.piece(beta, k, b);
+            if constexpr (KIND == TL_NORM_LAYER) r.piece(beta, k, b);
         }
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            w[j] = fmaf(w[j] * istd, CHANNEL ? gamma_row : a[j], CHANNEL ? beta_row : b[j]);
+            w[j] =
+                fmaf(w[j] * istd, KIND == TL_NORM_CHANNEL ? gamma_row : a[j], KIND == TL_NORM_LAYER ? b[j] : beta_row);
         r.store(out + r.row * cols, k, w);
     }
 }
@@ -56,7 +58,7 @@ struct staged_row {
 /* Wide rows, many of them: a block stays and takes every gridDim.x-th row. Read anew for each row, gamma and beta would
  * cost twice the row's own traffic from L2; here they stay in shared memory, and the next row arrives while this one is
  * normalised. */
-template <class Row>
+template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, 1)
     norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
                       int64_t rows, int64_t cols, float eps, float *__restrict__ out)
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
     };
     const Row vector(tl_given(), 0, (int)cols);
     vector.request(shared, gamma);
-    vector.request(shared + ARRAY, beta);
+    if (KIND == TL_NORM_LAYER) vector.request(shared + ARRAY, beta);
     request(blockIdx.x, 0);
     int buffer = 0;
 #pragma unroll 1
@@ -81,15 +83,15 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
         const Row r(tl_given(), row, (int)cols);
         staged_row v = {stage + buffer * ARRAY};
         float mean, istd;
-        tl_row_statistics(r, v, cols, eps, &mean, &istd);
+        tl_row_statistics<KIND>(r, v, cols, eps, &mean, &istd);
 #pragma unroll 4
         for (int k = 0; k < Row::K; k++) {
             float w[Row::W], a[Row::W], b[Row::W];
             v.get(k, w);
             scale.get(k, a);
-            shift.get(k, b);
+            if (KIND == TL_NORM_LAYER) shift.get(k, b);
             TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-                w[j] = fmaf(w[j] * istd, a[j], b[j]);
+                w[j] = fmaf(w[j] * istd, a[j], KIND == TL_NORM_LAYER ? b[j] : -0.0f);
             r.store(out + row * cols, k, w);
         }
     }
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(Row::THREADS, 1)
 }
 
 /* Launches it if the chip has the shared memory and there are rows enough to make a block's stay worth while. */
-template <class Row>
+template <class Row, tl_norm_kind KIND>
 bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
              int64_t cols, float eps, float *out, int32_t *status)
 {
@@ -108,12 +110,12 @@ bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gam
         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
         dynamic + fixed > (size_t)most)
         return false;
-    *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row>, blocks, Row::THREADS, dynamic, x, gamma, beta, rows,
-                               cols, eps, out);
+    *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row, KIND>, blocks, Row::THREADS, dynamic, x, gamma, beta,
+                               rows, cols, eps, out);
     return true;
 }
 
-template <class Row, bool CHANNEL>
+template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
                  int64_t cols, float eps, float *__restrict__ out)
@@ -123,19 +125,21 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     r.request(0, x + r.row * cols);
     tl_copy_wait<0>();
     float mean, istd;
-    tl_cluster_statistics(r, eps, &mean, &istd);
+    tl_cluster_statistics<KIND>(r, eps, &mean, &istd);
     const float *const v = r.array(0);
-    const float gamma_row = CHANNEL ? gamma[r.row] : 0.0f, beta_row = CHANNEL ? beta[r.row] : 0.0f;
+    const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[r.row] : 0.0f,
+                beta_row = KIND == TL_NORM_CHANNEL ? beta[r.row] : -0.0f;
     float *const to = out + r.row * cols;
     r.elements([&](int slot, int column) {
-        to[column] = fmaf(v[slot] * istd, CHANNEL ? gamma_row : gamma[column], CHANNEL ? beta_row : beta[column]);
+        to[column] = fmaf(v[slot] * istd, KIND == TL_NORM_CHANNEL ? gamma_row : gamma[column],
+                          KIND == TL_NORM_LAYER ? beta[column] : beta_row);
     });
     tl_cluster_wait();
 #endif
 }
 
 /* Rows in registers, a cluster taking one after the other. */
-template <bool CHANNEL>
+template <tl_norm_kind KIND>
 __global__ void __launch_bounds__(512, 1)
     norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
                int64_t rows, int64_t cols, float eps, float *__restrict__ out)
@@ -146,6 +150,7 @@ __global__ void __launch_bounds__(512, 1)
     const int64_t clusters = gridDim.x / tl_cluster_quads::C;
     int64_t row = blockIdx.x / tl_cluster_quads::C;
     r.request(x + row * cols);
+    int which = 1; /* of a row's squares: where a row has one sum alone, rows alternate */
 #pragma unroll 1
     for (; row < rows; row += clusters) {
         float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(512, 1)
             lanes = tl_join<tl_sum_op>(lanes, v[k]);
         }
         if (row + clusters < rows) r.request(x + (row + clusters) * cols);
-        const float mean = tl_per_count(r.sum(0, lanes), cols);
+        const float mean = KIND == TL_NORM_RMS ? 0.0f : tl_per_count(r.sum(0, lanes), cols);
         lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
@@ -163,15 +168,18 @@ __global__ void __launch_bounds__(512, 1)
                 lanes = tl_join<tl_sum_op>(
                     lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z, v[k].w * v[k].w));
             }
-        const float istd = tl_inverse_deviation(r.sum(1, lanes), cols, eps);
-        const float gamma_row = CHANNEL ? gamma[row] : 0.0f, beta_row = CHANNEL ? beta[row] : 0.0f;
+        const float istd = tl_inverse_deviation(r.sum(which, lanes), cols, eps);
+        if (KIND == TL_NORM_RMS) which ^= 1;
+        const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[row] : 0.0f,
+                    beta_row = KIND == TL_NORM_CHANNEL ? beta[row] : -0.0f;
         float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
         float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
         float *const to = out + row * cols;
         TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
             if (k < r.steps) {
                 const int c = r.column + k * TL_SUM_LANES;
-                if (!CHANNEL) a = tl_load4(gamma + c), b = tl_load4(beta + c);
+                if (KIND != TL_NORM_CHANNEL) a = tl_load4(gamma + c);
+                if (KIND == TL_NORM_LAYER) b = tl_load4(beta + c);
                 tl_store4(to + c, make_float4(fmaf(v[k].x * istd, a.x, b.x), fmaf(v[k].y * istd, a.y, b.y),
                                               fmaf(v[k].z * istd, a.z, b.z), fmaf(v[k].w * istd, a.w, b.w)));
             }
@@ -181,7 +189,7 @@ __global__ void __launch_bounds__(512, 1)
 #endif
 }
 
-template <bool CHANNEL> struct norm_element {
+template <tl_norm_kind KIND> struct norm_element {
     const float *x, *means, *squares, *gamma, *beta;
     int64_t cols;
     float eps, mean, istd;
@@ -194,43 +202,45 @@ template <bool CHANNEL> struct norm_element {
     }
     __device__ float at(int64_t i, int64_t c) const
     {
-        const int64_t which = CHANNEL ? r : c;
-        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], beta[which]);
+        const int64_t which = KIND == TL_NORM_CHANNEL ? r : c;
+        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], KIND == TL_NORM_RMS ? -0.0f : beta[which]);
     }
 };
 
-template <bool CHANNEL>
+template <tl_norm_kind KIND>
 int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
                 int64_t cols, float eps, float *out)
 {
     int32_t status = TORCHLEAN_OK;
-    if (!CHANNEL && cols % 4 == 0 && cols > 4096) {
+    if (KIND != TL_NORM_CHANNEL && cols % 4 == 0 && cols > 4096) {
         using Row8 = tl_block_row<true, 8, 1>;
         using Row12 = tl_block_row<true, 12, 1>;
-        if (cols <= 8192 && in_turn<Row8>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status)) return status;
-        if (cols > 8192 && cols <= 12288 && in_turn<Row12>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+        if (cols <= 8192 && in_turn<Row8, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
+            return status;
+        if (cols > 8192 && cols <= 12288 &&
+            in_turn<Row12, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, &status))
             return status;
     }
     if (cols <= TL_ROW_FITS)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, CHANNEL>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>,
-                                       x, gamma, beta, rows, cols, eps, out);
+            return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows, tl_shared_bytes<Row, Row::ONE_SHARED>, x,
+                                       gamma, beta, rows, cols, eps, out);
         });
     const auto launch_cluster = [&](auto row) {
         using Row = typename decltype(row)::type;
-        return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, CHANNEL>, rows, cols, &status, x, gamma, beta, cols,
+        return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, KIND>, rows, cols, &status, x, gamma, beta, cols,
                                       eps, out);
     };
-    if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<CHANNEL>, rows, cols,
-                                                                      &status, x, gamma, beta, rows, cols, eps, out)) ||
+    if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<KIND>, rows, cols, &status,
+                                                                      x, gamma, beta, rows, cols, eps, out)) ||
                                     tl_pick_cluster<2>(cols, launch_cluster)))
         return status;
     tl_scratch<float> means(ctx);
     TL_TRY(means.allocate(2 * rows));
     float *const squares = means + rows;
-    TL_TRY(tl_long_row_squares(ctx, name, x, rows, cols, means, squares));
-    const norm_element<CHANNEL> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
+    TL_TRY(tl_long_row_squares<KIND>(ctx, name, x, rows, cols, means, squares));
+    const norm_element<KIND> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
     return tl_long_row_map(ctx, name, element, rows, cols, out);
 }
 
@@ -245,7 +255,7 @@ struct norm_grad {
     float *gx, *sums_a, *sums_ax, *means, *istds;
 };
 
-template <class Row, bool CHANNEL>
+template <class Row, tl_norm_kind KIND>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bwd(norm_grad p)
 {
     const Row r(p.rows, p.cols);
@@ -254,7 +264,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     second.load(r, p.g + r.row * p.cols);
     v.load(r, p.x + r.row * p.cols);
     float mean, istd;
-    tl_row_statistics(r, v, p.cols, p.eps, &mean, &istd);
+    tl_row_statistics<KIND>(r, v, p.cols, p.eps, &mean, &istd);
     second.wait();
     typename Row::terms terms_a, terms_ax;
     float xhat[Row::W], a[Row::W], gamma[Row::W];
@@ -263,18 +273,21 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
         float ax[Row::W];
         v.get(k, xhat);
         second.get(k, a);
-        if constexpr (!CHANNEL) r.piece(p.gamma, k, gamma);
+        if constexpr (KIND != TL_NORM_CHANNEL) r.piece(p.gamma, k, gamma);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            a[j] = CHANNEL ? a[j] : a[j] * gamma[j];
+            a[j] = KIND == TL_NORM_CHANNEL ? a[j] : a[j] * gamma[j];
             xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
             ax[j] = a[j] * xhat[j];
         }
-        terms_a.add(i, a);
+        if constexpr (KIND != TL_NORM_RMS) terms_a.add(i, a);
         terms_ax.add(i, ax);
         v.put(k, xhat);
     }
-    float sum_a, sum_ax;
-    Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+    float sum_a = 0.0f, sum_ax;
+    if constexpr (KIND == TL_NORM_RMS)
+        sum_ax = terms_ax.sum();
+    else
+        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
     if (r.n > 0 && r.leads()) {
         if (p.sums_a) p.sums_a[r.row] = sum_a;
         if (p.sums_ax) p.sums_ax[r.row] = sum_ax;
@@ -285,19 +298,19 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     }
     if (!p.gx) return;
     const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
-    const float factor = CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
+    const float factor = KIND == TL_NORM_CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
     TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         v.get(k, xhat);
         second.get(k, a);
-        if constexpr (!CHANNEL) r.piece(p.gamma, k, gamma);
+        if constexpr (KIND != TL_NORM_CHANNEL) r.piece(p.gamma, k, gamma);
         TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            a[j] = tl_norm_grad(CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
+            a[j] = tl_norm_grad(KIND == TL_NORM_CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
         r.store(p.gx + r.row * p.cols, k, a);
     }
 }
 
 /* Terms of long rows: a, or a·xhat. */
-template <bool CHANNEL, bool TIMES_XHAT> struct norm_term {
+template <tl_norm_kind KIND, bool TIMES_XHAT> struct norm_term {
     const float *x, *g, *gamma, *means, *istds;
     float mean, istd;
     __device__ void row(int64_t r)
@@ -307,12 +320,12 @@ template <bool CHANNEL, bool TIMES_XHAT> struct norm_term {
     }
     __device__ float at(int64_t i, int64_t c) const
     {
-        const float a = CHANNEL ? g[i] : g[i] * gamma[c];
+        const float a = KIND == TL_NORM_CHANNEL ? g[i] : g[i] * gamma[c];
         return TIMES_XHAT ? a * tl_normalised(x[i], mean, istd) : a;
     }
 };
 
-template <bool CHANNEL> struct norm_grad_element {
+template <tl_norm_kind KIND> struct norm_grad_element {
     const float *x, *g, *gamma, *means, *istds, *sums_a, *sums_ax;
     int64_t cols;
     float mean, istd, mean_a, mean_ax, factor;
@@ -320,13 +333,14 @@ template <bool CHANNEL> struct norm_grad_element {
     {
         mean = means[r];
         istd = istds[r];
-        mean_a = tl_per_count(sums_a[r], cols);
+        mean_a = KIND == TL_NORM_RMS ? 0.0f : tl_per_count(sums_a[r], cols);
         mean_ax = tl_per_count(sums_ax[r], cols);
-        factor = CHANNEL ? istd * gamma[r] : istd;
+        factor = KIND == TL_NORM_CHANNEL ? istd * gamma[r] : istd;
     }
     __device__ float at(int64_t i, int64_t c) const
     {
-        return tl_norm_grad(CHANNEL ? g[i] : g[i] * gamma[c], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor);
+        return tl_norm_grad(KIND == TL_NORM_CHANNEL ? g[i] : g[i] * gamma[c], tl_normalised(x[i], mean, istd), mean_a,
+                            mean_ax, factor);
     }
 };
 
@@ -337,41 +351,42 @@ __global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, 
     if (r < rows) squares[r] = tl_inverse_deviation(squares[r], cols, eps);
 }
 
-template <bool CHANNEL> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+template <tl_norm_kind KIND> int32_t long_rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
     tl_scratch<float> own(ctx);
     TL_TRY(own.allocate(4 * p.rows));
     float *means = p.means ? p.means : (float *)own, *istds = p.istds ? p.istds : own + p.rows;
     float *sums_a = p.sums_a ? p.sums_a : own + 2 * p.rows, *sums_ax = p.sums_ax ? p.sums_ax : own + 3 * p.rows;
-    TL_TRY(tl_long_row_squares(ctx, name, p.x, p.rows, p.cols, means, istds));
+    TL_TRY(tl_long_row_squares<KIND>(ctx, name, p.x, p.rows, p.cols, means, istds));
     TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, istds, p.rows, p.cols, p.eps));
-    if (p.gx || p.sums_a)
-        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                p.rows, p.cols, 0, sums_a));
+    if (KIND != TL_NORM_RMS && (p.gx || p.sums_a))
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<KIND, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f}, p.rows,
+                                p.cols, 0, sums_a));
     if (p.gx || p.sums_ax)
-        TL_TRY(tl_long_row_sums(ctx, name, norm_term<CHANNEL, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f},
-                                p.rows, p.cols, 0, sums_ax));
-    const norm_grad_element<CHANNEL> element = {p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols};
+        TL_TRY(tl_long_row_sums(ctx, name, norm_term<KIND, true>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f}, p.rows,
+                                p.cols, 0, sums_ax));
+    const norm_grad_element<KIND> element = {p.x, p.g, p.gamma, means, istds, sums_a, sums_ax, p.cols};
     return p.gx ? tl_long_row_map(ctx, name, element, p.rows, p.cols, p.gx) : TORCHLEAN_OK;
 }
 
-template <bool CHANNEL> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
+template <tl_norm_kind KIND> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
-    if (p.cols > TL_ROW_FITS) return long_rows_bwd<CHANNEL>(ctx, name, p);
+    if (p.cols > TL_ROW_FITS) return long_rows_bwd<KIND>(ctx, name, p);
     return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
-        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, CHANNEL>, p.rows,
+        return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND>, p.rows,
                                    tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
     });
 }
 
 } // namespace
 
-int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                               int64_t cols, float eps, float *gx, float *means, float *istds)
+int32_t tl_norm_rows_bwd(tl_context *ctx, tl_norm_kind kind, const float *x, const float *gamma, const float *g,
+                         int64_t rows, int64_t cols, float eps, float *gx, float *means, float *istds)
 {
-    return rows_bwd<false>(ctx, "layer_norm_bwd",
-                           norm_grad{x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means, istds});
+    const norm_grad p = {x, gamma, g, rows, cols, eps, gx, nullptr, nullptr, means, istds};
+    return kind == TL_NORM_RMS ? rows_bwd<TL_NORM_RMS>(ctx, "rms_norm_bwd", p)
+                               : rows_bwd<TL_NORM_LAYER>(ctx, "layer_norm_bwd", p);
 }
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
@@ -379,13 +394,19 @@ int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gam
 int32_t tl_cuda_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
                            int64_t cols, float eps, float *out)
 {
-    return forward<false>(ctx, "layer_norm", x, gamma, beta, rows, cols, eps, out);
+    return forward<TL_NORM_LAYER>(ctx, "layer_norm", x, gamma, beta, rows, cols, eps, out);
+}
+
+int32_t tl_cuda_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
+                         float *out)
+{
+    return forward<TL_NORM_RMS>(ctx, "rms_norm", x, gamma, nullptr, rows, cols, eps, out);
 }
 
 int32_t tl_cuda_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
                                         int64_t channels, int64_t height, int64_t width, float eps, float *out)
 {
-    return forward<true>(ctx, "batchnorm_channel_first", x, gamma, beta, channels, height * width, eps, out);
+    return forward<TL_NORM_CHANNEL>(ctx, "batchnorm_channel_first", x, gamma, beta, channels, height * width, eps, out);
 }
 
 int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
@@ -396,6 +417,7 @@ int32_t tl_cuda_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, con
         if (ggamma) TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), ggamma, 0.0f, channels));
         return gbeta ? tl_cuda_fill(tl_context_cuda(ctx), gbeta, 0.0f, channels) : TORCHLEAN_OK;
     }
-    return rows_bwd<true>(ctx, "batchnorm_channel_first_bwd",
-                          norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr});
+    return rows_bwd<TL_NORM_CHANNEL>(
+        ctx, "batchnorm_channel_first_bwd",
+        norm_grad{x, gamma, g, channels, height * width, eps, gx, gbeta, ggamma, nullptr, nullptr});
 }

@@ -4,20 +4,27 @@
 #include "cuda/device/cluster_row.cuh"
 #include "generated/norm.h"
 
+/* What is normalised: rows with gamma and beta of the column, channels with those of the row, or rows around 0, which have
+ * no beta: their mean is 0 and their beta -0, with which a fused sum is the product. */
+enum tl_norm_kind { TL_NORM_LAYER, TL_NORM_CHANNEL, TL_NORM_RMS };
+
 /* The mean and 1/deviation of a row held on chip, which is left as x - mean (0 past its end). */
-template <class Row, class Held>
+template <tl_norm_kind KIND, class Row, class Held>
 static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, int64_t cols, float eps, float *mean,
                                                          float *istd)
 {
     typename Row::terms sum, squares;
     float w[Row::W], d[Row::W];
+    *mean = 0.0f;
+    if constexpr (KIND != TL_NORM_RMS) {
 #pragma unroll(Held::UNROLL)
-    for (int i = 0; i < Row::K; i++) {
-        const int k = Row::order(i);
-        v.get(k, w);
-        sum.add(i, w);
+        for (int i = 0; i < Row::K; i++) {
+            const int k = Row::order(i);
+            v.get(k, w);
+            sum.add(i, w);
+        }
+        *mean = tl_per_count(sum.sum(), cols);
     }
-    *mean = tl_per_count(sum.sum(), cols);
 #pragma unroll(Held::UNROLL)
     for (int i = 0; i < Row::K; i++) {
         const int k = Row::order(i);
@@ -33,11 +40,12 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
 }
 
 /* The same for array 0 of a cluster's row. The row is still to be read by other blocks until tl_cluster_wait(). */
-template <class Row>
+template <tl_norm_kind KIND, class Row>
 static __device__ __forceinline__ void tl_cluster_statistics(const Row &r, float eps, float *mean, float *istd)
 {
     float *const v = r.array(0);
-    const float m = tl_per_count(r.sum(0, [&](int slot, int) { return v[slot]; }), r.n);
+    float m = 0.0f;
+    if constexpr (KIND != TL_NORM_RMS) m = tl_per_count(r.sum(0, [&](int slot, int) { return v[slot]; }), r.n);
     const float squares = r.sum(1, [&](int slot, int) {
         const float d = v[slot] - m;
         v[slot] = d;
@@ -58,14 +66,18 @@ struct tl_square_term {
 };
 
 /* Means, and sums of squares around them. */
-static inline int32_t tl_long_row_squares(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols,
-                                          float *means, float *squares)
+template <tl_norm_kind KIND>
+static int32_t tl_long_row_squares(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols,
+                                   float *means, float *squares)
 {
-    TL_TRY(tl_cuda_row_sums(ctx, x, rows, cols, cols, means));
+    if (KIND == TL_NORM_RMS)
+        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), means, 0.0f, rows));
+    else
+        TL_TRY(tl_cuda_row_sums(ctx, x, rows, cols, cols, means));
     return tl_long_row_sums(ctx, name, tl_square_term{x, means, 0.0f}, rows, cols, 0, squares);
 }
 
-/* layer_norm's gradient along the rows (norm/norm.cu). gx may be NULL; means and istds, both or neither, get the rows'
- * statistics. */
-int32_t tl_layer_norm_rows_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
-                               int64_t cols, float eps, float *gx, float *means, float *istds);
+/* The gradient along rows with a gamma of the column (norm/norm.cu). gx may be NULL; means and istds, both or neither, get
+ * the rows' statistics. */
+int32_t tl_norm_rows_bwd(tl_context *ctx, tl_norm_kind kind, const float *x, const float *gamma, const float *g,
+                         int64_t rows, int64_t cols, float eps, float *gx, float *means, float *istds);

@@ -1,0 +1,95 @@
+/* The cross-entropy of each row on the CPU, with weights of classes, smoothed labels and ignored rows, and its gradient. The
+ * phases are those of cross_entropy (loss.c); smoothing adds a sum over the row. */
+#include "cpu/softmax_phases.h"
+#include "generated/loss.h"
+
+typedef struct rows_job {
+    tl_softmax_rows base; /* x: logits; out: the losses of the rows, or the gradient */
+    const uint32_t *labels;
+    const float *weights, *g; /* weights NULL: all are 1 */
+    int64_t cols;
+    struct tl_smoothing h;
+    float total; /* of the weights */
+} rows_job;
+
+static inline float weight_of(const rows_job *j, int64_t c) { return j->weights ? j->weights[c] : 1.0f; }
+
+static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r)
+{
+    r->stat[SUM] = tl_log(tl_sum_of_leaves(r->sum, r->leaves));
+}
+
+static void spread_leaf(const void *arg, const tl_leaf *p)
+{
+    const rows_job *j = arg;
+    const float *x = j->base.x + p->at, *w = j->weights ? j->weights + p->first : NULL;
+    const float m = p->stat[MAXIMUM], s = p->stat[SUM];
+    if (w)
+        TL_LEAF_SUM(*p->sum, p->n, w[i] * (s - (x[i] - m)));
+    else
+        TL_LEAF_SUM(*p->sum, p->n, s - (x[i] - m));
+}
+
+static void put_loss(const rows_job *j, const tl_row *r, float log_s, float spread)
+{
+    const int64_t label = j->labels[r->row];
+    j->base.out[r->row] = label >= j->cols
+                              ? 0.0f
+                              : tl_smoothed_loss(log_s, j->base.x[r->row * j->cols + label], r->stat[MAXIMUM],
+                                                 weight_of(j, label), spread, j->cols, j->h);
+}
+
+static void plain_loss_row(const void *arg, const tl_row *r)
+{
+    logarithm_row(arg, r);
+    put_loss(arg, r, r->stat[SUM], 0.0f);
+}
+
+static void smoothed_loss_row(const void *arg, const tl_row *r)
+{
+    put_loss(arg, r, r->stat[SUM], tl_sum_of_leaves(r->sum, r->leaves));
+}
+
+int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const uint32_t *labels, const float *weights,
+                                  int64_t rows, int64_t cols, float smoothing, float *out)
+{
+    static const tl_row_phase plain[] = {{maximum_leaf, maximum_row}, {exponential_sum_leaf, plain_loss_row}};
+    static const tl_row_phase smoothed[] = {
+        {maximum_leaf, maximum_row}, {exponential_sum_leaf, logarithm_row}, {spread_leaf, smoothed_loss_row}};
+    const rows_job j = {
+        .base = {logits, out}, .labels = labels, .weights = weights, .cols = cols, .h = tl_smoothing_of(smoothing)};
+    for (int64_t r = 0; cols == 0 && r < rows; r++)
+        out[r] = 0.0f; /* no label is a class */
+    return tl_run_phases(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, rows, cols);
+}
+
+static void smoothed_grad_leaf(const void *arg, const tl_leaf *p)
+{
+    const rows_job *j = arg;
+    float *const out = j->base.out + p->at;
+    const float *e = p->work ? p->work : out, s = p->stat[SUM], r = p->stat[DERIVED], g = j->g[p->row];
+    const float *w = j->weights ? j->weights + p->first : NULL;
+    const int64_t label = (int64_t)j->labels[p->row], at = label - p->first;
+    if (label >= j->cols) {
+        memset(out, 0, (size_t)p->n * sizeof(float));
+        return;
+    }
+    const float own = weight_of(j, label), total = tl_smoothed_total(own, j->total, j->cols, j->h);
+    const float hit = at >= 0 && at < p->n ? e[at] : 0.0f;
+    if (w)
+        TL_WRITE(0, out, p->n, tl_smoothed_grad(tl_quotient(e[i], s, r), total, w[i], own, 0, j->cols, g, j->h));
+    else
+        TL_WRITE(0, out, p->n, tl_smoothed_grad(tl_quotient(e[i], s, r), total, 1.0f, own, 0, j->cols, g, j->h));
+    if (at >= 0 && at < p->n) out[at] = tl_smoothed_grad(tl_quotient(hit, s, r), total, own, own, 1, j->cols, g, j->h);
+}
+
+int32_t tl_cpu_cross_entropy_rows_bwd(tl_context *ctx, const float *logits, const uint32_t *labels,
+                                      const float *weights, const float *g, int64_t rows, int64_t cols, float smoothing,
+                                      float *glogits)
+{
+    static const tl_row_phase phases[] = {
+        {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {smoothed_grad_leaf, NULL}};
+    rows_job j = {{logits, glogits}, labels, weights, g, cols, tl_smoothing_of(smoothing), (float)cols};
+    const int32_t status = weights ? tl_row_sums(ctx, weights, 1, cols, 0, &j.total) : TORCHLEAN_OK;
+    return status ? status : tl_run_phases(ctx, &j, phases, 3, rows, cols);
+}

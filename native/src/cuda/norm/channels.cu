@@ -1,0 +1,155 @@
+/* Affine maps of channels on CUDA, and their gradients.
+ *
+ * A row is one channel of one sample, held on chip up to 49152 elements (device/row_tile.cuh): 8 bytes of traffic per element
+ * forward; backward, with a row's sums of g and g·(x - center) from the same read, 12. Longer rows are read once per pass. The
+ * rows' sums go down the batch by the column tree. */
+#include "cuda/device/vector.cuh"
+#include "cuda/norm/norm.cuh"
+
+namespace {
+
+struct affine {
+    const float *x, *g, *center, *slope, *shift;
+    int64_t rows, cols, channels;
+    float *out;               /* or gx; NULL if it is not wanted */
+    float *sums, *sums_times; /* per row of g, and of g (x - center); NULL if not wanted */
+};
+
+template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS) affine_rows(affine p)
+{
+    const Row r(p.rows, p.cols);
+    tl_held<Row, Row::ONE_SHARED> v;
+    v.load(r, p.x + r.row * p.cols);
+    v.wait();
+    const int64_t c = r.n > 0 ? r.row % p.channels : 0;
+    const float center = p.center[c], slope = p.slope[c], shift = p.shift[c];
+#pragma unroll(decltype(v)::UNROLL)
+    for (int k = 0; k < Row::K; k++) {
+        float w[Row::W];
+        v.get(k, w);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
+            w[j] = tl_channel_affine(w[j], center, slope, shift);
+        r.store(p.out + r.row * p.cols, k, w);
+    }
+}
+
+template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) affine_rows_bwd(affine p)
+{
+    const Row r(p.rows, p.cols);
+    tl_held<Row, Row::SECOND_SHARED> second;
+    tl_held<Row, false> v;
+    second.load(r, p.g + r.row * p.cols);
+    v.load(r, p.x + r.row * p.cols);
+    second.wait();
+    const int64_t c = r.n > 0 ? r.row % p.channels : 0;
+    const float center = p.center[c], slope = p.slope[c];
+    typename Row::terms terms, terms_times;
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        float g[Row::W], x[Row::W];
+        v.get(k, x);
+        second.get(k, g);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
+            x[j] = r.inside(k * Row::W + j) ? g[j] * (x[j] - center) : 0.0f;
+        terms.add(i, g);
+        terms_times.add(i, x);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
+            g[j] *= slope;
+        if (p.out) r.store(p.out + r.row * p.cols, k, g);
+    }
+    if (!p.sums && !p.sums_times) return;
+    float sum, sum_times;
+    Row::sum2(terms, terms_times, &sum, &sum_times);
+    if (r.n > 0 && r.leads()) {
+        if (p.sums) p.sums[r.row] = sum;
+        if (p.sums_times) p.sums_times[r.row] = sum_times;
+    }
+}
+
+/* ---- long rows --------------------------------------------------------------------------------------------------- */
+
+enum affine_value { VALUE, GRADIENT, TERM };
+
+template <affine_value WHICH> struct affine_element {
+    affine p;
+    float center, slope, shift;
+    __device__ void row(int64_t r)
+    {
+        const int64_t c = r % p.channels;
+        center = p.center[c];
+        slope = p.slope[c];
+        if (WHICH == VALUE) shift = p.shift[c];
+    }
+    __device__ float at(int64_t i, int64_t) const
+    {
+        return WHICH == VALUE      ? tl_channel_affine(p.x[i], center, slope, shift)
+               : WHICH == GRADIENT ? p.g[i] * slope
+                                   : p.g[i] * (p.x[i] - center);
+    }
+};
+
+int32_t rows_bwd(tl_context *ctx, const affine &p)
+{
+    const char *const name = "channel_affine_bwd";
+    if (p.cols <= TL_ROW_FITS)
+        return tl_pick_row(p.cols, [&](auto row) {
+            using Row = typename decltype(row)::type;
+            return tl_launch_rows<Row>(ctx, name, affine_rows_bwd<Row>, p.rows,
+                                       tl_shared_bytes<Row, Row::SECOND_SHARED>, p);
+        });
+    if (p.sums) TL_TRY(tl_cuda_row_sums(ctx, p.g, p.rows, p.cols, 0, p.sums));
+    if (p.sums_times) TL_TRY(tl_long_row_sums(ctx, name, affine_element<TERM>{p}, p.rows, p.cols, 0, p.sums_times));
+    return p.out ? tl_long_row_map(ctx, name, affine_element<GRADIENT>{p}, p.rows, p.cols, p.out) : TORCHLEAN_OK;
+}
+
+/* gcenter = -slope gshift. */
+__global__ void __launch_bounds__(256)
+    center_grads(const float *__restrict__ slope, const float *__restrict__ gshift, int64_t n, float *__restrict__ out)
+{
+    const int64_t c = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (c < n) out[c] = -(slope[c] * gshift[c]);
+}
+
+} // namespace
+
+int32_t tl_cuda_channel_affine(tl_context *ctx, const float *x, const float *center, const float *slope,
+                               const float *shift, int64_t batch, int64_t channels, int64_t positions, float *out)
+{
+    const char *const name = "channel_affine";
+    const affine p = {x, nullptr, center, slope, shift, batch * channels, positions, channels, out, nullptr, nullptr};
+    if (positions > TL_ROW_FITS) return tl_long_row_map(ctx, name, affine_element<VALUE>{p}, p.rows, p.cols, out);
+    return tl_pick_row(p.cols, [&](auto row) {
+        using Row = typename decltype(row)::type;
+        return tl_launch_rows<Row>(ctx, name, affine_rows<Row>, p.rows, tl_shared_bytes<Row, Row::ONE_SHARED>, p);
+    });
+}
+
+int32_t tl_cuda_channel_affine_bwd(tl_context *ctx, const float *x, const float *center, const float *slope,
+                                   const float *g, int64_t batch, int64_t channels, int64_t positions, float *gx,
+                                   float *gcenter, float *gslope, float *gshift)
+{
+    if (channels == 0) return TORCHLEAN_OK;
+    const int64_t samples = positions > 0 ? batch : 0, rows = samples * channels;
+    tl_scratch<float> scratch(ctx);
+    TL_TRY(scratch.allocate(2 * rows + channels));
+    float *const sums = scratch, *const sums_times = sums + rows;
+    float *const total = gshift ? gshift : sums_times + rows;
+    const bool shifts = gcenter || gshift;
+    const affine p = {x,
+                      g,
+                      center,
+                      slope,
+                      nullptr,
+                      rows,
+                      positions,
+                      channels,
+                      gx,
+                      shifts ? sums : nullptr,
+                      gslope ? sums_times : nullptr};
+    if (rows > 0) TL_TRY(rows_bwd(ctx, p));
+    if (shifts) TL_TRY(tl_cuda_column_sums(ctx, sums, 1, samples, channels, 0, total));
+    if (gslope) TL_TRY(tl_cuda_column_sums(ctx, sums_times, 1, samples, channels, 0, gslope));
+    if (!gcenter) return TORCHLEAN_OK;
+    return tl_launch(ctx, "channel_affine_bwd", center_grads, tl_grid(channels, 256), 256, slope, total, channels,
+                     gcenter);
+}

@@ -1,0 +1,85 @@
+"""Losses and normalisations of channels: options at their ends, captured steps, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+from numpy.testing import assert_raises_regex
+
+from tlrt import Session, errors, nn
+
+LOGITS = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]])
+
+
+def test_nothing_but_ignored_labels() -> None:
+    """The mean is NaN, as in PyTorch, sums and single losses are 0, and nothing has a gradient."""
+    with Session("cpu") as s:
+        x = s.param(LOGITS, "x")
+        assert np.isnan(s.cross_entropy(x, [-100, -100]).item())
+        for reduction in ("sum", "none"):
+            loss = s.cross_entropy(x, [7, 7], ignore_index=7, reduction=reduction)
+            assert not loss.numpy().any()
+        s.backward(s.cross_entropy(x, [-100, -100], reduction="sum"))
+        assert not x.grad.numpy().any()
+
+
+def test_ignored_labels_of_a_captured_step_are_read_anew() -> None:
+    with Session("cpu") as s:
+        x = s.param(LOGITS, "x")
+
+        def loss_of(labels: Any) -> Any:
+            return s.cross_entropy(s.use(x), labels, ignore_index=3)
+
+        step = s.capture(loss_of, [0, 3])
+        for labels in ([0, 1], [3, 2], [1, 3]):
+            again = step(labels).item()
+            assert again == loss_of(np.array(labels)).item() and np.isfinite(again)
+        assert np.isnan(step([3, 3]).item())
+        assert_raises_regex(errors.ArgumentError, "ignore_index: got 1", s.capture,
+            lambda y: s.cross_entropy(s.use(x), y, ignore_index=1), [0, 1])  # fmt: skip
+
+
+def test_weights_get_no_gradient() -> None:
+    with Session("spec") as s:
+        x, w = s.param(LOGITS, "x"), s.param([1.0, 2.0, 3.0], "w")
+        s.backward(s.cross_entropy(x, [0, 2], w))
+        assert x.grad.numpy().any() and not w.grad.numpy().any()
+
+
+def test_refusals() -> None:
+    with Session("spec") as s:
+        x = s.const(LOGITS)
+        wrong: list[tuple[type[Exception], str, Any]] = [
+            (errors.IndexOutOfRangeError, "every label below 3, or 1", lambda: s.cross_entropy(x, [1, 3], ignore_index=1)),
+            (errors.IndexOutOfRangeError, "labels: got -1 at", lambda: s.cross_entropy(x, [-1, -100])),
+            (errors.ShapeError, "weight: got shape \\(2,\\)", lambda: s.cross_entropy(x, [0, 1], [1.0, 2.0])),
+            (errors.ShapeError, "labels: got shape \\(2,\\), expected \\(3,\\)", lambda: s.cross_entropy(x, [0, 1], axis=0)),
+            (errors.ArgumentError, "axis: got 2", lambda: s.cross_entropy(x, [0, 1], axis=2)),
+            (errors.ArgumentError, "smoothing", lambda: s.cross_entropy(x, [0, 1], label_smoothing=1.5)),
+            (errors.ArgumentError, "reduction: got 'all'", lambda: s.mse_loss(x, x, "all")),
+            (errors.ArgumentError, "delta: got 0", lambda: s.huber_loss(x, x, delta=0)),
+            (errors.ArgumentError, "beta: got -1", lambda: s.smooth_l1_loss(x, x, beta=-1)),
+            (errors.ShapeError, "binary_cross", lambda: s.binary_cross_entropy_with_logits(x, x, s.zeros((4, 2, 3)))),
+            (errors.ShapeError, "kl_div: target", lambda: s.kl_div(x, s.zeros(3))),
+            (errors.ArgumentError, "groups: got 2", lambda: s.group_norm(x, 2)),
+            (errors.ArgumentError, "beta: got None", lambda: s.group_norm(x, 3, s.zeros(3))),
+            (errors.ShapeError, "instance_norm: x: got shape \\(3,\\)", lambda: s.instance_norm(s.zeros(3))),
+            (errors.ArgumentError, "groups: got 3", lambda: nn.GroupNorm(s, 3, 4, name="g")),
+            (errors.ShapeError, "expected \\(batch, 4, spatial", lambda: nn.GroupNorm(s, 2, 4, name="h")(x)),
+            (errors.ShapeError, "expected \\(…, 3, 2\\)", lambda: nn.LayerNorm(s, (3, 2), name="l")(x)),
+            (errors.ShapeError, "width: got \\(\\)", lambda: nn.RMSNorm(s, (), name="r")),
+        ]  # fmt: skip
+        for kind, message, call in wrong:
+            assert_raises_regex(kind, message, call)
+
+
+def test_zeros_of_a_divergence() -> None:
+    """A target of 0 counts 0 whatever the prediction, and a saturated logit has a finite loss."""
+    with Session("cpu") as s:
+        x, t = s.param([-3.0, -50.0], "x"), s.const([1.0, 0.0])
+        loss = s.kl_div(x, t, "sum")
+        s.backward(loss)
+        assert loss.item() == 3.0 and x.grad.numpy().tolist() == [-1.0, 0.0]
+        far = s.binary_cross_entropy_with_logits(
+            s.const([1e30, -1e30, 200.0]), s.const([1.0, 0.0, 0.0]), reduction="none"
+        )
+        assert far.numpy().tolist() == [0.0, 0.0, 200.0]
