@@ -30,7 +30,7 @@ _INSTEAD_OF = {
     "linalg.matmul": "matmul", "linalg.norm": "norm reduce_sum", "max": "max_along reduce_max_axis0 reduce_max_axis1",
     "mean": "mean reduce_mean", "min": "min_along", "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
     "ravel": "flatten", "select": "where", "squeeze": "reshape", "stack": "Session.stack",
-    "sum": "sum reduce_sum", "swapaxes": "permute", "take": "index gather_rows_nat", "tensordot": "matmul",
+    "sum": "sum reduce_sum", "swapaxes": "permute", "take_along_axis": "take_along", "tensordot": "matmul",
     "transpose": "permute transpose2d", "vdot": "matmul",
     "vstack": "Session.concat", "zeros_like": "Session.zeros",
 }  # fmt: skip
