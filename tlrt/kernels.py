@@ -5711,8 +5711,8 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     Signature: logits[rows, cols], labels: u32[rows] -> out[1]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (labels); IndexOutOfRangeError unless every
-        label below cols (labels).
+        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
+        below cols (labels).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
@@ -5760,7 +5760,7 @@ def cross_entropy_indexed(logits: Buffer, labels: IndexBuffer, cols: int, *, out
     Signature: logits[rows, cols], labels: index[rows] -> out[1]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
-        (labels).
+        (cols).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
@@ -5799,8 +5799,8 @@ def cross_entropy_bwd(
     Signature: logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (labels); IndexOutOfRangeError unless every
-        label below cols (labels).
+        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
+        below cols (labels).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
@@ -5842,7 +5842,7 @@ def cross_entropy_bwd_indexed(
     Signature: logits[rows, cols], labels: index[rows], g[1] -> glogits[rows, cols]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
-        (labels).
+        (cols).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """

@@ -45,7 +45,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, con
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "labels",
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
                "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
                (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -66,7 +66,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_indexed(torchlean_buffer *log
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_indexed", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "labels",
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
                "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
                (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -85,7 +85,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "labels",
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
                "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
                (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
@@ -109,7 +109,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd_indexed(torchlean_buffer 
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd_indexed", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "labels",
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
                "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
                (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));

@@ -720,20 +720,20 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
 
 /* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
  * logits[rows, cols], labels: u32[rows] -> out[1]
- * INDEX unless every label below cols (labels).
+ * INDEX unless every label below cols (cols).
  * INDEX unless every label below cols (labels). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, const uint32_t *labels, uint32_t rows,
                                                    uint32_t cols, torchlean_buffer **out);
 
 /* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
  * logits[rows, cols], labels: index[rows] -> out[1]
- * INDEX unless every label below cols (labels). */
+ * INDEX unless every label below cols (cols). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
                                                            uint32_t rows, uint32_t cols, torchlean_buffer **out);
 
 /* Vector-Jacobian product of cross_entropy.
  * logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
- * INDEX unless every label below cols (labels).
+ * INDEX unless every label below cols (cols).
  * INDEX unless every label below cols (labels). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits, const uint32_t *labels,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
@@ -741,7 +741,7 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
 
 /* Vector-Jacobian product of cross_entropy.
  * logits[rows, cols], labels: index[rows], g[1] -> glogits[rows, cols]
- * INDEX unless every label below cols (labels). */
+ * INDEX unless every label below cols (cols). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
                                                                torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                                torchlean_buffer **glogits);

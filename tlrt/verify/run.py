@@ -116,7 +116,8 @@ class Runtime:
                     options["out"] = given[0] if len(given) == 1 else tuple(given)
                 if want is not None:
                     options["want"] = tuple(a.name in want for a in outputs)
-                results = self.call(case.name, placed, case.values, **options)
+                name = f"{case.name}_indexed" if indexed else case.name
+                results = self.call(name, placed, case.values, **options)
             single = not isinstance(results, tuple) and (len(outputs) == 1 or not isinstance(results, list))
             results = [results] if single else list(results)
             if len(results) != len(outputs):

@@ -90,7 +90,7 @@ LABEL_CLASSES: Classes = {
     "a label before a multiple of the leaf": Near(lambda labels: (labels % LEAF == LEAF - 1).any(), LEAF),
     "the first and the last label": lambda labels, cols: cols > 1 and {0, cols - 1} <= set(labels),
 }
-HAS_COLUMNS = check("labels", "cols > 0 or rows == 0", "INDEX", say="every label below cols")
+HAS_COLUMNS = check("cols", "cols > 0 or rows == 0", "INDEX", say="every label below cols")
 LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
 
 
