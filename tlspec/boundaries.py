@@ -14,7 +14,7 @@ CPU: dict[str, dict[str, tuple[int, ...]]] = {
         "TL_STREAM_WIDTH": (4, 8, 16), "TL_STRIDED_RANK": (8,), "TL_SUM_FOLD": (16,), "TL_SUM_LANES": (1024,),
         "TL_SUM_LEAF": (16384,), "W": (4, 8, 16)},
     "index": {"BLOCK": (32768,), "BLOCK_COLUMNS": (512,), "CHUNK": (32768,), "COLUMNS": (512,),
-        "GATHER_TASK": (65536,), "GROUP": (512,), "MOST_BLOCKS": (2048,), "MOST_CHUNKS": (64,), "ORDER_LANES": (16,),
+        "GATHER_TASK": (65536,), "GROUP": (1024,), "MOST_BLOCKS": (2048,), "MOST_CHUNKS": (64,), "ORDER_LANES": (64,),
         "PART": (65536,)},
     "linalg": {"DIRECT_CELLS": (4096,), "DIRECT_CELLS_ONE_PANEL": (131072,), "KC": (256,), "LANES": (4, 8, 16),
         "LANES_F64": (4, 8), "LINE": (8, 16), "MANY_TASKS": (8,), "MR": (4, 6, 14), "NR": (4, 8, 16, 32),

@@ -6,10 +6,10 @@
 #include "generated/index.h"
 
 enum {
-    PART = 65536,  /* elements of a row per task of argmax */
-    GROUP = 512,   /* of them looked through at once */
-    COLUMNS = 512, /* columns per task of argmax along an axis that others follow */
-    ORDER_LANES = 16,
+    PART = 65536,     /* elements of a row per task of argmax */
+    GROUP = 1024,     /* of them looked through at once */
+    COLUMNS = 512,    /* columns per task of argmax along an axis that others follow */
+    ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
 };
 
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
@@ -24,32 +24,30 @@ typedef struct {
 /* The place of the first NaN, else of the first of the largest, of elements from .. to - 1. */
 static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
 {
-    int64_t place = from;
+    int64_t place = from; /* where the group of the best begins */
     float best = sign * x[from];
-    for (int64_t at = from, end; at < to; at = end) {
+    for (int64_t at = from, end; at < to && best == best; at = end) {
         end = tl_imin(at + GROUP, to);
         float most[ORDER_LANES];
-        int nans[ORDER_LANES] = {0};
         for (int l = 0; l < ORDER_LANES; l++)
             most[l] = best;
         int64_t i = at;
         for (; i + ORDER_LANES <= end; i += ORDER_LANES) {
             for (int l = 0; l < ORDER_LANES; l++) {
                 const float v = sign * x[i + l];
-                most[l] = v > most[l] ? v : most[l];
-                nans[l] |= v != v;
+                most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
             }
         }
-        int found = i < end; /* the rest of the group is looked through one by one */
-        for (int l = 0; l < ORDER_LANES; l++)
-            found |= nans[l] | (most[l] > best);
-        for (int64_t j = at; found && j < end; j++) {
-            if (!tl_takes_lead(sign * x[j], best)) continue;
-            best = sign * x[j];
-            place = j;
+        for (int l = 0; i + l < end; l++)
+            most[l] = tl_takes_lead(sign * x[i + l], most[l]) ? sign * x[i + l] : most[l];
+        for (int l = 0; l < ORDER_LANES; l++) {
+            if (!tl_takes_lead(most[l], best)) continue;
+            best = most[l];
+            place = at;
         }
-        if (best != best) return place;
     }
+    while (sign * x[place] != best && x[place] == x[place])
+        place++;
     return place;
 }
 
