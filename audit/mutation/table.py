@@ -206,6 +206,11 @@ DEFECTS = [
          "        if (job->indices[j] <= rows) count[job->indices[j] >> shift]++;",
          "one index too many is counted", "scatter_add,scatter_add_rows,gather_vec,gather_rows"),
     ]),
+    *defects("native/src/cpu/index_choice.c", rows=[
+        ("place = part[p];", "place = part[p - 1];", "the best of another part: off by one", "argmax,argmin"),
+        ("        if (rank < heap[0]) continue;", "        if (rank <= heap[0] + UINT32_MAX) continue;",
+         "of equal numbers, or those next to them, the wrong ones stay", "topk"),
+    ]),
     *defects("native/src/cpu/norm.c", rows=[
         ("tl_square_of_difference(x[i], mean)", "x[i] * x[i]", "the variance is not centred", "norm"),
     ]),

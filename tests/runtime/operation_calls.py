@@ -42,6 +42,16 @@ class Call:
 EVEN = np.array([[True, False], [False, True], [True, False]])
 
 
+#: indices along axis 1
+ALONG = np.array([[[0, 2], [1, 1], [0, -1], [2, 0]], [[2, 2], [2, 2], [1, 0], [0, 1]]])
+
+
+def scattered_along(x: Any, values: Any) -> Any:
+    out, (o, _, c) = x.copy(), np.indices(ALONG.shape)
+    np.add.at(out, (o, ALONG, c), values)
+    return out
+
+
 def row(name: str, **parameters: Any) -> Callable[..., Any]:
     """The reference of a row with these parameters."""
     reference = registry.get(name).reference
@@ -433,6 +443,27 @@ CALLS: dict[str, list[Call]] = {
         *one("embedding", lambda x: picked(x, [2, 0]), indices=[2, 0]),
         *one("embedding", lambda x: x[1], indices=1),
     ],
+    "indices": [Call(((3, 5),), lambda t, x: t.take(x, t.indices([1, 0, 2, 9])), lambda x: picked(x, [1, 0, 2, 9]))],
+    "one_hot": [Call((), lambda t: t.one_hot([[1, 0, -1]], 5), lambda: np.eye(5)[[[1, 0, 4]]])],
+    "argmax": [
+        Call(((3, 5),), lambda t, x: t.take_along(x, t.argmax(x, 0, True), 0), lambda x: x.max(0, keepdims=True)),
+        Call(((3, 5),), lambda t, x: t.take(t.flatten(x), t.argmax(x)), lambda x: x.max()),
+    ],
+    "argmin": [Call(((3, 5),), lambda t, x: t.take_along(x, t.argmin(x, -1, keepdims=True)), lambda x: x.min(1, keepdims=True))],
+    "topk": [
+        Call(((3, 5),), lambda t, x: t.topk(x, 2)[0], lambda x: np.sort(x)[:, :2:-1]),
+        Call(((3, 5, 2),), lambda t, x: t.topk(x, 2, 1)[0], lambda x: np.sort(x, 1)[:, :2:-1]),
+        Call(((3, 5),), lambda t, x: t.topk(x, 3, 0, largest=False)[0], lambda x: np.sort(x, 0)),
+    ],
+    "take": [
+        *one("take", lambda x: x[[2, 0, 2]], indices=[2, 0, -1]),
+        *one("take", lambda x: x[:, :, [[1], [4]]], shape=(2, 3, 5), indices=[[1], [-1]], axis=-1),
+        *one("take", lambda x: x[:, 1], shape=(2, 3, 5), indices=1, axis=1),
+    ],
+    "take_along": one("take_along", lambda x: np.take_along_axis(x, ALONG, 1), shape=(2, 3, 2), indices=ALONG, axis=1),
+    "scatter_add_along": of("scatter_add_along", scattered_along, ((2, 3, 2), (2, 4, 2)), indices=ALONG, axis=1),
+    "tril": [*one("tril", np.tril), *one("tril", lambda x: np.tril(x, -2), shape=(2, 4, 3), k=-2)],
+    "triu": [*one("triu", np.triu), *one("triu", lambda x: np.triu(x, 1), shape=(2, 4, 3), k=1)],
     "scatter_add_vec": [
         *of("scatter_add_vec", lambda x, v: scattered(x, [v], [3]), ((5,), ()), i=3),
         *of("scatter_add_vec", lambda x, v: scattered(x, v, [0]), ((5,), (1,)), i=0),
@@ -556,7 +587,9 @@ COMPOSED = {
     "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
     "concat": ("concat_rows",), "stack": ("concat_rows",), "split": ("slice_axes",), "chunk": ("slice_axes",),
     "pad": ("pad_axes",), "flip": ("slice_axes",), "roll": ("slice_axes", "concat_rows"), "tile": ("broadcast_to",),
-    "repeat": ("broadcast_to",), "index": ("slice_axes", "gather_rows"),
+    "repeat": ("broadcast_to",), "indices": ("take_axis",), "one_hot": ("scatter_add_axis",), "take": ("take_axis",),
+    "take_along": ("take_axis",), "scatter_add_along": ("scatter_add_axis",), "tril": ("where",), "triu": ("where",),
+    "index": ("slice_axes", "gather_rows"),
     "concat_dim0": ("concat1d",), "slice_range0": ("slice1d",), "gather_scalar": ("gather_vec",),
     "gather_row": ("gather_rows",), "gather_scalar_nat": ("gather_vec",), "gather_vec_nat": ("gather_vec",),
     "gather_rows_nat": ("gather_rows",), "embedding": ("gather_rows",), "scatter_add_vec": ("scatter_add",),
