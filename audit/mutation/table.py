@@ -208,8 +208,7 @@ DEFECTS = [
     ]),
     *defects("native/src/cpu/index_choice.c", rows=[
         ("place = part[p];", "place = part[p - 1];", "the best of another part: off by one", "argmax,argmin"),
-        ("        if (rank < heap[0]) continue;", "        if (rank <= heap[0] + UINT32_MAX) continue;",
-         "of equal numbers, or those next to them, the wrong ones stay", "topk"),
+        ("heap[child + 1] < heap[child];", "heap[child + 1] > heap[child];", "the heap's root is not its smallest", "topk"),
     ]),
     *defects("native/src/cpu/norm.c", rows=[
         ("tl_square_of_difference(x[i], mean)", "x[i] * x[i]", "the variance is not centred", "norm"),

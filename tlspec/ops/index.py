@@ -260,6 +260,8 @@ PLACES: Classes = {
     **tiles("along the axis", lambda outer, n, inner: n * (outer > 0 and inner == 1), boundary("index", "PART")),
     **tiles("columns", lambda outer, inner: inner * (outer > 0), boundary("index", "COLUMNS")),
 }
+#: rows most of whose best elements are beyond the first part
+SEVERAL_PARTS = {"outer": 5, "n": 3 * boundary("index", "PART") + 1, "inner": 1}
 _NOT_EMPTY = check("n", "n > 0", "SHAPE", say="n > 0, since an empty axis has no extremes")
 
 
@@ -270,7 +272,7 @@ def draw_places(d):
 
 
 @op("x[outer, n, inner] -> out: index[outer, inner]",
-    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED,
+    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
     source="numpy.argmax; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
 def argmax(x):
     """Place of the first largest element along an axis.
@@ -284,7 +286,7 @@ def argmax(x):
 
 
 @op("x[outer, n, inner] -> out: index[outer, inner]",
-    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED,
+    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
     source="numpy.argmin; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
 def argmin(x):
     """Place of the first smallest element along an axis.
