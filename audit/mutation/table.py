@@ -211,6 +211,7 @@ DEFECTS = [
         ("heap[child + 1] < heap[child];", "heap[child + 1] > heap[child];", "the heap's root is not its smallest", "topk"),
     ]),
     *defects("native/src/cpu/norm.c", rows=[
+        ("(x[i] * istd) * gamma[i]);", "(x[i] * istd) * gamma[0]);", "RMS norm has one weight", "rms_norm"),
         ("tl_square_of_difference(x[i], mean)", "x[i] * x[i]", "the variance is not centred", "norm"),
     ]),
     *defects("native/src/cpu/pool.c", rows=[
