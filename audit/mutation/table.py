@@ -78,10 +78,10 @@ DEFECTS = [
          "a product is twice what it is for every factor", "prod"),
         ("c.v * copysign(1.0, d)", "c.v", "the gradient of -0 in a product has the wrong sign", "prod"),
         ("(c.zeros == 1.0) & (x == 0.0f)", "(x == 0.0f)", "two zeros of a product have a gradient", "prod"),
-        ("fabs(m) < (double)TL_INF ? m + log : m", "m + log", "log-sum-exp of -inf alone is NaN", "logsumexp"),
+        ("tl_hold(d - m, -700.0, 0.0)", "tl_hold(d, -700.0, 0.0)", "log-sum-exp adds the maximum twice", "logsumexp"),
     ]),
     *defects("native/src/cpu/reduce_cumsum.c", rows=[
-        ("    while (top-- > 0)", "    while (--top > 0)", "a chunk does not start behind the chunks before it", "cumsum"),
+        ("            total[top][j] = 0.0;", "            total[top][j] *= 1.0;", "a chunk's total counts the chunks before it", "cumsum"),
     ]),
     *defects("native/src/formula/trigonometry.h", rows=[
         ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",
