@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.operation_calls import attend
-from tlrt import Session, nn
+from tlrt import Session, Tape, nn
 from tlrt.errors import ArgumentError, ShapeError
 from tlspec.bounds import U
 from tlspec.cases import generator
@@ -119,6 +119,26 @@ def test_generation_with_a_cache_equals_the_full_pass() -> None:
         assert len(cache) == 11
         cache.clear()
         assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    "mask", [None, SOME, np.where(SOME, BIAS, -np.inf).astype(np.float32)], ids=["none", "booleans", "added"]
+)
+def test_dropout_drops_weights_by_the_sessions_numbers(mask: Any) -> None:
+    """With keys as values the identity shows the weights, of which the seed drops a quarter and scales the rest."""
+    one = np.broadcast_to(np.eye(9, dtype=np.float32), (2, 3, 9, 9)).copy()
+    with Session("cpu", seed=5) as s:
+        q, k, v = (s.const(x) for x in (Q, K, one))
+        whole = s.scaled_dot_product_attention(q, k, v, mask, causal=True).numpy()
+        before = s.counter
+        out = s.scaled_dot_product_attention(q, k, v, mask, causal=True, dropout=0.25).numpy()
+        assert s.counter == before + 1
+    with Session("cpu", seed=5) as s:
+        kept = s.bernoulli_mask(whole.shape, 0.75).numpy()
+    np.testing.assert_allclose(out, whole * kept / 0.75, rtol=0, atol=50 * U)
+    assert 0.6 < kept.mean() < 0.9
+    with Tape("cpu") as t, pytest.raises(ArgumentError, match="dropout: got 0.5, expected 0"):
+        t.scaled_dot_product_attention(*(t.leaf(x) for x in (Q, K, V)), dropout=0.5)
 
 
 REFUSED: dict[str, Any] = {

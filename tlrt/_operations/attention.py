@@ -189,6 +189,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
     def scaled_dot_product_attention(
         self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, causal: bool = False,
         window: int | None = None, offset: int | str = 0, scale: float | None = None, mask_mode: str | None = None,
+        dropout: float = 0.0,
     ) -> Ref:  # fmt: skip
         """softmax(q·kᵀ·scale + mask)·v: q (batch, heads, queries, d), k (batch, kv_heads, keys, d), v (batch, kv_heads, keys,
         width), or without heads, to (batch, heads, queries, width), as PyTorch's function of the name.
@@ -198,7 +199,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         of zeros and ones, unless mask_mode says "additive", or "hard": zeros block. Added, it has a gradient: O(n²) memory.
         Query i stands at key i + offset; an offset of "end" places the last query at the last key, as with a cache; 0 is
         PyTorch's alignment. `causal` blocks later keys, and `window` those `window` or more away. A row that is blocked entirely
-        gives zeros. scale is 1/√d unless given. Errors: ShapeError, ArgumentError for a window below 1 or a negative offset.
+        gives zeros. scale is 1/√d unless given. A session drops weights with probability `dropout`, in O(n²) memory. Errors:
+        ShapeError, ArgumentError for a window below 1 or a negative offset.
 
         See :func:`tlrt.kernels.grouped_attention`, and :func:`tlrt.kernels.flash_attention` for as many queries as keys."""
         op = "scaled_dot_product_attention"
@@ -211,8 +213,11 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         batch, heads, queries, keys, d = geometry
         factor = (1.0 / math.sqrt(d) if d else 1.0) if scale is None else scale
         limits = _limits(op, queries, keys, causal, window, offset)
+        drop = (lambda weights: self._drop_weights(op, weights, dropout)) if dropout else None
         if mask is not None:
-            out = self._broadcast_masked(op, q, k, v, mask, mask_mode, geometry, limits, factor)
+            out = self._broadcast_masked(op, q, k, v, mask, mask_mode, geometry, limits, factor, drop)
+        elif drop is not None:
+            out = self._grouped_composed(q, k, v, None, geometry, limits, factor, drop=drop)
         elif self.shape(v) == self.shape(k) == self.shape(q) and limits in _SQUARE:
             flat = (self._view(x, (batch * heads, queries, d), "reshape") for x in (q, k, v))
             out = self._apply("flash_attention", (*flat, None), (_SQUARE[limits], factor))
@@ -220,6 +225,10 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             out = self._apply("grouped_attention", (q, k, v, None), (0, 1, 1, 1, *limits, factor))
         full = (*shape[:-1], self._shape(op, v)[-1])
         return out if self._shape(op, out) == full else self._view(out, full, op)
+
+    def _drop_weights(self, op: str, weights: Ref, p: float) -> Ref:
+        """Weights with each dropped with probability p and the others scaled by 1/(1 - p)."""
+        raise refusal(ArgumentError, op, "dropout", p, "0 (a session draws random numbers, a tape does not)")
 
     def _with_heads(self, op: str, name: str, x: Ref) -> Ref:
         batch, n, d = self._require_rank(op, x, 3, name)
@@ -250,7 +259,7 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
 
     def _broadcast_masked(
         self, op: str, q: Ref, k: Ref, v: Ref, mask: Any, mask_mode: str | None, geometry: tuple[int, ...],
-        limits: tuple[int, int, int], scale: float,
+        limits: tuple[int, int, int], scale: float, drop: Callable[[Ref], Ref] | None,
     ) -> Ref:  # fmt: skip
         if mask_mode not in (None, "additive", "hard"):
             raise refusal(ArgumentError, op, "mask_mode", repr(mask_mode), "'additive' or 'hard'")
@@ -265,7 +274,11 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             if mask_mode is None:
                 _read_additive(op, self._host(mask), None)
             if mask_mode != "hard":
-                return self._grouped_composed(q, k, v, mask, geometry, limits, scale)
+                return self._grouped_composed(q, k, v, mask, geometry, limits, scale, drop=drop)
+            if drop is not None:
+                mask = self._host(mask)
+                given = True
+        if not given:
             mask = self.broadcast_to(mask, (*shape[:3], keys))
         else:
             values = np.asarray(convert.host_array(op, "mask", mask, _MASKS))
@@ -274,13 +287,19 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
             elif values.dtype.kind != "b" or mask_mode is not None:
                 _read_additive(op, values, _ADDITIVE if mask_mode else None)
                 mask_mode = "additive"
-            mask = self._constant(np.broadcast_to(values.reshape(shape), (*shape[:3], keys)))
+            values = np.broadcast_to(values.reshape(shape), (*shape[:3], keys))
+            if drop is not None:
+                added = mask_mode == "additive"
+                allowed = values != -np.inf if added else values != 0
+                bias = self._constant(np.where(allowed, values, 0.0)) if added else None
+                return self._grouped_composed(q, k, v, bias, geometry, limits, scale, allowed, drop)
+            mask = self._constant(values)
         extra = (2 if mask_mode == "additive" else 1, *shape[:3], *limits, scale)
         return self._apply("grouped_attention", (q, k, v, mask), extra)
 
     def _grouped_composed(
         self, q: Ref, k: Ref, v: Ref, bias: Ref | None, geometry: tuple[int, ...], limits: tuple[int, int, int],
-        scale: float, drop: Callable[[Ref], Ref] | None = None,
+        scale: float, kept: npt.NDArray[np.bool_] | None = None, drop: Callable[[Ref], Ref] | None = None,
     ) -> Ref:  # fmt: skip
         """The same of products and a softmax, for a bias with a gradient, and for dropout of weights: O(queries·keys) memory."""
         batch, heads, queries, keys, d = geometry
@@ -294,7 +313,8 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         before, after, offset = limits
         at, j = offset + np.arange(queries)[:, None], np.arange(keys)
         allowed = ((j >= at - before) | (before == UNLIMITED)) & ((j <= at + after) | (after == UNLIMITED))
-        some = allowed.any(axis=1, keepdims=True)
+        allowed = allowed if kept is None else allowed & kept
+        some = allowed.any(axis=-1, keepdims=True)
         if not allowed.all():
             scores = self.add(scores, self._constant(np.where(allowed | ~some, 0.0, -np.inf)))
         weights = self.softmax(scores)
