@@ -210,7 +210,7 @@ DEFECTS = [
          "a tile without an open key is skipped or computed with all its weights 0: the same sums, a little later"),
         ("first = at - g->before, end = at + g->after + 1;", "first = at - g->before, end = at + g->after + 2;",
          "a row attends to one key more", "flash_attention,grouped_attention"),
-        ("g->mask_heads > 1 ? head : 0;", "0;", "all heads have the mask of the first", "grouped_attention"),
+        ("g->mask_heads > 1 ? head : 0;", "g->mask_heads > 1 ? 0 * head : 0;", "all heads have the mask of the first", "grouped_attention"),
         ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
          "mask values other than 0 and 1 block", "flash_attention"),
     ]),
