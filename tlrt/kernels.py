@@ -137,6 +137,8 @@ __all__ = [
     "gelu_erf",
     "gelu_erf_bwd",
     "global_norm",
+    "grouped_attention",
+    "grouped_attention_bwd",
     "hardswish",
     "hardswish_bwd",
     "inv",
@@ -8336,6 +8338,145 @@ def flash_attention_bwd_v(
         return _again(status, flash_attention_bwd_v, locals(), {"out": "y"})
     _give(slot)
     return out
+
+
+def grouped_attention(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    batch: int,
+    heads: int,
+    queries: int,
+    d: int,
+    kv_heads: int,
+    keys: int,
+    width: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+
+    out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
+    keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.
+    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf. A row that is blocked entirely gives
+    zeros.
+
+    Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
+    mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).
+
+    Special values: as :func:`flash_attention`; keys = 0 gives zeros.
+
+    Errors: ARGUMENT if mask_mode > 2, or if it is not 0 and there is no mask; SHAPE unless kv_heads divides heads and the mask
+    broadcasts.
+
+    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
+        mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries).
+
+    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
+        Longformer, arXiv:2004.05150 (the window)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = Q._device._calls.buffer_grouped_attention
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, _index(batch),
+                      _index(heads), _index(queries), _index(d), _index(kv_heads), _index(keys), _index(width),
+                      _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries), _index(before),
+                      _index(after), _index(offset), scale, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(grouped_attention, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
+    if status:
+        return _again(status, grouped_attention, locals())
+    _give(slot)
+    return out
+
+
+def grouped_attention_bwd(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    heads: int,
+    queries: int,
+    d: int,
+    kv_heads: int,
+    keys: int,
+    width: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    *,
+    mask: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of grouped_attention.
+
+    As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order.
+
+    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
+        mask?[mask_batch, mask_heads, mask_queries, keys], y[batch, heads, queries, width], g[batch, heads, queries,
+        width] -> gQ?[batch, heads, queries, d], gK?[batch, kv_heads, keys, d], gV?[batch, kv_heads, keys, width]
+
+    Returns (gQ, gK, gV). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries).
+
+    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
+        Longformer, arXiv:2004.05150 (the window)
+    """
+    places, given, undo = _slots("grouped_attention_bwd", ("gQ", "gK", "gV"), want, out)
+    try:
+        call = Q._device._calls.buffer_grouped_attention_bwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(heads), _index(queries), _index(d), _index(kv_heads), _index(keys),
+                      _index(width), _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries),
+                      _index(before), _index(after), _index(offset), scale, *places)
+        if not status:
+            return _results(places, given, Q._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(grouped_attention_bwd, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
+    return _again(status, grouped_attention_bwd, locals(), {"out": "y"})
 
 
 def rotary(

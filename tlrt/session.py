@@ -466,6 +466,9 @@ class Session(Operations[TensorRef]):
     def _dropped(self, x: TensorRef, p: float) -> TensorRef:
         return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
 
+    def _drop_weights(self, op: str, weights: TensorRef, p: float) -> TensorRef:
+        return self.dropout(weights, p)
+
     # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
 
     def nat(self, value: int) -> NatRef:

@@ -1272,6 +1272,44 @@ TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, 
                                                            uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
                                                            torchlean_buffer **gV);
 
+/* Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+ * Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], mask?[mask_batch,
+ *   mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries). */
+TL_API int32_t torchlean_cuda_buffer_grouped_attention(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                       torchlean_buffer *mask, uint32_t batch, uint32_t heads,
+                                                       uint32_t queries, uint32_t d, uint32_t kv_heads, uint32_t keys,
+                                                       uint32_t width, uint32_t mask_mode, uint32_t mask_batch,
+                                                       uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                       uint32_t after, uint32_t offset, double scale,
+                                                       torchlean_buffer **out);
+
+/* Vector-Jacobian product of grouped_attention.
+ * Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], mask?[mask_batch,
+ *   mask_heads, mask_queries, keys], out[batch, heads, queries, width], g[batch, heads, queries, width] -> gQ?[batch,
+ *   heads, queries, d], gK?[batch, kv_heads, keys, d], gV?[batch, kv_heads, keys, width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries). */
+TL_API int32_t torchlean_cuda_buffer_grouped_attention_bwd(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t heads, uint32_t queries, uint32_t d,
+                                                           uint32_t kv_heads, uint32_t keys, uint32_t width,
+                                                           uint32_t mask_mode, uint32_t mask_batch,
+                                                           uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                           uint32_t after, uint32_t offset, double scale,
+                                                           torchlean_buffer **gQ, torchlean_buffer **gK,
+                                                           torchlean_buffer **gV);
+
 /* Rotary position encoding: every pair of elements turns by an angle proportional to the position.
  * x[batch, n, d] -> out[batch, n, d]
  * ARGUMENT unless 0 < base < 1e38 (base).
