@@ -12,7 +12,7 @@ from tlrt.parameter import Parameter
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
-__all__ = ["AvgPool", "Conv", "ConvTranspose", "MaxPool", "SmoothMaxPool"]
+__all__ = ["AdaptiveAvgPool", "AvgPool", "Conv", "ConvTranspose", "MaxPool", "SmoothMaxPool", "Upsample"]
 
 Size = int | Sequence[int]
 Padding = Size | Sequence[Sequence[int]] | str
@@ -154,3 +154,39 @@ class SmoothMaxPool(_Pool):
 
     def _pool(self, x: TensorRef) -> TensorRef:
         return x.session.smooth_max_pool(x, self.kernel, self.stride, self.padding, self.beta)
+
+
+class AdaptiveAvgPool(Layer):
+    """The mean over all spatial axes, whatever their sizes: (batch, channels, spatial…) to (batch, channels, 1…).
+
+    One row of the mean per channel, by the row tree. Raises ShapeError where x has fewer than three axes. Source:
+    torch.nn.AdaptiveAvgPool2d(1)."""
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        s, shape = x.session, x.shape
+        if len(shape) < 3:
+            raise refusal(ShapeError, "AdaptiveAvgPool", "x", f"shape {shape}", "(batch, channels, spatial…)")
+        means = s.reduce_mean(s.reshape(x, (math.prod(shape[:2]), math.prod(shape[2:]))), 1)
+        return s.reshape(means, (*shape[:2], *[1] * (len(shape) - 2)))
+
+
+class Upsample(Layer):
+    """Every element `factor` times in a row along each spatial axis: (batch, channels, spatial…) to (batch, channels,
+    factor·spatial…), at most three spatial axes. The gradient is the sum over the copies.
+
+    Raises ArgumentError for a factor below 1, ShapeError. Source: torch.nn.Upsample(scale_factor=factor)."""
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = integer("Upsample", "factor", factor)
+        if self.factor < 1:
+            raise refusal(ArgumentError, "Upsample", "factor", self.factor, "at least 1")
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        s, leading, spatial = x.session, x.shape[:2], x.shape[2:]
+        if not 1 <= len(spatial) <= 3:
+            expected = "(batch, channels, spatial…) with one to three spatial axes"
+            raise refusal(ShapeError, "Upsample", "x", f"shape {x.shape}", expected)
+        rows = math.prod(leading)
+        view = s.reshape(x, (rows, *(size for n in spatial for size in (n, 1))))
+        copies = s.broadcast_to(view, (rows, *(size for n in spatial for size in (n, self.factor))))
+        return s.reshape(copies, (*leading, *(n * self.factor for n in spatial)))
