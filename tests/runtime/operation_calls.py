@@ -172,6 +172,15 @@ def convolutions(name: str) -> list[Call]:
         Call((w2, b2, (3, 5, 6)), call((2, 1), (1, 0)), single([2, 1], [1, 0])),
         Call((w2, b2, (2, 3, 5, 6)), call(2, 1), f([2, 2], [1, 1])),
     ]
+    # three groups of two channels, another padding after than before, and no bias
+    lists = {"stride": [2, 1], "dilation": [1, 2], "padding_low": [0, 1], "padding_high": [1, 0]}
+    extra = {"output_padding": [1, 0]} if transposed else {}
+    given = {"stride": (2, 1), "dilation": (1, 2), "groups": 3, **extra}
+    shared = row(f"{base}_grouped", **lists, **extra)
+    whole = lambda w, x: shared(x.reshape(2, 3, 2, 5, 6), w.reshape(3, 2, 2, 2, 2), None)
+    flat = lambda w, x: (lambda y: y.reshape(2, 6, *y.shape[3:]))(whole(w, x))
+    grouped = lambda t, w, x: getattr(t, name)(w, None, x, padding=((0, 1), (1, 0)), **given)
+    calls.append(Call(((6, 2, 2, 2), (2, 6, 5, 6)), grouped, flat))
     if name == base:
         w1 = (3, 2, 3) if transposed else (2, 3, 3)
         calls += [Call((w1, b2, (3, 7)), call(1, 1), single([1], [1]))]
@@ -644,6 +653,8 @@ COMPOSED = {
     "smooth_max_pool2d_pad": ("smooth_max_pool2d",), "attention": ("flash_attention",),
     "multi_head_attention": ("flash_attention", "matmul"), "gt": ("lt",), "ge": ("le",),
 }  # fmt: skip
+#: (method, place) of operands that may be left out
+OPTIONAL = {(name, 1) for name in ("conv", "conv2d", "conv_transpose", "conv_transpose2d")}
 #: methods whose result is piecewise constant, so that it never requires a gradient
 STEPS = {*(r.name for r in registry.ops("elementwise") if r.vjp_rule is None), "gt", "ge"}
 #: (method, number of the call) of every call, marked with the rows it concerns
