@@ -18,8 +18,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from tlrt._binding.together import Change, call_and_set, release_call, set_and_c
 from tlrt.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ReleasedError, ShapeError, refusal
 from tlrt.parameter import Parameter
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Update", "one_call"]
+__all__ = ["SGD", "Adam", "AdamW", "ExponentialMovingAverage", "Optimizer", "Update", "one_call"]
 
 
 _Update = TypeVar("_Update", bound=Callable[..., None])
@@ -601,3 +601,91 @@ class AdamW(Adam):
         **others: float,
     ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, **others)
+
+
+class ExponentialMovingAverage(Optimizer):
+    """Averages of parameters on the device, from their values when it is made: average ← average + (1 - decay)·(p - average).
+
+        average = ExponentialMovingAverage(model.parameters(), decay=0.999)
+        optimizer.step(), average.update()
+        with average.swapped():  # the parameters have the averages' values
+            evaluate(model)
+
+    A checkpoint takes it as one of the optimisers. Parameters that require no gradient when it is made, running statistics among
+    them, are left out. Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn."""
+
+    hyper = ("decay",)
+    slots = ("average",)
+
+    def __init__(self, parameters: Iterable[Parameter], decay: float = 0.999) -> None:
+        super().__init__(parameters)
+        if self.groups:
+            self.close()
+            raise refusal(ArgumentTypeError, type(self).__name__, "parameters", "dicts", "a list of Parameter")
+        self.decay = decay
+        self._is_swapped = False
+        self._check(self._settings())
+        _release_states(self._state)
+        self._state = {"average": [p.mirror.copy() for p in self.parameters]}
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        super()._check(settings)
+        if settings["decay"] > 1:
+            raise refusal(ArgumentError, type(self).__name__, "decay", settings["decay"], "0 <= decay <= 1")
+
+    def update(self) -> None:
+        """Moves the averages towards the parameters' present values. Within a captured function it raises CaptureError: call it
+        after the captured step."""
+        self._require_averages("update")
+        with self._alone():
+            self._require_valid_settings()
+            kernels, weight = self.kernels, 1.0 - self.decay
+            for p, average in zip(self.parameters, self._state["average"], strict=True):
+                difference = kernels.sub(p.mirror, average)
+                kernels.axpy(average, difference, weight, out=average)
+                difference.release()
+            self.steps += 1
+
+    def step(self) -> None:
+        """The same as :meth:`update`."""
+        self.update()
+
+    def swap(self) -> None:
+        """Exchanges the values of the parameters and the averages, all of them or none; a second swap takes it back. Results on
+        the tape that were computed from the old values cannot go backward."""
+        self._require_open("swap")
+        self.session._require_uncaptured("swap")
+        averages = self._state["average"]
+        # copies, as a captured step has places of its own for parameters
+        into = [average.copy() for average in averages]
+        saved = [p.mirror.copy() for p in self.parameters]
+        changes = [c for p, mirror in zip(self.parameters, into, strict=True) for c in p._changed(None, mirror)]
+        old = [*averages, *(p.mirror for p in self.parameters)]
+        swapped = (self, "_is_swapped", not self._is_swapped)
+        set_and_call([*changes, (self, "_state", {"average": saved}), swapped], list(map(release_call, old)))
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The context in which the parameters have the averages' values."""
+        self._require_averages("swapped")
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """See :meth:`Optimizer.state`. Raises ArgumentError while the averages are swapped."""
+        self._require_averages("state")
+        return super().state()
+
+    def _loaded(self, settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Change]:
+        self._require_averages("load_state")
+        return super()._loaded(settings, arrays)
+
+    def _require_averages(self, op: str) -> None:
+        self._require_open(op)
+        self.session._require_uncaptured(op)
+        if self._is_swapped:
+            got, expected = "averages swapped into the parameters", "a second swap() before"
+            raise refusal(ArgumentError, op, type(self).__name__, got, expected)
