@@ -217,6 +217,11 @@ class Session(Operations[TensorRef]):
             if x.session is not self:
                 raise refusal(DeviceMismatchError, op, "tensor", "one of another session", "one of this")
             return self._leaf(x.value.copy(), "captured", False).id  # the next replay overwrites the step's own
+        if isinstance(x, AnyBuffer):
+            got = "an AnyBuffer, which has no gradient, as those of backward have none of their own"
+            expected = "TensorRef or Parameter (Session.const(g.numpy()) is a constant of its values; for the second derivative "
+            expected += "along v take the difference of the gradients at w + h·v and w - h·v)"
+            raise refusal(ArgumentTypeError, op, "tensor", got, expected)
         got = convert.type_name(x)
         hint = " (Session.const(array) makes one)" if hasattr(x, "__array__") or is_number(x) else ""
         raise refusal(ArgumentTypeError, op, "tensor", got, f"TensorRef or Parameter{hint}")

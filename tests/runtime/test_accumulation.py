@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 from tests.runtime.test_training import Interrupted
-from tlrt import optim
+from tlrt import errors, optim
 
 ROWS = np.random.default_rng(5).standard_normal((4, 2, 3))
 
@@ -71,3 +71,13 @@ def test_an_addition_that_fails_changes_nothing(s):
         s.backward(loss, accumulate=True)
     s.tape.kernels = kernels
     assert w.grad.numpy().tolist() == [2.0] and s.device.memory().live_buffers == live
+
+
+def test_a_gradient_of_a_gradient_is_refused(s):
+    """It says what to do instead: a constant of the values, or a difference quotient."""
+    w = s.param([3.0], "w")
+    g = s.backward(s.reduce_sum(s.mul(w, s.square(w))))[w]
+    for call in (lambda: s.backward(g), lambda: s.square(g), lambda: w * g, lambda: s.mse_loss(w, g)):
+        assert_raises_regex(errors.ArgumentTypeError, "no gradient.*Session.const.*second derivative", call)
+    s.backward(s.mul(w, s.const(g.numpy())))
+    assert w.grad.numpy().tolist() == [27.0]
