@@ -144,7 +144,7 @@ def _hyperparameter(name: str) -> property:
             inherited = [group._inherited(name, value, first) for group in groups]
             self.__dict__[f"_{name}"] = value
             for group, each in zip(groups, inherited, strict=True):
-                setattr(group, name, each)
+                assign(group, each)
             return
         self.__dict__[f"_{name}"] = value
 
@@ -259,7 +259,7 @@ class Optimizer(Uncopied):
             if unknown := [n for n in own if n not in self.hyper]:
                 raise refusal(ArgumentError, kind, where, unknown, f"some of {', '.join(('params', *self.hyper))}")
             group: Optimizer = object.__new__(type(self))
-            group.__dict__["slots"] = self._slots_of(own)
+            group.slots = self._slots_of(own)
             Optimizer.__init__(group, [members] if isinstance(members, Parameter) else members)
             if group.groups:
                 raise refusal(ArgumentTypeError, kind, where, "dicts", "Parameter")
