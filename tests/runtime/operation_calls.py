@@ -72,6 +72,15 @@ def channels_map(x: Any, center: Any, slope: Any, shift: Any) -> Any:
     return (x - c) * a + b
 
 
+def spectral2d(x: Any, w_re: Any, w_im: Any) -> Any:
+    m1, m2 = len(w_re) // 2, w_re.shape[1]
+    spectrum = np.fft.rfft2(x)
+    kept = np.zeros((len(x), w_re.shape[3], *spectrum.shape[2:]), complex)
+    for k in range(-m1, m1):
+        kept[:, :, k, :m2] = np.einsum("bcj,jco->boj", spectrum[:, :, k, :m2], w_re[k] + 1j * w_im[k])
+    return np.fft.irfft2(kept, s=x.shape[2:])
+
+
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -620,6 +629,8 @@ CALLS: dict[str, list[Call]] = {
     "spectral_conv1d_rfft": of(
         "spectral_conv1d_rfft", row("spectral_conv1d_rfft"), ((6, 2), (3, 2, 2), (3, 2, 2)),
     ),
+    "spectral_conv2d": of("spectral_conv2d", spectral2d, ((2, 3, 4, 4), (4, 3, 3, 2), (4, 3, 3, 2)))
+    + of("spectral_conv2d", spectral2d, ((1, 2, 4, 2), (2, 1, 2, 1), (2, 1, 2, 1))),
 }  # fmt: skip
 
 
@@ -652,6 +663,7 @@ COMPOSED = {
     "max_pool2d_pad": ("max_pool2d",), "avg_pool2d_pad": ("avg_pool2d",),
     "smooth_max_pool2d_pad": ("smooth_max_pool2d",), "attention": ("flash_attention",),
     "multi_head_attention": ("flash_attention", "matmul"), "gt": ("lt",), "ge": ("le",),
+    "spectral_conv2d": ("matmul", "bmm", "concat_rows"),
 }  # fmt: skip
 #: (method, place) of operands that may be left out
 OPTIONAL = {(name, 1) for name in ("conv", "conv2d", "conv_transpose", "conv_transpose2d")}

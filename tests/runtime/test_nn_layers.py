@@ -282,7 +282,9 @@ def test_convolutions_of_any_rank(s):
     (lambda s: nn.MultiHeadAttention(s, 4, 2, name="l"), (3, 5)),
     (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)), (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
     (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)),
-    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)),
+    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)), (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (4, 8, 8)),
+    (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 4, 5, 8)),
+    (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 3, 8, 8)),
 ])  # fmt: skip
 def test_wrong_shapes_are_refused_and_the_session_goes_on(make, bad):
     with Session("cpu", seed=1) as s:
