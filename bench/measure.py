@@ -17,7 +17,7 @@ from tlrt.verify.run import Runtime, counterpart
 from tlspec.bounds import call_named, call_reference
 from tlspec.cases import evaluate, shape_of
 from tlspec.entries import arguments_of
-from tlspec.registry import Op, Signature
+from tlspec.registry import Array, Op, Signature
 
 #: elements above which the float64 reference is not computed for the error columns
 REFERENCE_LIMIT = 2**25
@@ -121,7 +121,7 @@ def draw_inputs(sig: Signature, names: Mapping[str, Any], seed: int = 1) -> dict
         if a.optional:
             continue
         shape = shape_of(a, names)
-        if a.kind == "u32":
+        if a.kind in ("u32", "index"):
             out[a.name] = rng.integers(0, names.get("rows", names.get("n", 1)), size=shape, dtype=np.uint32)
         elif a.kind == "f64":
             out[a.name] = rng.standard_normal(shape)
@@ -204,7 +204,9 @@ class Subject:
         runtime = Runtime(device.name, upload=lambda array: tlrt.Buffer.from_numpy(array, device))
         runtime.device = device  # this one and not the process's own of that name
         self.settle_outputs(runtime)
-        placed = {k: runtime.upload(v) if self.kind(k) == "f32" else v for k, v in self.inputs.items()}
+        placed = {
+            k: v if self.array(k).host else runtime.upload_array(self.array(k), v) for k, v in self.inputs.items()
+        }
         for a in self.signature.lists:
             placed[a.name] = kernels.pack(runtime.upload_list(self.inputs[a.name], self.names["lengths"]))
         name = self.op.entry(self.which)
@@ -225,14 +227,17 @@ class Subject:
         if any(a.name not in self.inputs for a in sig.inputs if not a.optional):  # reads the output alone: any will do
             return
         values = {a.name: self.inputs.get(a.name) for a in sig.inputs}
-        placed = {k: v if v is None or self.kind(k) != "f32" else runtime.upload(v) for k, v in values.items()}
+        arrays = {a.name: a for a in sig.inputs}
+        placed = {
+            k: v if v is None or arrays[k].host else runtime.upload_array(arrays[k], v) for k, v in values.items()
+        }
         results = runtime.call(self.op.name, placed, self.names)
         for output, result in zip(sig.outputs, as_tuple(results), strict=True):
             if output.name in self.inputs:
                 self.inputs[output.name] = result.numpy().reshape(self.inputs[output.name].shape)
 
-    def kind(self, name: str) -> str:
-        return next(a.kind for a in self.signature.inputs if a.name == name)
+    def array(self, name: str) -> Array:
+        return next(a for a in self.signature.inputs if a.name == name)
 
     def reference(self) -> Any:
         inputs = {

@@ -112,6 +112,8 @@ def _check_inputs(e: Entry) -> tuple[list[str], list[str]]:
             lines.append(f'const float *{a.name}_ = tl_input(&call, "{a.name}", {a.name}, "n", n);')
         else:
             check = f"const float *{a.name}_ = " + ("tl_input_optional" if a.optional else "tl_input")
+            if a.kind == "index":
+                check = f"const uint32_t *{a.name}_ = tl_input_index"
             lines.append(call_text(check, ["&call", f'"{a.name}"', a.name, f'"{text}"', length], ";", _WIDTH))
     return lines, arguments
 
@@ -134,8 +136,9 @@ def _check_outputs(e: Entry) -> tuple[list[str], list[str]]:
                 arguments.append(a.name)
                 continue
             declare = "tl_output_optional" if a.optional and e.only is None else "tl_output"
+            cast, declare = ("(uint32_t *)", "tl_output_index") if a.kind == "index" else ("", declare)
             lines.append(call_text(declare, ["&call", f'"{a.name}"', a.name, f'"{text}"', length], ";", _WIDTH))
-            arguments.append(f"tl_out(&call, {sum(x.startswith('tl_out(') for x in arguments)})")
+            arguments.append(f"{cast}tl_out(&call, {sum('tl_out(' in x for x in arguments)})")
     return lines, arguments
 
 

@@ -106,5 +106,9 @@ def methods_module() -> str:
     """The text of the methods' file."""
     by_hand = _written_by_hand()
     rows = {r.name for r in registry.ops() if r.name not in by_hand and _follows_from_signature(r)}
-    names = sorted(n for n in by_hand | rows if not n.startswith("_") and n not in ("shape", "concat", "stack"))
+    names = sorted(
+        n
+        for n in by_hand | rows
+        if not n.startswith("_") and n not in ("shape", "concat", "stack", "indices", "one_hot")
+    )
     return METHODS_HEAD + "".join(f"    {name} = as_method(_Operations.{name})\n" for name in names)

@@ -6,8 +6,8 @@ from tlspec.signature import Signature
 
 #: the C types of an input of an exported function and of a kernel, and of a kernel's parameter, by their kinds
 HOST = {"u32": "const uint32_t *", "f64": "const double *"}
-EXPORTED = {"f32": "torchlean_buffer *", "list": "torchlean_buffer *const *", **HOST}
-READ = {"f32": "const float *", "list": "const float *const *", **HOST}
+EXPORTED = {"f32": "torchlean_buffer *", "index": "torchlean_buffer *", "list": "torchlean_buffer *const *", **HOST}
+READ = {"f32": "const float *", "index": "const uint32_t *", "list": "const float *const *", **HOST}
 PARAMETER = {"float": "float ", "u32": "int64_t ", "u64": "uint64_t ", "dims": "const tl_dims *"}
 
 
@@ -44,7 +44,9 @@ def kernel_parameters(sig: Signature) -> list[str]:
     for p in sig.params:
         out.append(PARAMETER[p.kind] + p.name)
     for a in sig.outputs:
-        out.append({"f32": "float *", "list": "float *const *", "f64": "double *"}[a.kind] + a.name)
+        out.append(
+            {"f32": "float *", "index": "uint32_t *", "list": "float *const *", "f64": "double *"}[a.kind] + a.name
+        )
     return out
 
 
@@ -55,4 +57,4 @@ def exported_prototype(e: Entry) -> str:
 
 def kernel_entries(family: str) -> list[Entry]:
     """One entry per kernel of a family."""
-    return [e for e in all_entries(family) if e.only is None]
+    return [e for e in all_entries(family) if e.only is None and not e.indexed]

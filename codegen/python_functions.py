@@ -50,11 +50,15 @@ def _result(e: Entry) -> str:
     if any(o.host for o in e.outputs):
         return "npt.NDArray[np.float64]"
     if len(e.outputs) == 1:
-        return "list[Buffer]" if e.outputs[0].listed else "Buffer"
+        return "list[Buffer]" if e.outputs[0].listed else _class(e.outputs[0])
     if e.outputs[0].listed:
         return f"tuple[{', '.join(['list[Buffer]'] * len(e.outputs))}]"
     one = "Buffer | None" if _takes_want(e) else "Buffer"
     return f"tuple[{', '.join([one] * len(e.outputs))}]"
+
+
+def _class(output: Array) -> str:
+    return "IndexBuffer" if output.kind == "index" else "Buffer"
 
 
 def _takes_want(e: Entry) -> bool:
@@ -75,7 +79,7 @@ def python_signature(e: Entry) -> str:
         one_list = "Sequence[Buffer | None] | None"
         items.append(f"out: {one_list if len(e.outputs) == 1 else f'Sequence[{one_list}] | None'} = None")
     elif len(e.outputs) == 1:
-        items.append("out: Buffer | None = None")
+        items.append(f"out: {_class(e.outputs[0])} | None = None")
     else:
         if _takes_want(e):
             items.append("want: Sequence[bool] | None = None")
@@ -184,7 +188,10 @@ def function(e: Entry) -> str:
     for d in sig.dims:
         bare = d.lstrip("*")
         if d in known:
-            call.append("count" if sig.lists else f"{known[d]}_.size")
+            of = next(a for a in sig.inputs if a.name == known[d])
+            call.append(
+                "count" if sig.lists else f"{python[of.name]}.size" if of.kind == "index" else f"{of.name}_.size"
+            )
         elif d.startswith("*"):
             prepare.append(f"{bare}_ = _uint32_list({python[bare]})")
             call += [f"{bare}_", f"_count({bare}_)"]
@@ -230,7 +237,7 @@ def function(e: Entry) -> str:
             "try:", "    slot = _take()", "except IndexError:", "    slot = _new_slot()",
             "try:", "    slot[0] = _NULL if out is None else out._handle", *[f"    {p}" for p in prepare],
             *_indent(call_text("status = call", [*call, "slot"], "", WIDTH - 8)),
-            "    if out is None and not status:", "        made = _make(Buffer)",
+            "    if out is None and not status:", f"        made = _make({_class(e.outputs[0])})",
             "        made._handle = _own(slot[0], _release)", f"        made._device = {owner}", "        out = made",
         ]  # fmt: skip
         undo = ["if out is None:", "    _release(slot[0])"]
@@ -252,7 +259,17 @@ def function(e: Entry) -> str:
         lines += ["    if not isinstance(error, _WRONG):", "        raise", f"    {refuse}"]
         single = len(e.outputs) == 1 and not e.outputs[0].listed
         lines += [*(["if status:", f"    {fail}"] if single else []), *after]
+    lines = [*_run_twin(e), *lines]
     return f"{python_signature(e)}\n{docstring(e)}\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+
+
+def _run_twin(e: Entry) -> list[str]:
+    """Where indices of the host are taken, the lines that call the function's twin for an index buffer."""
+    index = next((a.name for a in arguments(e) if a.kind == "u32"), None)
+    if index is None:
+        return []
+    given = ", ".join([*(f"{a.name}={a.name}" if a.keyword else a.name for a in arguments(e)), "out=out"])
+    return [f"if type({index}) is IndexBuffer:", f"    return {e.name}_indexed({given})"]
 
 
 def _entry_point(e: Entry, owner: str) -> str:
@@ -308,7 +325,7 @@ def python_module() -> str:
         *(["from collections.abc import Sequence", ""] if "Sequence[" in text else []),
         *arrays, *([""] if arrays else []),
         *imports,
-        "from tlrt.buffer import Buffer",
+        "from tlrt.buffer import Buffer, IndexBuffer",
         *(["from tlrt.context import Device"] if "device: Device" in text else []),
         "",
         _all_names(entries),

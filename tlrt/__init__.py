@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     )
     from tlrt.differential import compare
     from tlrt.session import Options, Parameter, Session, TensorRef
-    from tlrt.tape import AnyBuffer, Tape
+    from tlrt.tape import AnyBuffer, Indices, Tape
 
 __version__ = "0.1.0"
 
-__all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Memory", "Options", "Parameter", "Session", "Tape",
+__all__ = ["AnyBuffer", "Buffer", "Captured", "Device", "Indices", "Memory", "Options", "Parameter", "Session", "Tape",
            "TensorRef", "TorchleanError", "build_info", "checkpoint", "compare", "cpu_variant", "describe", "device",
            "devices", "errors", "kernels", "nn", "optim", "set_cpu_variant", "set_threads", "threads"]  # fmt: skip
 
 #: where a name comes from, if not from tlrt.context
-_HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Captured": "capture", "Tape": "tape", "Options": "session",
+_HOMES = {"Buffer": "buffer", "AnyBuffer": "tape", "Indices": "tape", "Captured": "capture", "Tape": "tape", "Options": "session",
           "Parameter": "session", "Session": "session", "TensorRef": "session", "compare": "differential"}  # fmt: skip
 
 

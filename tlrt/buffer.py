@@ -1,5 +1,5 @@
-"""Buffer: a flat float32 array on a device."""
+"""Buffer: a flat float32 array on a device; IndexBuffer: one of uint32 indices."""
 
-from tlrt._binding.handles import Buffer
+from tlrt._binding.handles import Buffer, IndexBuffer
 
-__all__ = ["Buffer"]
+__all__ = ["Buffer", "IndexBuffer"]

@@ -36,7 +36,7 @@ from tlrt._terminal import format_table
 from tlrt.errors import ArgumentError, TorchleanError, refusal
 from tlrt.session import Session, TensorRef
 from tlrt.tape import AnyBuffer, Node, Tape
-from tlspec.cases import Case, cotangent_names
+from tlspec.cases import Case, cotangent_names, shape_of
 from tlspec.compare import Comparison, compare_outputs
 
 __all__ = ["Failure", "Report", "Row", "compare"]
@@ -181,7 +181,11 @@ def case_of(
     assert plan is not None
     row, sig = plan.row, plan.row.signature
     buffers = dict(zip((a.name for a in sig.buffers), parents, strict=True))
-    inputs = {a.name: node.hosts[a.name] if a.host else _as_float32(buffers[a.name]) for a in sig.inputs}
+    inputs = {a.name: _as_float32(buffers[a.name]) for a in sig.buffers}
+    for a in sig.inputs:
+        if a.name in node.hosts:  # an array, or a buffer of indices
+            inputs[a.name] = np.asarray(node.hosts[a.name]).reshape(shape_of(a, plan.values))
+    inputs = {a.name: inputs[a.name] for a in sig.inputs}
     rounded = {p.name for p in sig.params if p.kind == "float"}
     values = {n: float(np.float32(v)) if n in rounded else v for n, v in plan.values.items()}
     params = {p.name: values[p.name] for p in sig.params}

@@ -50,7 +50,7 @@ from tlrt._binding.convert import (
     float64_out as _float64_out,
     uint32 as _uint32,
 )
-from tlrt.buffer import Buffer
+from tlrt.buffer import Buffer, IndexBuffer
 from tlrt.context import Device
 
 __all__ = [
@@ -63,6 +63,8 @@ __all__ = [
     "amax_bwd",
     "amin",
     "amin_bwd",
+    "argmax",
+    "argmin",
     "atan2",
     "atan2_bwd",
     "avg_pool",
@@ -97,8 +99,12 @@ __all__ = [
     "cos_bwd",
     "cross_entropy",
     "cross_entropy_bwd",
+    "cross_entropy_bwd_indexed",
+    "cross_entropy_indexed",
     "cross_entropy_rows",
     "cross_entropy_rows_bwd",
+    "cross_entropy_rows_bwd_indexed",
+    "cross_entropy_rows_indexed",
     "cumsum",
     "dgemm",
     "div",
@@ -120,13 +126,19 @@ __all__ = [
     "floor",
     "gather_rows",
     "gather_rows_bwd",
+    "gather_rows_bwd_indexed",
+    "gather_rows_indexed",
     "gather_vec",
     "gather_vec_bwd",
+    "gather_vec_bwd_indexed",
+    "gather_vec_indexed",
     "gelu",
     "gelu_bwd",
     "gelu_erf",
     "gelu_erf_bwd",
     "global_norm",
+    "grouped_attention",
+    "grouped_attention_bwd",
     "hardswish",
     "hardswish_bwd",
     "inv",
@@ -202,8 +214,11 @@ __all__ = [
     "safe_log_bwd",
     "scale",
     "scatter_add",
+    "scatter_add_axis",
+    "scatter_add_indexed",
     "scatter_add_row",
     "scatter_add_rows",
+    "scatter_add_rows_indexed",
     "selective_scan_diag",
     "selective_scan_diag_bwd",
     "selective_scan_diag_var",
@@ -241,8 +256,11 @@ __all__ = [
     "sqrt_bwd",
     "sub",
     "swap_adjacent_at_depth",
+    "take_axis",
+    "take_axis_bwd",
     "tanh",
     "tanh_bwd",
+    "topk",
     "transpose2d",
     "transpose3d_acb",
     "transpose3d_bca",
@@ -4731,6 +4749,8 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
 
     Source: numpy.take; an index out of range reads 0
     """
+    if type(indices) is IndexBuffer:
+        return gather_vec_indexed(vec, indices, n, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4757,6 +4777,48 @@ def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | Non
     return out
 
 
+def gather_vec_indexed(vec: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Elements of a vector picked by indices on the device.
+
+    out[j] = vec[indices[j]] if indices[j] < n, else 0
+
+    Shapes: vec (n), indices (k) in an index buffer, out (k).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
+
+    Errors: none beyond lengths; an index of n or more reads 0.
+
+    Signature: vec[n], indices: index[k] -> out[k]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: numpy.take; an index out of range reads 0
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = vec._device._calls.buffer_gather_vec_indexed
+        status = call(vec._handle, indices._handle, _index(n), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_vec_indexed, error, locals()) from None
+    if status:
+        return _again(status, gather_vec_indexed, locals())
+    _give(slot)
+    return out
+
+
 def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of gather_vec.
 
@@ -4769,6 +4831,8 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
 
     Source: numpy.take; an index out of range reads 0
     """
+    if type(indices) is IndexBuffer:
+        return gather_vec_bwd_indexed(indices, g, n, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4795,6 +4859,42 @@ def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | N
     return out
 
 
+def gather_vec_bwd_indexed(indices: IndexBuffer, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of gather_vec.
+
+    gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+
+    Signature: indices: index[k], g[k] -> gvec[n]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: numpy.take; an index out of range reads 0
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = g._device._calls.buffer_gather_vec_bwd_indexed
+        status = call(indices._handle, g._handle, _index(n), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_vec_bwd_indexed, error, locals()) from None
+    if status:
+        return _again(status, gather_vec_bwd_indexed, locals())
+    _give(slot)
+    return out
+
+
 def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
     """Rows of a matrix picked by host indices.
 
@@ -4813,6 +4913,8 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
 
     Source: torch.nn.functional.embedding; an index out of range reads a zero row
     """
+    if type(indices) is IndexBuffer:
+        return gather_rows_indexed(mat, indices, rows, cols, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4840,6 +4942,50 @@ def gather_rows(mat: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, ou
     return out
 
 
+def gather_rows_indexed(
+    mat: Buffer, indices: IndexBuffer, rows: int, cols: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Rows of a matrix picked by indices on the device.
+
+    out[j, c] = mat[indices[j], c] if indices[j] < rows, else 0
+
+    Shapes: mat (rows, cols), indices (k) in an index buffer, out (k, cols).
+
+    Special values: a copy, so NaN and -0 come through unchanged. k = 0 or cols = 0 gives an empty result, rows = 0 zeros.
+
+    Errors: none beyond lengths; an index of rows or more reads zeros.
+
+    Signature: mat[rows, cols], indices: index[k] -> out[k, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = mat._device._calls.buffer_gather_rows_indexed
+        status = call(mat._handle, indices._handle, _index(rows), _index(cols), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_rows_indexed, error, locals()) from None
+    if status:
+        return _again(status, gather_rows_indexed, locals())
+    _give(slot)
+    return out
+
+
 def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of gather_rows.
 
@@ -4852,6 +4998,8 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
 
     Source: torch.nn.functional.embedding; an index out of range reads a zero row
     """
+    if type(indices) is IndexBuffer:
+        return gather_rows_bwd_indexed(indices, g, rows, cols, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4878,6 +5026,44 @@ def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, 
     return out
 
 
+def gather_rows_bwd_indexed(
+    indices: IndexBuffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of gather_rows.
+
+    gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+
+    Signature: indices: index[k], g[k, cols] -> gmat[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: torch.nn.functional.embedding; an index out of range reads a zero row
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = g._device._calls.buffer_gather_rows_bwd_indexed
+        status = call(indices._handle, g._handle, _index(rows), _index(cols), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_rows_bwd_indexed, error, locals()) from None
+    if status:
+        return _again(status, gather_rows_bwd_indexed, locals())
+    _give(slot)
+    return out
+
+
 def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
     """A copy of a vector with values added at host indices.
 
@@ -4896,6 +5082,8 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
 
     Source: numpy.add.at, torch.index_add
     """
+    if type(indices) is IndexBuffer:
+        return scatter_add_indexed(x, values, indices, n, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4922,6 +5110,50 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
     return out
 
 
+def scatter_add_indexed(
+    x: Buffer, values: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None
+) -> Buffer:
+    """A copy of a vector with values added at indices on the device.
+
+    out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
+
+    Shapes: x (n), values (k), indices (k) in an index buffer, out (n).
+
+    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+
+    Errors: none beyond lengths; an index of n or more is ignored.
+
+    Signature: x[n], values[k], indices: index[k] -> out[n]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: numpy.add.at, torch.index_add
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_scatter_add_indexed
+        status = call(x._handle, values._handle, indices._handle, _index(n), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add_indexed, error, locals()) from None
+    if status:
+        return _again(status, scatter_add_indexed, locals())
+    _give(slot)
+    return out
+
+
 def scatter_add_rows(
     mat: Buffer, values: Buffer, indices: npt.ArrayLike, rows: int, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
@@ -4943,6 +5175,8 @@ def scatter_add_rows(
 
     Source: numpy.add.at, torch.index_add
     """
+    if type(indices) is IndexBuffer:
+        return scatter_add_rows_indexed(mat, values, indices, rows, cols, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -4966,6 +5200,345 @@ def scatter_add_rows(
         raise _refusal(scatter_add_rows, error, locals()) from None
     if status:
         return _again(status, scatter_add_rows, locals())
+    _give(slot)
+    return out
+
+
+def scatter_add_rows_indexed(
+    mat: Buffer, values: Buffer, indices: IndexBuffer, rows: int, cols: int, *, out: Buffer | None = None
+) -> Buffer:
+    """A copy of a matrix with rows added at indices on the device.
+
+    out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
+
+    Shapes: mat (rows, cols), values (k, cols), indices (k) in an index buffer, out (rows, cols).
+
+    Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
+    result.
+
+    Errors: none beyond lengths; an index of rows or more is ignored.
+
+    Signature: mat[rows, cols], values[k, cols], indices: index[k] -> out[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape.
+
+    Source: numpy.add.at, torch.index_add
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = mat._device._calls.buffer_scatter_add_rows_indexed
+        status = call(mat._handle, values._handle, indices._handle, _index(rows), _index(cols), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = mat._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add_rows_indexed, error, locals()) from None
+    if status:
+        return _again(status, scatter_add_rows_indexed, locals())
+    _give(slot)
+    return out
+
+
+def take_axis(
+    x: Buffer,
+    indices: IndexBuffer,
+    outer: int,
+    n: int,
+    inner: int,
+    io: int,
+    k: int,
+    ii: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Elements picked along an axis by indices on the device.
+
+    out[o, j, c] = x[o, i, c] if i < n, else 0, i = indices[o, j, c], with 0 for o or c where the indices have that axis of size 1
+
+    Shapes: x (outer, n, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1, out (outer, k, inner).
+
+    Special values: a copy, so NaN and -0 come through unchanged. Without elements an empty result, n = 0 gives zeros.
+
+    Errors: SHAPE for another io or ii; an index of n or more reads 0.
+
+    Signature: x[outer, n, inner], indices: index[io, k, ii] -> out[outer, k, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
+        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
+
+    Source: numpy.take, numpy.take_along_axis; an index out of range reads 0
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_take_axis
+        status = call(x._handle, indices._handle, _index(outer), _index(n), _index(inner), _index(io), _index(k),
+                      _index(ii), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(take_axis, error, locals()) from None
+    if status:
+        return _again(status, take_axis, locals())
+    _give(slot)
+    return out
+
+
+def take_axis_bwd(
+    indices: IndexBuffer,
+    g: Buffer,
+    outer: int,
+    n: int,
+    inner: int,
+    io: int,
+    k: int,
+    ii: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of take_axis.
+
+    gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is.
+
+    Signature: indices: index[io, k, ii], g[outer, k, inner] -> gx[outer, n, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
+        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
+
+    Source: numpy.take, numpy.take_along_axis; an index out of range reads 0
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = g._device._calls.buffer_take_axis_bwd
+        status = call(indices._handle, g._handle, _index(outer), _index(n), _index(inner), _index(io), _index(k),
+                      _index(ii), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(take_axis_bwd, error, locals()) from None
+    if status:
+        return _again(status, take_axis_bwd, locals())
+    _give(slot)
+    return out
+
+
+def scatter_add_axis(
+    x: Buffer,
+    values: Buffer,
+    indices: IndexBuffer,
+    outer: int,
+    n: int,
+    inner: int,
+    k: int,
+    io: int,
+    ii: int,
+    *,
+    out: Buffer | None = None,
+) -> Buffer:
+    """A copy of an array with values added along an axis at indices on the device.
+
+    out[o, i, c] = ((x[o, i, c] + values[o, j0, c]) + values[o, j1, c]) + ... over the j with indices[o, j, c] = i, in increasing
+    order, with 0 for o or c where the indices have that axis of size 1
+
+    Shapes: x (outer, n, inner), values (outer, k, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1,
+    out (outer, n, inner).
+
+    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+
+    Errors: SHAPE for another io or ii; an index of n or more is ignored.
+
+    Signature: x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless io = outer, or 1 for indices that all
+        outer arrays share (io); ShapeError unless ii = inner, or 1 for indices that all columns share (ii).
+
+    Source: torch.Tensor.scatter_add, torch.Tensor.index_add
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_scatter_add_axis
+        status = call(x._handle, values._handle, indices._handle, _index(outer), _index(n), _index(inner), _index(k),
+                      _index(io), _index(ii), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add_axis, error, locals()) from None
+    if status:
+        return _again(status, scatter_add_axis, locals())
+    _give(slot)
+    return out
+
+
+def argmax(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None = None) -> IndexBuffer:
+    """Place of the first largest element along an axis.
+
+    out[o, c] = min{i : x[o, i, c] = max_j x[o, j, c]}
+
+    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+
+    Special values: the first NaN wins; zeros of both signs are equal.
+
+    Errors: SHAPE if n = 0.
+
+    Signature: x[outer, n, inner] -> out: index[outer, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless n > 0, since an empty axis has no
+        extremes (n).
+
+    Source: numpy.argmax; native/src/formula/order.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_argmax
+        status = call(x._handle, _index(outer), _index(n), _index(inner), slot)
+        if out is None and not status:
+            made = _make(IndexBuffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(argmax, error, locals()) from None
+    if status:
+        return _again(status, argmax, locals())
+    _give(slot)
+    return out
+
+
+def argmin(x: Buffer, outer: int, n: int, inner: int, *, out: IndexBuffer | None = None) -> IndexBuffer:
+    """Place of the first smallest element along an axis.
+
+    out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
+
+    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+
+    Special values: the first NaN wins; zeros of both signs are equal.
+
+    Errors: SHAPE if n = 0.
+
+    Signature: x[outer, n, inner] -> out: index[outer, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless n > 0, since an empty axis has no
+        extremes (n).
+
+    Source: numpy.argmin; native/src/formula/order.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_argmin
+        status = call(x._handle, _index(outer), _index(n), _index(inner), slot)
+        if out is None and not status:
+            made = _make(IndexBuffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(argmin, error, locals()) from None
+    if status:
+        return _again(status, argmin, locals())
+    _give(slot)
+    return out
+
+
+def topk(
+    x: Buffer, outer: int, n: int, inner: int, k: int, largest: int = 1, *, out: IndexBuffer | None = None
+) -> IndexBuffer:
+    """Places of the k largest (or smallest) elements along an axis, in order.
+
+    x[o, out[o, 0, c], c], ..., x[o, out[o, k - 1, c], c] are the k largest of x[o, :, c], falling; with largest = 0 the k
+    smallest, rising
+
+    Shapes: x (outer, n, inner), out (outer, k, inner) in an index buffer.
+
+    Special values: of equal elements the first comes first, and zeros of both signs are equal. NaN is larger than any number.
+
+    Errors: SHAPE if k > n; ARGUMENT if largest is neither 0 nor 1.
+
+    Signature: x[outer, n, inner] -> out: index[outer, k, inner]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless k <= n (k); ArgumentError unless 0 or
+        1 (largest).
+
+    Source: torch.topk, of equal elements the first; native/src/formula/order.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_topk
+        status = call(x._handle, _index(outer), _index(n), _index(inner), _index(k), _index(largest), slot)
+        if out is None and not status:
+            made = _make(IndexBuffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(topk, error, locals(), {"largest": "parameter"}) from None
+    if status:
+        return _again(status, topk, locals())
     _give(slot)
     return out
 
@@ -5896,15 +6469,18 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
     their sum are. rows = 0 gives NaN.
 
-    Errors: INDEX if a label is cols or more.
+    Errors: INDEX if a label is cols or more; one of an index buffer makes the result NaN instead.
 
     Signature: logits[rows, cols], labels: u32[rows] -> out[1]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (labels).
+        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
+        below cols (labels).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
+    if type(labels) is IndexBuffer:
+        return cross_entropy_indexed(logits, labels, cols, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -5931,6 +6507,51 @@ def cross_entropy(logits: Buffer, labels: npt.ArrayLike, cols: int, *, out: Buff
     return out
 
 
+def cross_entropy_indexed(logits: Buffer, labels: IndexBuffer, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+
+    out[0] = (Σ_i (ln Σ_k e^(logits[i, k] - m_i) - (logits[i, labels[i]] - m_i))) / rows, m_i = max_k logits[i, k]
+
+    Shapes: logits (rows, cols), labels (rows) in an index buffer, out (1).
+
+    Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
+    -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
+    their sum are. rows = 0 gives NaN.
+
+    Errors: INDEX if a label is cols or more; one of an index buffer makes the result NaN instead.
+
+    Signature: logits[rows, cols], labels: index[rows] -> out[1]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
+        (cols).
+
+    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = logits._device._calls.buffer_cross_entropy_indexed
+        status = call(logits._handle, labels._handle, labels.size, _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_indexed, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_indexed, locals())
+    _give(slot)
+    return out
+
+
 def cross_entropy_bwd(
     logits: Buffer, labels: npt.ArrayLike, g: Buffer, cols: int, *, out: Buffer | None = None
 ) -> Buffer:
@@ -5941,10 +6562,13 @@ def cross_entropy_bwd(
     Signature: logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
 
     Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError for an index below 0 or of 2^32
-        and more; IndexOutOfRangeError unless every label below cols (labels).
+        and more; IndexOutOfRangeError unless every label below cols (cols); IndexOutOfRangeError unless every label
+        below cols (labels).
 
     Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
     """
+    if type(labels) is IndexBuffer:
+        return cross_entropy_bwd_indexed(logits, labels, g, cols, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -5967,6 +6591,45 @@ def cross_entropy_bwd(
         raise _refusal(cross_entropy_bwd, error, locals()) from None
     if status:
         return _again(status, cross_entropy_bwd, locals())
+    _give(slot)
+    return out
+
+
+def cross_entropy_bwd_indexed(
+    logits: Buffer, labels: IndexBuffer, g: Buffer, cols: int, *, out: Buffer | None = None
+) -> Buffer:
+    """Vector-Jacobian product of cross_entropy.
+
+    glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows.
+
+    Signature: logits[rows, cols], labels: index[rows], g[1] -> glogits[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; IndexOutOfRangeError unless every label below cols
+        (cols).
+
+    Source: torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = logits._device._calls.buffer_cross_entropy_bwd_indexed
+        status = call(logits._handle, labels._handle, g._handle, labels.size, _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_bwd_indexed, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_bwd_indexed, locals())
     _give(slot)
     return out
 
@@ -5999,6 +6662,8 @@ def cross_entropy_rows(
 
     Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
     """
+    if type(labels) is IndexBuffer:
+        return cross_entropy_rows_indexed(logits, labels, cols, smoothing, weights=weights, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -6026,6 +6691,59 @@ def cross_entropy_rows(
     return out
 
 
+def cross_entropy_rows_indexed(
+    logits: Buffer,
+    labels: IndexBuffer,
+    cols: int,
+    smoothing: float = 0.0,
+    *,
+    weights: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+
+    out[i] = (1 - s)·w[y]·(L_i - x_iy) + s/cols·Σ_k w[k]·(L_i - x_ik) with x = logits, y = labels[i], w = weights, s = smoothing
+    and L_i = ln Σ_k e^x_ik; without weights all are 1. A label of cols or more is no class: the row is ignored, its loss is 0.
+
+    Shapes: logits (rows, cols), labels (rows) in an index buffer, weights (cols) or none, out (rows).
+
+    Special values: as the formula gives; with s = 0 the second term is left out. NaN or +inf in a row, or nothing but -inf, make
+    its loss NaN unless it is ignored. A size of 0 gives zeros or an empty result.
+
+    Errors: ARGUMENT unless 0 <= smoothing <= 1.
+
+    Signature: logits[rows, cols], labels: index[rows], weights?[cols] -> out[rows]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
+
+    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = logits._device._calls.buffer_cross_entropy_rows_indexed
+        status = call(logits._handle, labels._handle, _NULL if weights is None else weights._handle, labels.size,
+                      _index(cols), smoothing, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_rows_indexed, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_rows_indexed, locals())
+    _give(slot)
+    return out
+
+
 def cross_entropy_rows_bwd(
     logits: Buffer,
     labels: npt.ArrayLike,
@@ -6049,6 +6767,8 @@ def cross_entropy_rows_bwd(
 
     Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
     """
+    if type(labels) is IndexBuffer:
+        return cross_entropy_rows_bwd_indexed(logits, labels, g, cols, smoothing, weights=weights, out=out)
     try:
         slot = _take()
     except IndexError:
@@ -6073,6 +6793,54 @@ def cross_entropy_rows_bwd(
         raise _refusal(cross_entropy_rows_bwd, error, locals()) from None
     if status:
         return _again(status, cross_entropy_rows_bwd, locals())
+    _give(slot)
+    return out
+
+
+def cross_entropy_rows_bwd_indexed(
+    logits: Buffer,
+    labels: IndexBuffer,
+    g: Buffer,
+    cols: int,
+    smoothing: float = 0.0,
+    *,
+    weights: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Vector-Jacobian product of cross_entropy_rows.
+
+    glogits[i, j] = g[i]·(softmax(logits)[i, j]·Σ_k t_ik - t_ij), t_ij = (1 - s)·w[y]·[j = y] + s/cols·w[j]; 0 in ignored rows.
+
+    The weights are constants.
+
+    Signature: logits[rows, cols], labels: index[rows], weights?[cols], g[rows] -> glogits[rows, cols]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless 0 <= smoothing <= 1 (smoothing).
+
+    Source: torch.nn.functional.cross_entropy, no reduction; native/src/formula/sum_tree.h
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = logits._device._calls.buffer_cross_entropy_rows_bwd_indexed
+        status = call(logits._handle, labels._handle, _NULL if weights is None else weights._handle, g._handle,
+                      labels.size, _index(cols), smoothing, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = logits._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(cross_entropy_rows_bwd_indexed, error, locals()) from None
+    if status:
+        return _again(status, cross_entropy_rows_bwd_indexed, locals())
     _give(slot)
     return out
 
@@ -7570,6 +8338,145 @@ def flash_attention_bwd_v(
         return _again(status, flash_attention_bwd_v, locals(), {"out": "y"})
     _give(slot)
     return out
+
+
+def grouped_attention(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    batch: int,
+    heads: int,
+    queries: int,
+    d: int,
+    kv_heads: int,
+    keys: int,
+    width: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    *,
+    mask: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+
+    out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
+    keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.
+    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf. A row that is blocked entirely gives
+    zeros.
+
+    Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
+    mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).
+
+    Special values: as :func:`flash_attention`; keys = 0 gives zeros.
+
+    Errors: ARGUMENT if mask_mode > 2, or if it is not 0 and there is no mask; SHAPE unless kv_heads divides heads and the mask
+    broadcasts.
+
+    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
+        mask?[mask_batch, mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries).
+
+    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
+        Longformer, arXiv:2004.05150 (the window)
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = Q._device._calls.buffer_grouped_attention
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, _index(batch),
+                      _index(heads), _index(queries), _index(d), _index(kv_heads), _index(keys), _index(width),
+                      _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries), _index(before),
+                      _index(after), _index(offset), scale, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = Q._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(grouped_attention, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
+    if status:
+        return _again(status, grouped_attention, locals())
+    _give(slot)
+    return out
+
+
+def grouped_attention_bwd(
+    Q: Buffer,
+    K: Buffer,
+    V: Buffer,
+    y: Buffer,
+    g: Buffer,
+    batch: int,
+    heads: int,
+    queries: int,
+    d: int,
+    kv_heads: int,
+    keys: int,
+    width: int,
+    mask_mode: int,
+    mask_batch: int = 1,
+    mask_heads: int = 1,
+    mask_queries: int = 1,
+    before: int = 4294967295,
+    after: int = 4294967295,
+    offset: int = 0,
+    scale: float = 1.0,
+    *,
+    mask: Buffer | None = None,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of grouped_attention.
+
+    As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order.
+
+    Signature: Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width],
+        mask?[mask_batch, mask_heads, mask_queries, keys], y[batch, heads, queries, width], g[batch, heads, queries,
+        width] -> gQ?[batch, heads, queries, d], gK?[batch, kv_heads, keys, d], gV?[batch, kv_heads, keys, width]
+
+    Returns (gQ, gK, gV). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ArgumentError unless mask_mode <= 2 (mask_mode);
+        ArgumentError unless a mask, unless mask_mode is 0 (mask); ShapeError unless a divisor of heads (kv_heads);
+        ShapeError unless 1 or batch (mask_batch); ShapeError unless 1 or heads (mask_heads); ShapeError unless 1 or
+        queries (mask_queries).
+
+    Source: torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al.,
+        Longformer, arXiv:2004.05150 (the window)
+    """
+    places, given, undo = _slots("grouped_attention_bwd", ("gQ", "gK", "gV"), want, out)
+    try:
+        call = Q._device._calls.buffer_grouped_attention_bwd
+        status = call(Q._handle, K._handle, V._handle, _NULL if mask is None else mask._handle, y._handle, g._handle,
+                      _index(batch), _index(heads), _index(queries), _index(d), _index(kv_heads), _index(keys),
+                      _index(width), _index(mask_mode), _index(mask_batch), _index(mask_heads), _index(mask_queries),
+                      _index(before), _index(after), _index(offset), scale, *places)
+        if not status:
+            return _results(places, given, Q._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(grouped_attention_bwd, error, locals(), {"mask_mode": "parameter", "mask_batch": "parameter", "mask_heads": "parameter", "mask_queries": "parameter", "before": "parameter", "after": "parameter", "offset": "parameter"}) from None
+    return _again(status, grouped_attention_bwd, locals(), {"out": "y"})
 
 
 def rotary(

@@ -52,7 +52,7 @@ from tlrt.errors import (
 )
 from tlrt.parameter import Parameter, Parameters
 from tlrt.spec import SpecDevice
-from tlrt.tape import AnyBuffer, Node, Tape, other_thread_error, release_nodes, size_of
+from tlrt.tape import AnyBuffer, Indices, Node, Tape, other_thread_error, release_nodes, size_of
 from tlrt.tensor import Arithmetic, CapturedTensor, NatRef, NatVecRef, TensorRef, naturals
 from tlspec.ops.random import draw_key
 
@@ -305,6 +305,12 @@ class Session(Operations[TensorRef]):
     def _constant(self, array: npt.ArrayLike) -> TensorRef:
         return self.const(array)
 
+    def _hold(self, value: AnyBuffer, name: str) -> TensorRef:
+        return self._leaf(value, name, False)
+
+    def _buffer(self, op: str, x: Any) -> AnyBuffer:
+        return self._node(x, op).value
+
     def _host(self, x: TensorRef) -> npt.NDArray[Any]:
         return self.get_value(x)
 
@@ -438,6 +444,16 @@ class Session(Operations[TensorRef]):
         buffer = getattr(self.tape.kernels, name)(self.device, size_of(sizes), self._key(), *parameters)
         return self._leaf(AnyBuffer.of(sizes, buffer), name, False)
 
+    @atomic
+    def multinomial(self, weights: TensorRef, n: int = 1) -> Indices:
+        """n different places of the last axis, drawn one after the other with probabilities in proportion to the weights that are
+        left: (…, classes) to (…, n). Weights are not negative, and at least n of a row positive."""
+        weights = self.detach(weights)
+        uniform = self.rand_uniform(self.shape(weights))
+        # of independent exponential times at these rates, the first; a uniform number of 0 would give a time of 0
+        times = self.clamp(self.neg(self.log1p(self.neg(uniform))), 2.0**-25, np.inf)
+        return self.topk(self.div(weights, times), n)[1]
+
     def dropout(self, x: TensorRef, p: float) -> TensorRef:
         """x with each element dropped with probability p and the others scaled by 1/(1 - p)."""
         if not is_number(p):
@@ -449,6 +465,9 @@ class Session(Operations[TensorRef]):
     @atomic
     def _dropped(self, x: TensorRef, p: float) -> TensorRef:
         return self.scale(self.mul(x, self.bernoulli_mask(self.shape(x), 1 - p)), 1 / (1 - p))
+
+    def _drop_weights(self, op: str, weights: TensorRef, p: float) -> TensorRef:
+        return self.dropout(weights, p)
 
     # ---- natural numbers: indices that a program can overwrite between steps; they go at reset
 

@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,22 @@ class SpecBuffer:
         return f"SpecBuffer(length={self._array.size}, [{shown}])"
 
 
+class SpecIndexBuffer(SpecBuffer):
+    """A flat array of uint32 indices, with the methods of :class:`tlrt.buffer.IndexBuffer`."""
+
+    __slots__ = ()
+
+    @property
+    def size(self) -> int:
+        return self.length
+
+    def copy(self) -> SpecIndexBuffer:
+        return SpecIndexBuffer(self.array.copy(), self._device)
+
+    def share(self) -> SpecIndexBuffer:
+        return SpecIndexBuffer(self.array, self._device, self._storage)
+
+
 class SpecDevice:
     """The specification with the methods of :class:`tlrt.Device`. It computes at once and counts its memory.
 
@@ -256,6 +272,11 @@ class SpecDevice:
         """The array as :meth:`convert` gives it."""
         return SpecBuffer(self.convert("from_numpy", "array", array), self)
 
+    def indices(self, array: npt.ArrayLike) -> SpecIndexBuffer:
+        """A copy of integers."""
+        host = convert.host_array("from_numpy", "array", array, "integers").reshape(-1)
+        return SpecIndexBuffer(convert.uint32("from_numpy", "array", host).copy(), self)
+
     def exact(self, array: npt.ArrayLike) -> SpecBuffer:
         """The array without rounding to float32, for what the specification itself computed."""
         if self.scalar is not None:
@@ -322,10 +343,12 @@ class _Function:
         self.names = {a.name for a in self.arguments}
         self.known = entries.inferred(entry)
         row = entry.op
-        self.reference = row.reference if entry.name == row.name else row.vjp_rule.reference  # type: ignore[union-attr]
+        self.reference = row.reference if entry.kernel == row.name else row.vjp_rule.reference  # type: ignore[union-attr]
 
     def __call__(self, *given: Any, want: Sequence[bool] | None = None, out: Any = None, **named: Any) -> Any:
         e, name = self.entry, self.entry.name
+        if any(type(v) is SpecIndexBuffer for v in (*given, *named.values())) and f"{name}_indexed" in _entries():
+            return getattr(kernels, f"{name}_indexed")(*given, want=want, out=out, **named)
         if len(given) > len(self.positional):
             raise errors.refusal(TypeError, name, "", f"{len(given)} positional arguments", len(self.positional))
         bound = {a.name: v for a, v in zip(self.positional, given, strict=False)}
@@ -334,7 +357,7 @@ class _Function:
         arrays, values, device = self._read(bound | named)
         for dimension, of in self.known.items():
             values.setdefault(dimension, len(arrays[of]))
-        hosts = {a.name: arrays[a.name] for a in e.signature.inputs if a.host}
+        hosts = {a.name: arrays[a.name] for a in e.op.signature.inputs if a.host and a.name in arrays and not e.indexed}
         optional = {a.name: arrays[a.name] for a in e.signature.inputs if a.optional}
         if failed := refused_by(e.op, {**values, **hosts, **optional}):
             kind = getattr(errors, entries.EXCEPTIONS.get(failed.status, "TorchleanError"))
@@ -377,6 +400,9 @@ class _Function:
             v = bound.get(a.name)
             if a.kind == "device":
                 device = getattr(v, "device", v) if v is not None else device  # of one that stands for it
+            elif a.kind == "index":
+                device = self._owner(a.name, v, device, SpecIndexBuffer)
+                arrays[a.of] = cast(SpecIndexBuffer, v).array
             elif a.kind in ("buffer", "list"):
                 arrays[a.of] = v = list(v) if a.kind == "list" and v is not None else v
                 for buffer in v if isinstance(v, list) else () if v is None else (v,):
@@ -391,11 +417,13 @@ class _Function:
             values[a.of] = self._scalar(a, bound.get(a.name), device)
         return arrays, values, device
 
-    def _owner(self, name: str, buffer: Any, device: SpecDevice | None) -> SpecDevice:
+    def _owner(
+        self, name: str, buffer: Any, device: SpecDevice | None, kind: type[SpecBuffer] = SpecBuffer
+    ) -> SpecDevice:
         op = self.__name__
-        if not isinstance(buffer, SpecBuffer):
+        if type(buffer) is not kind:
             got = convert.type_name(buffer)
-            raise errors.refusal(errors.ArgumentTypeError, op, name, got, "SpecBuffer")
+            raise errors.refusal(errors.ArgumentTypeError, op, name, got, kind.__name__)
         if device is not None and buffer.device is not device:
             raise errors.refusal(errors.DeviceMismatchError, op, name, "a buffer of another device", "one")
         return buffer.device
@@ -457,7 +485,8 @@ class _Function:
         made: list[Any] = [None] * len(outputs)
         for i, (array, result, place) in enumerate(zip(outputs, results, places, strict=True)):
             if wanted[i]:
-                made[i] = np.array(result, np.float64) if array.host else self._place_result(result, place, device)
+                place_it = self._place_indices if array.kind == "index" else self._place_result
+                made[i] = np.array(result, np.float64) if array.host else place_it(result, place, device)
         return tuple(made) if several else made[0]
 
     def _return_lists(
@@ -478,6 +507,17 @@ class _Function:
             made.append([self._place_result(r, place, device, writes) for r, place in zip(parts, slots, strict=True)])
         list(chain(starmap(operator.setitem, writes), starmap(setattr, changes)))
         return tuple(made) if several else made[0]
+
+    def _place_indices(self, result: Any, place: SpecIndexBuffer | None, device: SpecDevice | None) -> SpecBuffer:
+        flat = np.asarray(result).reshape(-1).astype(np.uint32)
+        if place is None:
+            assert device is not None
+            return SpecIndexBuffer(flat, device)
+        self._owner("out", place, device, SpecIndexBuffer)
+        if place.length != flat.size:
+            raise errors.refusal(errors.ShapeError, self.__name__, "out", f"{place.length} elements", flat.size)
+        place.array[...] = flat
+        return place
 
     def _place_result(
         self, result: Any, place: SpecBuffer | None, device: SpecDevice | None, writes: list[Any] | None = None

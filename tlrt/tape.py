@@ -31,7 +31,7 @@ from tlrt._binding.handles import Uncopied
 from tlrt._binding.together import Change, set_and_call
 from tlrt._operations import Operations
 from tlrt._operations.plan import Plan, Shape, make_plan
-from tlrt._operations.shaped import AnyBuffer, device_of, kernels_of, size_of
+from tlrt._operations.shaped import AnyBuffer, Indices, device_of, kernels_of, size_of
 from tlrt.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -43,7 +43,7 @@ from tlrt.errors import (
     refusal,
 )
 
-__all__ = ["AnyBuffer", "Node", "Tape", "kernels_of", "release_gradients", "size_of"]
+__all__ = ["AnyBuffer", "Indices", "Node", "Tape", "kernels_of", "release_gradients", "size_of"]
 
 #: plans kept before the cache is emptied; a training step has a few hundred
 _PLANS = 4096
@@ -440,6 +440,12 @@ class Tape(Uncopied, Operations[int]):
 
     def _constant(self, array: npt.ArrayLike) -> int:
         return self.leaf(array, "constant", False)
+
+    def _hold(self, value: AnyBuffer, name: str) -> int:
+        return self.leaf(value, name, False)
+
+    def _buffer(self, op: str, x: int) -> AnyBuffer:
+        return self.node(x, op).value
 
     def _host(self, x: int) -> npt.NDArray[Any]:
         return self.node(x, "value").value.numpy()

@@ -29,7 +29,7 @@ _INSTEAD_OF = {
     "linalg.matmul": "matmul", "linalg.norm": "norm",
     "moveaxis": "permute", "ones_like": "Session.full", "outer": "matmul",
     "ravel": "flatten", "select": "where", "squeeze": "reshape", "stack": "Session.stack",
-    "swapaxes": "permute", "take": "index gather_rows_nat", "tensordot": "matmul",
+    "swapaxes": "permute", "take_along_axis": "take_along", "tensordot": "matmul",
     "transpose": "permute transpose2d", "vdot": "matmul",
     "vstack": "Session.concat", "zeros_like": "Session.zeros",
 }  # fmt: skip

@@ -281,7 +281,7 @@ def _complete(op: Op, d: Draw, values: Mapping[str, Any]) -> dict[str, Any]:
         if not a.optional and a.name in out and out[a.name] is None:
             del out[a.name]
     for a in op.signature.inputs:
-        if a.kind == "u32" and a.name not in out:
+        if a.kind in ("u32", "index") and a.name not in out:
             rows = next((shape_of(b, out) for b in op.signature.buffers if not b.elementwise), (1,))
             shape = shape_of(a, out)
             out[a.name] = d.indices(int(np.prod(shape)), (rows or (1,))[0]).reshape(shape)

@@ -9,7 +9,7 @@ gradients) and ``out``. :func:`arguments_of` gives that list.
 import inspect
 import keyword
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,7 @@ class Entry:
     doc: str
     kernel: str  # the kernel it runs
     only: int | None = None  # the single output it wants, of a VJP's several
+    indexed: bool = False  # takes an index buffer where the row takes indices of the host
 
     @property
     def outputs(self) -> tuple[Array, ...]:
@@ -50,16 +51,27 @@ class Entry:
 
 def entries(row: Op) -> Iterator[Entry]:
     """The entry points of a row, in the order they are declared."""
-    yield Entry(row, row.name, row.symbol, row.signature, row.doc, row.name)
+    yield from _with_twin(Entry(row, row.name, row.symbol, row.signature, row.doc, row.name))
     rule = row.vjp_rule
     if rule is None or rule.via is not None:
         return
     name, sig = f"{row.name}_bwd", row.vjp_signature
     doc = f"Vector-Jacobian product of {row.name}.\n\n{rule.doc}"
-    yield Entry(row, name, f"{row.stem}_bwd", sig, doc, name)
+    yield from _with_twin(Entry(row, name, f"{row.stem}_bwd", sig, doc, name))
     for i, suffix in enumerate(rule.each):
         text = f"The gradient {sig.outputs[i].name} of {name} alone.\n\n{rule.doc}"
         yield Entry(row, f"{name}_{suffix}", f"{row.stem}_bwd_{suffix}", sig, text, name, i)
+
+
+def _with_twin(e: Entry) -> Iterator[Entry]:
+    """The entry point, and after one with host indices its twin that takes them in an index buffer, with the same kernel."""
+    yield e
+    if any(a.kind == "u32" for a in e.signature.inputs):
+        inputs = tuple(replace(a, kind="index") if a.kind == "u32" else a for a in e.signature.inputs)
+        doc = e.doc.replace(" on the host", " in an index buffer").replace("host indices", "indices on the device")
+        signature = replace(e.signature, inputs=inputs)
+        name, symbol = f"{e.name}_indexed", f"{e.symbol}_indexed"
+        yield replace(e, name=name, symbol=symbol, signature=signature, doc=doc, indexed=True)
 
 
 def all_entries(family: str | None = None) -> list[Entry]:
@@ -92,7 +104,8 @@ class Argument:
 
     name: str  # in Python
     of: str  # in the row
-    #: device, buffer, list (of buffers), u32 or f64 (host arrays), dim, dims (a list), float, int (u32 and u64 parameters)
+    #: device, buffer, index (a buffer of indices), list (of buffers), u32 or f64 (host arrays), dim, dims (a list), float, int
+    #: (u32 and u64 parameters)
     kind: str
     keyword: bool = False  # keyword-only
     default: str | None = None
@@ -101,7 +114,8 @@ class Argument:
     @property
     def annotation(self) -> str:
         plain = {
-            "device": "Device", "buffer": "Buffer", "list": "Sequence[Buffer]", "u32": "npt.ArrayLike", "f64": "npt.ArrayLike",
+            "device": "Device", "buffer": "Buffer", "index": "IndexBuffer", "list": "Sequence[Buffer]",
+            "u32": "npt.ArrayLike", "f64": "npt.ArrayLike",
             "dim": "int", "int": "int", "dims": "Sequence[int]", "float": "float",
         }[self.kind]  # fmt: skip
         return f"{plain} | None" if self.default == "None" else plain
@@ -114,10 +128,10 @@ def _python_name(name: str, names: set[str]) -> str:
 
 
 def inferred(e: Entry) -> dict[str, str]:
-    """The dimensions that are the length of a host array or list: dimension -> array."""
+    """The dimensions that are the length of a host array, an index buffer or a list: dimension -> array."""
     out: dict[str, str] = {}
     for a in e.signature.inputs:
-        first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed) else ""
+        first = a.dims[0] if len(a.dims) == 1 and (a.host or a.listed or a.kind == "index") else ""
         if first in e.signature.dims and not first.startswith("*"):
             out.setdefault(first, a.name)
     return out

@@ -7,6 +7,7 @@ Inputs
     ``x[*]``             an elementwise operand: any shape; its length is not passed
     ``x[*dims]``         a buffer whose shape is the dimension list ``dims`` (rank at most 8)
     ``mask?[n, n]``      a buffer that may be left out (NULL in C, None in Python)
+    ``at: index[k]``     a device buffer of uint32 indices
     ``indices: u32[k]``  a host array of uint32; ``A: f64[m, n]`` a host array of float64
     ``ps: list[count]``  `count` device buffers (``torchlean_buffer *const *`` in C, a sequence in Python), each of its own
                          length; all lists of a row have one `count`, and elements of one index have one length
@@ -17,6 +18,7 @@ Parameters
 Outputs
     ``out[rows, n // 2 + 1]``      integer expressions over dimensions and parameters
     ``out[*drop(dims, axis)]``     a function of :mod:`tlspec.shapes`, named the same in C
+    ``out: index[rows]``           an index buffer
     ``out: f64[m, p]``             a host array the caller supplies
     ``ps_out: list[count]``        a list of outputs of the lengths of the input lists; each may be the input of its index, as
                                    the operation is elementwise; a row has either lists or other outputs
@@ -41,7 +43,7 @@ class Array:
 
     name: str
     dims: tuple[str, ...]
-    kind: str = "f32"  # f32: device buffer; list: device buffers; u32, f64: host array
+    kind: str = "f32"  # f32, index: device buffer; list: device buffers; u32, f64: host array
     optional: bool = False
 
     @property
@@ -89,6 +91,11 @@ class Signature:
     @property
     def buffers(self) -> tuple[Array, ...]:
         return tuple(a for a in self.inputs if a.kind == "f32")
+
+    @property
+    def indices(self) -> tuple[Array, ...]:
+        """The inputs that are index buffers."""
+        return tuple(a for a in self.inputs if a.kind == "index")
 
     @property
     def lists(self) -> tuple[Array, ...]:
@@ -157,7 +164,7 @@ def split_list(text: str) -> Iterator[str]:
         yield text[start:].strip()
 
 
-_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64|list))?\s*\[(?P<dims>.*)\]$")
+_ARRAY = re.compile(r"^(?P<name>[A-Za-z]\w*)(?P<opt>\?)?(?:\s*:\s*(?P<kind>u32|f64|list|index))?\s*\[(?P<dims>.*)\]$")
 _PARAM = re.compile(r"^(?P<name>[A-Za-z]\w*)\s*:\s*(?P<kind>float|u32|u64|dims)(?:\s*=\s*(?P<default>.+))?$")
 
 

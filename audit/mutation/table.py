@@ -78,10 +78,10 @@ DEFECTS = [
          "a product is twice what it is for every factor", "prod"),
         ("c.v * copysign(1.0, d)", "c.v", "the gradient of -0 in a product has the wrong sign", "prod"),
         ("(c.zeros == 1.0) & (x == 0.0f)", "(x == 0.0f)", "two zeros of a product have a gradient", "prod"),
-        ("fabs(m) < (double)TL_INF ? m + log : m", "m + log", "log-sum-exp of -inf alone is NaN", "logsumexp"),
+        ("tl_hold(d - m, -700.0, 0.0)", "tl_hold(d, -700.0, 0.0)", "log-sum-exp adds the maximum twice", "logsumexp"),
     ]),
     *defects("native/src/cpu/reduce_cumsum.c", rows=[
-        ("    while (top-- > 0)", "    while (--top > 0)", "a chunk does not start behind the chunks before it", "cumsum"),
+        ("            total[top][j] = 0.0;", "            total[top][j] *= 1.0;", "a chunk's total counts the chunks before it", "cumsum"),
     ]),
     *defects("native/src/formula/trigonometry.h", rows=[
         ("fma(k, -TL_HALF_PI_LO, fma(k, -TL_HALF_PI, (double)x));", "fma(k, -TL_HALF_PI, (double)x);",
@@ -206,7 +206,12 @@ DEFECTS = [
          "        if (job->indices[j] <= rows) count[job->indices[j] >> shift]++;",
          "one index too many is counted", "scatter_add,scatter_add_rows,gather_vec,gather_rows"),
     ]),
+    *defects("native/src/cpu/index_choice.c", rows=[
+        ("place = part[p];", "place = part[p - 1];", "the best of another part: off by one", "argmax,argmin"),
+        ("heap[child + 1] < heap[child];", "heap[child + 1] > heap[child];", "the heap's root is not its smallest", "topk"),
+    ]),
     *defects("native/src/cpu/norm.c", rows=[
+        ("(x[i] * istd) * gamma[i]);", "(x[i] * istd) * gamma[0]);", "RMS norm has one weight", "rms_norm"),
         ("tl_square_of_difference(x[i], mean)", "x[i] * x[i]", "the variance is not centred", "norm"),
     ]),
     *defects("native/src/cpu/pool.c", rows=[
@@ -220,9 +225,12 @@ DEFECTS = [
          "half of a tile's scores do not enter the maximum", "flash_attention"),
         ("            row->chain[l] *= factor;", "            row->chain[l] *= 1.0f;",
          "the running sum is not rescaled", "flash_attention"),
-        ("== CAUSAL) return j0 >= i1;", "== CAUSAL) return j0 > i1;", "a tile that is all blocked is computed",
-         "flash_attention",
-         "a causal tile with j0 == i1 is skipped or computed with all its weights 0: the same sums, a little later"),
+        ("int32_t any = !row && open.first < open.end;", "int32_t any = !row && open.first <= open.end;",
+         "a tile that is all blocked is computed", "flash_attention,grouped_attention",
+         "a tile without an open key is skipped or computed with all its weights 0: the same sums, a little later"),
+        ("first = at - g->before, end = at + g->after + 1;", "first = at - g->before, end = at + g->after + 2;",
+         "a row attends to one key more", "flash_attention,grouped_attention"),
+        ("g->mask_heads > 1 ? head : 0;", "g->mask_heads > 1 ? 0 * head : 0;", "all heads have the mask of the first", "grouped_attention"),
         ("s[j] = mask[j] == 0.0f ? blocked : s[j];", "s[j] = mask[j] == 1.0f ? s[j] : blocked;",
          "mask values other than 0 and 1 block", "flash_attention"),
     ]),

@@ -1,7 +1,7 @@
 """Sizes and baselines of the attention family."""
 
 from bench.operations.table import Benchmark
-from tlspec.ops.attention import FILL
+from tlspec.ops.attention import FILL, UNLIMITED
 
 
 def _torch_mask(torch, mask, mask_mode):
@@ -19,6 +19,34 @@ def _torch_attention_vjp(torch, Q, K, V, mask, g, mask_mode, scale):
     Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
     out = _torch_attention(torch, Q, K, V, mask, mask_mode, scale)
     return lambda: torch.autograd.grad(out, (Q, K, V), g, retain_graph=True)
+
+
+def _torch_limits(torch, Q, K, mask, mask_mode, before, after, offset):
+    """The mask that PyTorch takes; none where it is causal from the first key."""
+    if mask_mode or (after == 0 and offset == 0 and before > K.shape[2]) or min(before, after) > K.shape[2]:
+        return mask if mask_mode == 2 else None if mask_mode == 0 else mask != 0
+    i, j = (torch.arange(n, device=Q.device) for n in (Q.shape[2], K.shape[2]))
+    at = i[:, None] + offset
+    return (j >= at - before) & (j <= at + after)
+
+
+def _torch_grouped(torch, Q, K, V, mask, mask_mode, before, after, offset, scale):
+    """The mask is made once; heads of keys are repeated where a kernel of PyTorch does not take groups."""
+    allowed = _torch_limits(torch, Q, K, mask, mask_mode, before, after, offset)
+    how = {"attn_mask": allowed, "is_causal": allowed is None and after == 0, "scale": scale}
+    group = Q.shape[1] > K.shape[1]
+    return lambda: torch.nn.functional.scaled_dot_product_attention(Q, K, V, **how, enable_gqa=group)
+
+
+def _torch_grouped_vjp(torch, Q, K, V, mask, g, mask_mode, before, after, offset, scale):
+    Q, K, V = (x.detach().requires_grad_() for x in (Q, K, V))
+    out = _torch_grouped(torch, Q, K, V, mask, mask_mode, before, after, offset, scale)()
+    return lambda: torch.autograd.grad(out, (Q, K, V), g, retain_graph=True)
+
+
+def _grouped(batch, heads, kv_heads, queries, keys, d, before=UNLIMITED, after=UNLIMITED, offset=0):
+    return {"batch": batch, "heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys, "d": d, "width": d,
+            "mask_mode": 0, "before": before, "after": after, "offset": offset, "scale": d**-0.5}  # fmt: skip
 
 
 def _torch_angles(torch, x, base, start):
@@ -54,6 +82,12 @@ BENCHMARKS = {
             {"batch": 16, "n": 8192, "d": 64, "mask_mode": 0, "scale": 0.125},
         ], flops=lambda batch, n, d, mask_mode: (2.0 if mask_mode == 3 else 4.0) * batch * n * n * d,
         torch=_torch_attention, torch_vjp=_torch_attention_vjp),
+    "grouped_attention": Benchmark(sizes=[  # a block of a model, a window, queries of another sequence, one new token
+            _grouped(2, 32, 8, 2048, 2048, 128, after=0), _grouped(4, 16, 16, 4096, 4096, 64, before=511, after=0),
+            _grouped(8, 16, 16, 512, 2048, 64), _grouped(16, 32, 8, 1, 4096, 128),
+        ], flops=lambda batch, heads, queries, keys, d, width, before, after: 2.0 * batch * heads * queries * (d + width)
+            * (keys if after else min(before, keys / 2)),
+        torch=_torch_grouped, torch_vjp=_torch_grouped_vjp),
     "rotary": Benchmark(sizes=[{**size, "halves": 1} for size in POSITION_BENCH], torch=_torch_rotary,
         torch_vjp=lambda torch, g, base, start, halves: _torch_rotary(torch, g, base, start, halves, -1)),
     "sinusoidal": Benchmark(sizes=POSITION_BENCH, torch=_torch_sinusoidal),

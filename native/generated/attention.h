@@ -8,6 +8,8 @@
 #ifdef TL_VARIANT
 #define tl_cpu_flash_attention TL_V(tl_cpu_flash_attention)
 #define tl_cpu_flash_attention_bwd TL_V(tl_cpu_flash_attention_bwd)
+#define tl_cpu_grouped_attention TL_V(tl_cpu_grouped_attention)
+#define tl_cpu_grouped_attention_bwd TL_V(tl_cpu_grouped_attention_bwd)
 #define tl_cpu_rotary TL_V(tl_cpu_rotary)
 #define tl_cpu_rotary_bwd TL_V(tl_cpu_rotary_bwd)
 #define tl_cpu_sinusoidal TL_V(tl_cpu_sinusoidal)
@@ -27,6 +29,21 @@ typedef int32_t tl_flash_attention_bwd_kernel(tl_context *ctx, const float *Q, c
                                               int64_t n, int64_t d, int64_t mask_mode, float scale, float *gQ,
                                               float *gK, float *gV);
 tl_flash_attention_bwd_kernel tl_cpu_flash_attention_bwd, tl_cuda_flash_attention_bwd;
+typedef int32_t tl_grouped_attention_kernel(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                            const float *mask, int64_t batch, int64_t heads, int64_t queries,
+                                            int64_t d, int64_t kv_heads, int64_t keys, int64_t width,
+                                            int64_t mask_mode, int64_t mask_batch, int64_t mask_heads,
+                                            int64_t mask_queries, int64_t before, int64_t after, int64_t offset,
+                                            float scale, float *out);
+tl_grouped_attention_kernel tl_cpu_grouped_attention, tl_cuda_grouped_attention;
+typedef int32_t tl_grouped_attention_bwd_kernel(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                                const float *mask, const float *out, const float *g, int64_t batch,
+                                                int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
+                                                int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch,
+                                                int64_t mask_heads, int64_t mask_queries, int64_t before,
+                                                int64_t after, int64_t offset, float scale, float *gQ, float *gK,
+                                                float *gV);
+tl_grouped_attention_bwd_kernel tl_cpu_grouped_attention_bwd, tl_cuda_grouped_attention_bwd;
 typedef int32_t tl_rotary_kernel(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base,
                                  int64_t start, int64_t halves, float *out);
 tl_rotary_kernel tl_cpu_rotary, tl_cuda_rotary;
@@ -44,6 +61,8 @@ tl_sinusoidal_bwd_kernel tl_cpu_sinusoidal_bwd, tl_cuda_sinusoidal_bwd;
 struct tl_attention_kernels {
     tl_flash_attention_kernel *flash_attention;
     tl_flash_attention_bwd_kernel *flash_attention_bwd;
+    tl_grouped_attention_kernel *grouped_attention;
+    tl_grouped_attention_bwd_kernel *grouped_attention_bwd;
     tl_rotary_kernel *rotary;
     tl_rotary_bwd_kernel *rotary_bwd;
     tl_sinusoidal_kernel *sinusoidal;

@@ -159,6 +159,123 @@ TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, 
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_grouped_attention(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                       torchlean_buffer *mask, uint32_t batch, uint32_t heads,
+                                                       uint32_t queries, uint32_t d, uint32_t kv_heads, uint32_t keys,
+                                                       uint32_t width, uint32_t mask_mode, uint32_t mask_batch,
+                                                       uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                       uint32_t after, uint32_t offset, double scale,
+                                                       torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_grouped_attention", "Q", Q);
+    const uint64_t batch_ = batch;
+    const uint64_t heads_ = heads;
+    const uint64_t queries_ = queries;
+    const uint64_t d_ = d;
+    const uint64_t kv_heads_ = kv_heads;
+    const uint64_t keys_ = keys;
+    const uint64_t width_ = width;
+    const uint64_t mask_mode_ = mask_mode;
+    const uint64_t mask_batch_ = mask_batch;
+    const uint64_t mask_heads_ = mask_heads;
+    const uint64_t mask_queries_ = mask_queries;
+    const float scale_ = tl_scalar(scale);
+    tl_require(&call, mask_mode_ <= 2u, TORCHLEAN_ARGUMENT, "mask_mode",
+               "got mask_mode = %llu; expected mask_mode <= 2", (unsigned long long)mask_mode_);
+    tl_require(&call, (mask_mode_ == 0u || tl_given(mask)), TORCHLEAN_ARGUMENT, "mask",
+               "got mask_mode = %llu; expected a mask, unless mask_mode is 0", (unsigned long long)mask_mode_);
+    tl_require(&call, (kv_heads_ > 0u && (heads_ % kv_heads_) == 0u), TORCHLEAN_SHAPE, "kv_heads",
+               "got kv_heads = %llu, heads = %llu; expected a divisor of heads", (unsigned long long)kv_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_batch_ == 1u || mask_batch_ == batch_, TORCHLEAN_SHAPE, "mask_batch",
+               "got mask_batch = %llu, batch = %llu; expected 1 or batch", (unsigned long long)mask_batch_,
+               (unsigned long long)batch_);
+    tl_require(&call, mask_heads_ == 1u || mask_heads_ == heads_, TORCHLEAN_SHAPE, "mask_heads",
+               "got mask_heads = %llu, heads = %llu; expected 1 or heads", (unsigned long long)mask_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_queries_ == 1u || mask_queries_ == queries_, TORCHLEAN_SHAPE, "mask_queries",
+               "got mask_queries = %llu, queries = %llu; expected 1 or queries", (unsigned long long)mask_queries_,
+               (unsigned long long)queries_);
+    const float *Q_ = tl_input(&call, "Q", Q, "batch*heads*queries*d", TL_PRODUCT(batch_, heads_, queries_, d_));
+    const float *K_ = tl_input(&call, "K", K, "batch*kv_heads*keys*d", TL_PRODUCT(batch_, kv_heads_, keys_, d_));
+    const float *V_ = tl_input(&call, "V", V, "batch*kv_heads*keys*width",
+                               TL_PRODUCT(batch_, kv_heads_, keys_, width_));
+    const float *mask_ = tl_input_optional(&call, "mask", mask, "mask_batch*mask_heads*mask_queries*keys",
+                                           TL_PRODUCT(mask_batch_, mask_heads_, mask_queries_, keys_));
+    tl_output(&call, "out", out, "batch*heads*queries*width", TL_PRODUCT(batch_, heads_, queries_, width_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, attention, grouped_attention)(call.ctx, Q_, K_, V_, mask_, batch, heads,
+                                                                     queries, d, kv_heads, keys, width, mask_mode,
+                                                                     mask_batch, mask_heads, mask_queries, before,
+                                                                     after, offset, scale_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_grouped_attention_bwd(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t heads, uint32_t queries, uint32_t d,
+                                                           uint32_t kv_heads, uint32_t keys, uint32_t width,
+                                                           uint32_t mask_mode, uint32_t mask_batch,
+                                                           uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                           uint32_t after, uint32_t offset, double scale,
+                                                           torchlean_buffer **gQ, torchlean_buffer **gK,
+                                                           torchlean_buffer **gV)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_grouped_attention_bwd", "Q", Q);
+    const uint64_t batch_ = batch;
+    const uint64_t heads_ = heads;
+    const uint64_t queries_ = queries;
+    const uint64_t d_ = d;
+    const uint64_t kv_heads_ = kv_heads;
+    const uint64_t keys_ = keys;
+    const uint64_t width_ = width;
+    const uint64_t mask_mode_ = mask_mode;
+    const uint64_t mask_batch_ = mask_batch;
+    const uint64_t mask_heads_ = mask_heads;
+    const uint64_t mask_queries_ = mask_queries;
+    const float scale_ = tl_scalar(scale);
+    tl_require(&call, mask_mode_ <= 2u, TORCHLEAN_ARGUMENT, "mask_mode",
+               "got mask_mode = %llu; expected mask_mode <= 2", (unsigned long long)mask_mode_);
+    tl_require(&call, (mask_mode_ == 0u || tl_given(mask)), TORCHLEAN_ARGUMENT, "mask",
+               "got mask_mode = %llu; expected a mask, unless mask_mode is 0", (unsigned long long)mask_mode_);
+    tl_require(&call, (kv_heads_ > 0u && (heads_ % kv_heads_) == 0u), TORCHLEAN_SHAPE, "kv_heads",
+               "got kv_heads = %llu, heads = %llu; expected a divisor of heads", (unsigned long long)kv_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_batch_ == 1u || mask_batch_ == batch_, TORCHLEAN_SHAPE, "mask_batch",
+               "got mask_batch = %llu, batch = %llu; expected 1 or batch", (unsigned long long)mask_batch_,
+               (unsigned long long)batch_);
+    tl_require(&call, mask_heads_ == 1u || mask_heads_ == heads_, TORCHLEAN_SHAPE, "mask_heads",
+               "got mask_heads = %llu, heads = %llu; expected 1 or heads", (unsigned long long)mask_heads_,
+               (unsigned long long)heads_);
+    tl_require(&call, mask_queries_ == 1u || mask_queries_ == queries_, TORCHLEAN_SHAPE, "mask_queries",
+               "got mask_queries = %llu, queries = %llu; expected 1 or queries", (unsigned long long)mask_queries_,
+               (unsigned long long)queries_);
+    const float *Q_ = tl_input(&call, "Q", Q, "batch*heads*queries*d", TL_PRODUCT(batch_, heads_, queries_, d_));
+    const float *K_ = tl_input(&call, "K", K, "batch*kv_heads*keys*d", TL_PRODUCT(batch_, kv_heads_, keys_, d_));
+    const float *V_ = tl_input(&call, "V", V, "batch*kv_heads*keys*width",
+                               TL_PRODUCT(batch_, kv_heads_, keys_, width_));
+    const float *mask_ = tl_input_optional(&call, "mask", mask, "mask_batch*mask_heads*mask_queries*keys",
+                                           TL_PRODUCT(mask_batch_, mask_heads_, mask_queries_, keys_));
+    const float *out_ = tl_input(&call, "out", out, "batch*heads*queries*width",
+                                 TL_PRODUCT(batch_, heads_, queries_, width_));
+    const float *g_ = tl_input(&call, "g", g, "batch*heads*queries*width",
+                               TL_PRODUCT(batch_, heads_, queries_, width_));
+    tl_output_optional(&call, "gQ", gQ, "batch*heads*queries*d", TL_PRODUCT(batch_, heads_, queries_, d_));
+    tl_output_optional(&call, "gK", gK, "batch*kv_heads*keys*d", TL_PRODUCT(batch_, kv_heads_, keys_, d_));
+    tl_output_optional(&call, "gV", gV, "batch*kv_heads*keys*width", TL_PRODUCT(batch_, kv_heads_, keys_, width_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, attention, grouped_attention_bwd)(call.ctx, Q_, K_, V_, mask_, out_, g_, batch,
+                                                                         heads, queries, d, kv_heads, keys, width,
+                                                                         mask_mode, mask_batch, mask_heads,
+                                                                         mask_queries, before, after, offset, scale_,
+                                                                         tl_out(&call, 0), tl_out(&call, 1),
+                                                                         tl_out(&call, 2));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_rotary(torchlean_buffer *x, uint32_t batch, uint32_t n, uint32_t d, double base,
                                             uint32_t start, uint32_t halves, torchlean_buffer **out)
 {

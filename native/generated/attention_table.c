@@ -5,6 +5,8 @@
 const struct tl_attention_kernels TL_V(tl_cpu_attention_kernels) = {
     .flash_attention = tl_cpu_flash_attention,
     .flash_attention_bwd = tl_cpu_flash_attention_bwd,
+    .grouped_attention = tl_cpu_grouped_attention,
+    .grouped_attention_bwd = tl_cpu_grouped_attention_bwd,
     .rotary = tl_cpu_rotary,
     .rotary_bwd = tl_cpu_rotary_bwd,
     .sinusoidal = tl_cpu_sinusoidal,

@@ -12,6 +12,12 @@
 #define tl_cpu_gather_rows_bwd TL_V(tl_cpu_gather_rows_bwd)
 #define tl_cpu_scatter_add TL_V(tl_cpu_scatter_add)
 #define tl_cpu_scatter_add_rows TL_V(tl_cpu_scatter_add_rows)
+#define tl_cpu_take_axis TL_V(tl_cpu_take_axis)
+#define tl_cpu_take_axis_bwd TL_V(tl_cpu_take_axis_bwd)
+#define tl_cpu_scatter_add_axis TL_V(tl_cpu_scatter_add_axis)
+#define tl_cpu_argmax TL_V(tl_cpu_argmax)
+#define tl_cpu_argmin TL_V(tl_cpu_argmin)
+#define tl_cpu_topk TL_V(tl_cpu_topk)
 #define tl_cpu_scatter_add_row TL_V(tl_cpu_scatter_add_row)
 #endif
 
@@ -37,6 +43,25 @@ tl_scatter_add_kernel tl_cpu_scatter_add, tl_cuda_scatter_add;
 typedef int32_t tl_scatter_add_rows_kernel(tl_context *ctx, const float *mat, const float *values,
                                            const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 tl_scatter_add_rows_kernel tl_cpu_scatter_add_rows, tl_cuda_scatter_add_rows;
+typedef int32_t tl_take_axis_kernel(tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
+                                    int64_t inner, int64_t io, int64_t k, int64_t ii, float *out);
+tl_take_axis_kernel tl_cpu_take_axis, tl_cuda_take_axis;
+typedef int32_t tl_take_axis_bwd_kernel(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer,
+                                        int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx);
+tl_take_axis_bwd_kernel tl_cpu_take_axis_bwd, tl_cuda_take_axis_bwd;
+typedef int32_t tl_scatter_add_axis_kernel(tl_context *ctx, const float *x, const float *values,
+                                           const uint32_t *indices, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                                           int64_t io, int64_t ii, float *out);
+tl_scatter_add_axis_kernel tl_cpu_scatter_add_axis, tl_cuda_scatter_add_axis;
+typedef int32_t tl_argmax_kernel(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner,
+                                 uint32_t *out);
+tl_argmax_kernel tl_cpu_argmax, tl_cuda_argmax;
+typedef int32_t tl_argmin_kernel(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner,
+                                 uint32_t *out);
+tl_argmin_kernel tl_cpu_argmin, tl_cuda_argmin;
+typedef int32_t tl_topk_kernel(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                               int64_t largest, uint32_t *out);
+tl_topk_kernel tl_cpu_topk, tl_cuda_topk;
 typedef int32_t tl_scatter_add_row_kernel(tl_context *ctx, const float *mat, const float *row, int64_t rows,
                                           int64_t cols, int64_t i, float *out);
 tl_scatter_add_row_kernel tl_cpu_scatter_add_row, tl_cuda_scatter_add_row;
@@ -49,6 +74,12 @@ struct tl_index_kernels {
     tl_gather_rows_bwd_kernel *gather_rows_bwd;
     tl_scatter_add_kernel *scatter_add;
     tl_scatter_add_rows_kernel *scatter_add_rows;
+    tl_take_axis_kernel *take_axis;
+    tl_take_axis_bwd_kernel *take_axis_bwd;
+    tl_scatter_add_axis_kernel *scatter_add_axis;
+    tl_argmax_kernel *argmax;
+    tl_argmin_kernel *argmin;
+    tl_topk_kernel *topk;
     tl_scatter_add_row_kernel *scatter_add_row;
 };
 

@@ -21,6 +21,21 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uin
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
+                                                        uint32_t k, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_indexed", "vec", vec);
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "k", TL_PRODUCT(k_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_vec)(call.ctx, vec_, indices_, n, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
                                                     uint32_t k, torchlean_buffer **gvec)
 {
@@ -33,6 +48,21 @@ TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, tor
     tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, index, gather_vec_bwd)(call.ctx, indices, g_, n, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
+                                                            uint32_t k, torchlean_buffer **gvec)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd_indexed", "g", g);
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    const float *g_ = tl_input(&call, "g", g, "k", TL_PRODUCT(k_));
+    tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_vec_bwd)(call.ctx, indices_, g_, n, k, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -52,6 +82,23 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const ui
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_gather_rows_indexed(torchlean_buffer *mat, torchlean_buffer *indices,
+                                                         uint32_t rows, uint32_t cols, uint32_t k,
+                                                         torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_rows_indexed", "mat", mat);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const uint64_t k_ = k;
+    const float *mat_ = tl_input(&call, "mat", mat, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "k*cols", TL_PRODUCT(k_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_rows)(call.ctx, mat_, indices_, rows, cols, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t rows,
                                                      uint32_t cols, uint32_t k, torchlean_buffer **gmat)
 {
@@ -65,6 +112,23 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd(const uint32_t *indices, to
     tl_output(&call, "gmat", gmat, "rows*cols", TL_PRODUCT(rows_, cols_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, index, gather_rows_bwd)(call.ctx, indices, g_, rows, cols, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g,
+                                                             uint32_t rows, uint32_t cols, uint32_t k,
+                                                             torchlean_buffer **gmat)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_rows_bwd_indexed", "g", g);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const uint64_t k_ = k;
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    const float *g_ = tl_input(&call, "g", g, "k*cols", TL_PRODUCT(k_, cols_));
+    tl_output(&call, "gmat", gmat, "rows*cols", TL_PRODUCT(rows_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_rows_bwd)(call.ctx, indices_, g_, rows, cols, k, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -85,6 +149,23 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
+                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
+                                                         torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_scatter_add_indexed", "x", x);
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    const float *values_ = tl_input(&call, "values", values, "k", TL_PRODUCT(k_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, scatter_add)(call.ctx, x_, values_, indices_, n, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, torchlean_buffer *values,
                                                       const uint32_t *indices, uint32_t rows, uint32_t cols,
                                                       uint32_t k, torchlean_buffer **out)
@@ -101,6 +182,164 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, tor
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, index, scatter_add_rows)(call.ctx, mat_, values_, indices, rows, cols, k,
                                                                 tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_scatter_add_rows_indexed(torchlean_buffer *mat, torchlean_buffer *values,
+                                                              torchlean_buffer *indices, uint32_t rows, uint32_t cols,
+                                                              uint32_t k, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_scatter_add_rows_indexed", "mat", mat);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const uint64_t k_ = k;
+    const float *mat_ = tl_input(&call, "mat", mat, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *values_ = tl_input(&call, "values", values, "k*cols", TL_PRODUCT(k_, cols_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, scatter_add_rows)(call.ctx, mat_, values_, indices_, rows, cols, k,
+                                                                tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_take_axis(torchlean_buffer *x, torchlean_buffer *indices, uint32_t outer,
+                                               uint32_t n, uint32_t inner, uint32_t io, uint32_t k, uint32_t ii,
+                                               torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_take_axis", "x", x);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    const uint64_t io_ = io;
+    const uint64_t k_ = k;
+    const uint64_t ii_ = ii;
+    tl_require(&call, io_ == outer_ || io_ == 1u, TORCHLEAN_SHAPE, "io",
+               "got io = %llu, outer = %llu; expected io = outer, or 1 for indices that all outer arrays share",
+               (unsigned long long)io_, (unsigned long long)outer_);
+    tl_require(&call, ii_ == inner_ || ii_ == 1u, TORCHLEAN_SHAPE, "ii",
+               "got ii = %llu, inner = %llu; expected ii = inner, or 1 for indices that all columns share",
+               (unsigned long long)ii_, (unsigned long long)inner_);
+    const float *x_ = tl_input(&call, "x", x, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "io*k*ii", TL_PRODUCT(io_, k_, ii_));
+    tl_output(&call, "out", out, "outer*k*inner", TL_PRODUCT(outer_, k_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, take_axis)(call.ctx, x_, indices_, outer, n, inner, io, k, ii,
+                                                         tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_take_axis_bwd(torchlean_buffer *indices, torchlean_buffer *g, uint32_t outer,
+                                                   uint32_t n, uint32_t inner, uint32_t io, uint32_t k, uint32_t ii,
+                                                   torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_take_axis_bwd", "g", g);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    const uint64_t io_ = io;
+    const uint64_t k_ = k;
+    const uint64_t ii_ = ii;
+    tl_require(&call, io_ == outer_ || io_ == 1u, TORCHLEAN_SHAPE, "io",
+               "got io = %llu, outer = %llu; expected io = outer, or 1 for indices that all outer arrays share",
+               (unsigned long long)io_, (unsigned long long)outer_);
+    tl_require(&call, ii_ == inner_ || ii_ == 1u, TORCHLEAN_SHAPE, "ii",
+               "got ii = %llu, inner = %llu; expected ii = inner, or 1 for indices that all columns share",
+               (unsigned long long)ii_, (unsigned long long)inner_);
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "io*k*ii", TL_PRODUCT(io_, k_, ii_));
+    const float *g_ = tl_input(&call, "g", g, "outer*k*inner", TL_PRODUCT(outer_, k_, inner_));
+    tl_output(&call, "gx", gx, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, take_axis_bwd)(call.ctx, indices_, g_, outer, n, inner, io, k, ii,
+                                                             tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_scatter_add_axis(torchlean_buffer *x, torchlean_buffer *values,
+                                                      torchlean_buffer *indices, uint32_t outer, uint32_t n,
+                                                      uint32_t inner, uint32_t k, uint32_t io, uint32_t ii,
+                                                      torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_scatter_add_axis", "x", x);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    const uint64_t k_ = k;
+    const uint64_t io_ = io;
+    const uint64_t ii_ = ii;
+    tl_require(&call, io_ == outer_ || io_ == 1u, TORCHLEAN_SHAPE, "io",
+               "got io = %llu, outer = %llu; expected io = outer, or 1 for indices that all outer arrays share",
+               (unsigned long long)io_, (unsigned long long)outer_);
+    tl_require(&call, ii_ == inner_ || ii_ == 1u, TORCHLEAN_SHAPE, "ii",
+               "got ii = %llu, inner = %llu; expected ii = inner, or 1 for indices that all columns share",
+               (unsigned long long)ii_, (unsigned long long)inner_);
+    const float *x_ = tl_input(&call, "x", x, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    const float *values_ = tl_input(&call, "values", values, "outer*k*inner", TL_PRODUCT(outer_, k_, inner_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "io*k*ii", TL_PRODUCT(io_, k_, ii_));
+    tl_output(&call, "out", out, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, scatter_add_axis)(call.ctx, x_, values_, indices_, outer, n, inner, k,
+                                                                io, ii, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_argmax(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner,
+                                            torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_argmax", "x", x);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    tl_require(&call, n_ > 0u, TORCHLEAN_SHAPE, "n",
+               "got n = %llu; expected n > 0, since an empty axis has no extremes", (unsigned long long)n_);
+    const float *x_ = tl_input(&call, "x", x, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    tl_output_index(&call, "out", out, "outer*inner", TL_PRODUCT(outer_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, argmax)(call.ctx, x_, outer, n, inner, (uint32_t *)tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_argmin(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner,
+                                            torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_argmin", "x", x);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    tl_require(&call, n_ > 0u, TORCHLEAN_SHAPE, "n",
+               "got n = %llu; expected n > 0, since an empty axis has no extremes", (unsigned long long)n_);
+    const float *x_ = tl_input(&call, "x", x, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    tl_output_index(&call, "out", out, "outer*inner", TL_PRODUCT(outer_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, argmin)(call.ctx, x_, outer, n, inner, (uint32_t *)tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_topk(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner, uint32_t k,
+                                          uint32_t largest, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_topk", "x", x);
+    const uint64_t outer_ = outer;
+    const uint64_t n_ = n;
+    const uint64_t inner_ = inner;
+    const uint64_t k_ = k;
+    const uint64_t largest_ = largest;
+    tl_require(&call, k_ <= n_, TORCHLEAN_SHAPE, "k", "got k = %llu, n = %llu; expected k <= n",
+               (unsigned long long)k_, (unsigned long long)n_);
+    tl_require(&call, largest_ <= 1u, TORCHLEAN_ARGUMENT, "largest", "got largest = %llu; expected 0 or 1",
+               (unsigned long long)largest_);
+    const float *x_ = tl_input(&call, "x", x, "outer*n*inner", TL_PRODUCT(outer_, n_, inner_));
+    tl_output_index(&call, "out", out, "outer*k*inner", TL_PRODUCT(outer_, k_, inner_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, topk)(call.ctx, x_, outer, n, inner, k, largest,
+                                                    (uint32_t *)tl_out(&call, 0));
     return tl_end(&call);
 }
 

@@ -9,5 +9,11 @@ const struct tl_index_kernels TL_V(tl_cpu_index_kernels) = {
     .gather_rows_bwd = tl_cpu_gather_rows_bwd,
     .scatter_add = tl_cpu_scatter_add,
     .scatter_add_rows = tl_cpu_scatter_add_rows,
+    .take_axis = tl_cpu_take_axis,
+    .take_axis_bwd = tl_cpu_take_axis_bwd,
+    .scatter_add_axis = tl_cpu_scatter_add_axis,
+    .argmax = tl_cpu_argmax,
+    .argmin = tl_cpu_argmin,
+    .topk = tl_cpu_topk,
     .scatter_add_row = tl_cpu_scatter_add_row,
 };

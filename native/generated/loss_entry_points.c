@@ -45,6 +45,9 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, con
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
+               "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
+               (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
     tl_host(&call, "labels", labels, TL_PRODUCT(rows_));
     if (!call.status)
@@ -56,6 +59,24 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, con
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                           uint32_t rows, uint32_t cols, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_indexed", "logits", logits);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
+               "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
+               (unsigned long long)rows_);
+    const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint32_t *labels_ = tl_input_index(&call, "labels", labels, "rows", TL_PRODUCT(rows_));
+    tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, cross_entropy)(call.ctx, logits_, labels_, rows, cols, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits, const uint32_t *labels,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                        torchlean_buffer **glogits)
@@ -64,6 +85,9 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
     tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd", "logits", logits);
     const uint64_t rows_ = rows;
     const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
+               "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
+               (unsigned long long)rows_);
     const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
     tl_host(&call, "labels", labels, TL_PRODUCT(rows_));
     const float *g_ = tl_input(&call, "g", g, "1", TL_PRODUCT(1u));
@@ -73,6 +97,27 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits,
     tl_output(&call, "glogits", glogits, "rows*cols", TL_PRODUCT(rows_, cols_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, loss, cross_entropy_bwd)(call.ctx, logits_, labels, g_, rows, cols,
+                                                                tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                               torchlean_buffer *g, uint32_t rows, uint32_t cols,
+                                                               torchlean_buffer **glogits)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_bwd_indexed", "logits", logits);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u || rows_ == 0u, TORCHLEAN_INDEX, "cols",
+               "got cols = %llu, rows = %llu; expected every label below cols", (unsigned long long)cols_,
+               (unsigned long long)rows_);
+    const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint32_t *labels_ = tl_input_index(&call, "labels", labels, "rows", TL_PRODUCT(rows_));
+    const float *g_ = tl_input(&call, "g", g, "1", TL_PRODUCT(1u));
+    tl_output(&call, "glogits", glogits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, cross_entropy_bwd)(call.ctx, logits_, labels_, g_, rows, cols,
                                                                 tl_out(&call, 0));
     return tl_end(&call);
 }
@@ -98,6 +143,28 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows(torchlean_buffer *logits
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                                torchlean_buffer *weights, uint32_t rows,
+                                                                uint32_t cols, double smoothing,
+                                                                torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows_indexed", "logits", logits);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float smoothing_ = tl_scalar(smoothing);
+    tl_require(&call, smoothing_ >= 0u && smoothing_ <= 1u, TORCHLEAN_ARGUMENT, "smoothing",
+               "got smoothing = %.9g; expected 0 <= smoothing <= 1", (double)smoothing_);
+    const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint32_t *labels_ = tl_input_index(&call, "labels", labels, "rows", TL_PRODUCT(rows_));
+    const float *weights_ = tl_input_optional(&call, "weights", weights, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "out", out, "rows", TL_PRODUCT(rows_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, cross_entropy_rows)(call.ctx, logits_, labels_, weights_, rows, cols,
+                                                                 smoothing_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd(torchlean_buffer *logits, const uint32_t *labels,
                                                             torchlean_buffer *weights, torchlean_buffer *g,
                                                             uint32_t rows, uint32_t cols, double smoothing,
@@ -117,6 +184,29 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd(torchlean_buffer *lo
     tl_output(&call, "glogits", glogits, "rows*cols", TL_PRODUCT(rows_, cols_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, loss, cross_entropy_rows_bwd)(call.ctx, logits_, labels, weights_, g_, rows,
+                                                                     cols, smoothing_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                                    torchlean_buffer *weights, torchlean_buffer *g,
+                                                                    uint32_t rows, uint32_t cols, double smoothing,
+                                                                    torchlean_buffer **glogits)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_cross_entropy_rows_bwd_indexed", "logits", logits);
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float smoothing_ = tl_scalar(smoothing);
+    tl_require(&call, smoothing_ >= 0u && smoothing_ <= 1u, TORCHLEAN_ARGUMENT, "smoothing",
+               "got smoothing = %.9g; expected 0 <= smoothing <= 1", (double)smoothing_);
+    const float *logits_ = tl_input(&call, "logits", logits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint32_t *labels_ = tl_input_index(&call, "labels", labels, "rows", TL_PRODUCT(rows_));
+    const float *weights_ = tl_input_optional(&call, "weights", weights, "cols", TL_PRODUCT(cols_));
+    const float *g_ = tl_input(&call, "g", g, "rows", TL_PRODUCT(rows_));
+    tl_output(&call, "glogits", glogits, "rows*cols", TL_PRODUCT(rows_, cols_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, loss, cross_entropy_rows_bwd)(call.ctx, logits_, labels_, weights_, g_, rows,
                                                                      cols, smoothing_, tl_out(&call, 0));
     return tl_end(&call);
 }

@@ -14,6 +14,9 @@
  *   - A list of buffers is an array of handles, all lists of a call having `count` of them, elements of the same index the
  *     same length; a list of outputs is an array of such `*out`. Where there is a list of outputs, an element of it may be
  *     an input of the same index. An empty list is legal, and its pointer may be NULL.
+ *   - A buffer holds float32, an index buffer uint32 indices; where one is expected the other is refused with ARGUMENT. An index
+ *     buffer may hold numbers that are out of range where it is used: they read 0 and are not written to, or as the
+ *     operation says. An operation that takes a host array of indices has a twin, named ..._indexed, that takes an index buffer.
  *   - Lengths, dimensions and indices are uint32_t. Products of them are formed in 64 bits and checked.
  *   - Scalars are double and are rounded to float32 once, on entry. Every call computes to nearest, with subnormals and
  *     without traps, whatever the calling thread's floating-point mode is, and leaves that mode as it was.
@@ -156,6 +159,11 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
                                             torchlean_buffer **out);
 /* Copies all n elements to host memory; n must be the buffer's length. Waits for the context's work. */
 TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n);
+/* An index buffer of n indices copied from host memory. _copy, _share, _release, _length, _context and _references take either. */
+TL_API int32_t torchlean_cuda_index_upload(torchlean_context *context, const uint32_t *host, uint32_t n,
+                                           torchlean_buffer **out);
+/* Copies all n indices of an index buffer to host memory; n must be its length. Waits for the context's work. */
+TL_API int32_t torchlean_cuda_index_download(torchlean_buffer *buffer, uint32_t *host, uint32_t n);
 /* Sets every element to value, rounded to float32. */
 TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value);
 /* Rounds n numbers of host memory to float32 or float64 (`to_type`), once, to nearest. The arrays may not overlap. */

@@ -595,20 +595,42 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_acb(torchlean_buffer *x, uint32
 TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
                                                 torchlean_buffer **out);
 
+/* Elements of a vector picked by indices on the device.
+ * vec[n], indices: index[k] -> out[k] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
+                                                        uint32_t k, torchlean_buffer **out);
+
 /* Vector-Jacobian product of gather_vec.
  * indices: u32[k], g[k] -> gvec[n] */
 TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
                                                     uint32_t k, torchlean_buffer **gvec);
+
+/* Vector-Jacobian product of gather_vec.
+ * indices: index[k], g[k] -> gvec[n] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
+                                                            uint32_t k, torchlean_buffer **gvec);
 
 /* Rows of a matrix picked by host indices.
  * mat[rows, cols], indices: u32[k] -> out[k, cols] */
 TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const uint32_t *indices, uint32_t rows,
                                                  uint32_t cols, uint32_t k, torchlean_buffer **out);
 
+/* Rows of a matrix picked by indices on the device.
+ * mat[rows, cols], indices: index[k] -> out[k, cols] */
+TL_API int32_t torchlean_cuda_buffer_gather_rows_indexed(torchlean_buffer *mat, torchlean_buffer *indices,
+                                                         uint32_t rows, uint32_t cols, uint32_t k,
+                                                         torchlean_buffer **out);
+
 /* Vector-Jacobian product of gather_rows.
  * indices: u32[k], g[k, cols] -> gmat[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t rows,
                                                      uint32_t cols, uint32_t k, torchlean_buffer **gmat);
+
+/* Vector-Jacobian product of gather_rows.
+ * indices: index[k], g[k, cols] -> gmat[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g,
+                                                             uint32_t rows, uint32_t cols, uint32_t k,
+                                                             torchlean_buffer **gmat);
 
 /* A copy of a vector with values added at host indices.
  * x[n], values[k], indices: u32[k] -> out[n] */
@@ -616,11 +638,67 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_
                                                  const uint32_t *indices, uint32_t n, uint32_t k,
                                                  torchlean_buffer **out);
 
+/* A copy of a vector with values added at indices on the device.
+ * x[n], values[k], indices: index[k] -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
+                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
+                                                         torchlean_buffer **out);
+
 /* A copy of a matrix with rows added at host indices.
  * mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, torchlean_buffer *values,
                                                       const uint32_t *indices, uint32_t rows, uint32_t cols,
                                                       uint32_t k, torchlean_buffer **out);
+
+/* A copy of a matrix with rows added at indices on the device.
+ * mat[rows, cols], values[k, cols], indices: index[k] -> out[rows, cols] */
+TL_API int32_t torchlean_cuda_buffer_scatter_add_rows_indexed(torchlean_buffer *mat, torchlean_buffer *values,
+                                                              torchlean_buffer *indices, uint32_t rows, uint32_t cols,
+                                                              uint32_t k, torchlean_buffer **out);
+
+/* Elements picked along an axis by indices on the device.
+ * x[outer, n, inner], indices: index[io, k, ii] -> out[outer, k, inner]
+ * SHAPE unless io = outer, or 1 for indices that all outer arrays share (io).
+ * SHAPE unless ii = inner, or 1 for indices that all columns share (ii). */
+TL_API int32_t torchlean_cuda_buffer_take_axis(torchlean_buffer *x, torchlean_buffer *indices, uint32_t outer,
+                                               uint32_t n, uint32_t inner, uint32_t io, uint32_t k, uint32_t ii,
+                                               torchlean_buffer **out);
+
+/* Vector-Jacobian product of take_axis.
+ * indices: index[io, k, ii], g[outer, k, inner] -> gx[outer, n, inner]
+ * SHAPE unless io = outer, or 1 for indices that all outer arrays share (io).
+ * SHAPE unless ii = inner, or 1 for indices that all columns share (ii). */
+TL_API int32_t torchlean_cuda_buffer_take_axis_bwd(torchlean_buffer *indices, torchlean_buffer *g, uint32_t outer,
+                                                   uint32_t n, uint32_t inner, uint32_t io, uint32_t k, uint32_t ii,
+                                                   torchlean_buffer **gx);
+
+/* A copy of an array with values added along an axis at indices on the device.
+ * x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]
+ * SHAPE unless io = outer, or 1 for indices that all outer arrays share (io).
+ * SHAPE unless ii = inner, or 1 for indices that all columns share (ii). */
+TL_API int32_t torchlean_cuda_buffer_scatter_add_axis(torchlean_buffer *x, torchlean_buffer *values,
+                                                      torchlean_buffer *indices, uint32_t outer, uint32_t n,
+                                                      uint32_t inner, uint32_t k, uint32_t io, uint32_t ii,
+                                                      torchlean_buffer **out);
+
+/* Place of the first largest element along an axis.
+ * x[outer, n, inner] -> out: index[outer, inner]
+ * SHAPE unless n > 0, since an empty axis has no extremes (n). */
+TL_API int32_t torchlean_cuda_buffer_argmax(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner,
+                                            torchlean_buffer **out);
+
+/* Place of the first smallest element along an axis.
+ * x[outer, n, inner] -> out: index[outer, inner]
+ * SHAPE unless n > 0, since an empty axis has no extremes (n). */
+TL_API int32_t torchlean_cuda_buffer_argmin(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner,
+                                            torchlean_buffer **out);
+
+/* Places of the k largest (or smallest) elements along an axis, in order.
+ * x[outer, n, inner] -> out: index[outer, k, inner]
+ * SHAPE unless k <= n (k).
+ * ARGUMENT unless 0 or 1 (largest). */
+TL_API int32_t torchlean_cuda_buffer_topk(torchlean_buffer *x, uint32_t outer, uint32_t n, uint32_t inner, uint32_t k,
+                                          uint32_t largest, torchlean_buffer **out);
 
 /* A copy of a matrix with one row added to row i.
  * mat[rows, cols], row[cols] -> out[rows, cols]
@@ -765,16 +843,31 @@ TL_API int32_t torchlean_cuda_buffer_mse_loss_bwd(torchlean_buffer *yhat, torchl
 
 /* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
  * logits[rows, cols], labels: u32[rows] -> out[1]
+ * INDEX unless every label below cols (cols).
  * INDEX unless every label below cols (labels). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy(torchlean_buffer *logits, const uint32_t *labels, uint32_t rows,
                                                    uint32_t cols, torchlean_buffer **out);
 
+/* Mean negative log-likelihood of integer labels under the softmax of each row of logits.
+ * logits[rows, cols], labels: index[rows] -> out[1]
+ * INDEX unless every label below cols (cols). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                           uint32_t rows, uint32_t cols, torchlean_buffer **out);
+
 /* Vector-Jacobian product of cross_entropy.
  * logits[rows, cols], labels: u32[rows], g[1] -> glogits[rows, cols]
+ * INDEX unless every label below cols (cols).
  * INDEX unless every label below cols (labels). */
 TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd(torchlean_buffer *logits, const uint32_t *labels,
                                                        torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                        torchlean_buffer **glogits);
+
+/* Vector-Jacobian product of cross_entropy.
+ * logits[rows, cols], labels: index[rows], g[1] -> glogits[rows, cols]
+ * INDEX unless every label below cols (cols). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_bwd_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                               torchlean_buffer *g, uint32_t rows, uint32_t cols,
+                                                               torchlean_buffer **glogits);
 
 /* Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
  * logits[rows, cols], labels: u32[rows], weights?[cols] -> out[rows]
@@ -783,6 +876,14 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows(torchlean_buffer *logits
                                                         torchlean_buffer *weights, uint32_t rows, uint32_t cols,
                                                         double smoothing, torchlean_buffer **out);
 
+/* Negative log-likelihood of integer labels under the softmax of each row of logits, weighted and smoothed.
+ * logits[rows, cols], labels: index[rows], weights?[cols] -> out[rows]
+ * ARGUMENT unless 0 <= smoothing <= 1 (smoothing). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                                torchlean_buffer *weights, uint32_t rows,
+                                                                uint32_t cols, double smoothing,
+                                                                torchlean_buffer **out);
+
 /* Vector-Jacobian product of cross_entropy_rows.
  * logits[rows, cols], labels: u32[rows], weights?[cols], g[rows] -> glogits[rows, cols]
  * ARGUMENT unless 0 <= smoothing <= 1 (smoothing). */
@@ -790,6 +891,14 @@ TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd(torchlean_buffer *lo
                                                             torchlean_buffer *weights, torchlean_buffer *g,
                                                             uint32_t rows, uint32_t cols, double smoothing,
                                                             torchlean_buffer **glogits);
+
+/* Vector-Jacobian product of cross_entropy_rows.
+ * logits[rows, cols], labels: index[rows], weights?[cols], g[rows] -> glogits[rows, cols]
+ * ARGUMENT unless 0 <= smoothing <= 1 (smoothing). */
+TL_API int32_t torchlean_cuda_buffer_cross_entropy_rows_bwd_indexed(torchlean_buffer *logits, torchlean_buffer *labels,
+                                                                    torchlean_buffer *weights, torchlean_buffer *g,
+                                                                    uint32_t rows, uint32_t cols, double smoothing,
+                                                                    torchlean_buffer **glogits);
 
 /* ---- conv ------------------------------------------------------------------------------------------------------------ */
 
@@ -1161,6 +1270,44 @@ TL_API int32_t torchlean_cuda_buffer_flash_attention_bwd_v(torchlean_buffer *Q, 
                                                            torchlean_buffer *V, torchlean_buffer *mask,
                                                            torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
                                                            uint32_t n, uint32_t d, uint32_t mask_mode, double scale,
+                                                           torchlean_buffer **gV);
+
+/* Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+ * Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], mask?[mask_batch,
+ *   mask_heads, mask_queries, keys] -> out[batch, heads, queries, width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries). */
+TL_API int32_t torchlean_cuda_buffer_grouped_attention(torchlean_buffer *Q, torchlean_buffer *K, torchlean_buffer *V,
+                                                       torchlean_buffer *mask, uint32_t batch, uint32_t heads,
+                                                       uint32_t queries, uint32_t d, uint32_t kv_heads, uint32_t keys,
+                                                       uint32_t width, uint32_t mask_mode, uint32_t mask_batch,
+                                                       uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                       uint32_t after, uint32_t offset, double scale,
+                                                       torchlean_buffer **out);
+
+/* Vector-Jacobian product of grouped_attention.
+ * Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], mask?[mask_batch,
+ *   mask_heads, mask_queries, keys], out[batch, heads, queries, width], g[batch, heads, queries, width] -> gQ?[batch,
+ *   heads, queries, d], gK?[batch, kv_heads, keys, d], gV?[batch, kv_heads, keys, width]
+ * ARGUMENT unless mask_mode <= 2 (mask_mode).
+ * ARGUMENT unless a mask, unless mask_mode is 0 (mask).
+ * SHAPE unless a divisor of heads (kv_heads).
+ * SHAPE unless 1 or batch (mask_batch).
+ * SHAPE unless 1 or heads (mask_heads).
+ * SHAPE unless 1 or queries (mask_queries). */
+TL_API int32_t torchlean_cuda_buffer_grouped_attention_bwd(torchlean_buffer *Q, torchlean_buffer *K,
+                                                           torchlean_buffer *V, torchlean_buffer *mask,
+                                                           torchlean_buffer *out, torchlean_buffer *g, uint32_t batch,
+                                                           uint32_t heads, uint32_t queries, uint32_t d,
+                                                           uint32_t kv_heads, uint32_t keys, uint32_t width,
+                                                           uint32_t mask_mode, uint32_t mask_batch,
+                                                           uint32_t mask_heads, uint32_t mask_queries, uint32_t before,
+                                                           uint32_t after, uint32_t offset, double scale,
+                                                           torchlean_buffer **gQ, torchlean_buffer **gK,
                                                            torchlean_buffer **gV);
 
 /* Rotary position encoding: every pair of elements turns by an angle proportional to the position.

@@ -42,6 +42,16 @@ class Call:
 EVEN = np.array([[True, False], [False, True], [True, False]])
 
 
+#: indices along axis 1
+ALONG = np.array([[[0, 2], [1, 1], [0, -1], [2, 0]], [[2, 2], [2, 2], [1, 0], [0, 1]]])
+
+
+def scattered_along(x: Any, values: Any) -> Any:
+    out, (o, _, c) = x.copy(), np.indices(ALONG.shape)
+    np.add.at(out, (o, ALONG, c), values)
+    return out
+
+
 def row(name: str, **parameters: Any) -> Callable[..., Any]:
     """The reference of a row with these parameters."""
     reference = registry.get(name).reference
@@ -166,6 +176,42 @@ def convolutions(name: str) -> list[Call]:
         w1 = (3, 2, 3) if transposed else (2, 3, 3)
         calls += [Call((w1, b2, (3, 7)), call(1, 1), single([1], [1]))]
     return calls
+
+
+def einsums(subscripts: str, shapes: tuple[Shape, ...]) -> list[Call]:
+    call = lambda t, *ids: t.einsum(subscripts, *ids)
+    return [Call(shapes, call, lambda *arrays: np.einsum(subscripts, *arrays))]
+
+
+def grouped_attentions() -> list[Call]:
+    """Two heads of queries to a head of keys, with and without a mask, and one without heads."""
+    mask = generator("grouped").random((2, 1, 3, 5)) < 0.6
+    mask[..., 0] = True
+    shapes, flat = ((2, 4, 3, 6), (2, 2, 5, 6), (2, 2, 5, 7)), ((2, 3, 6), (2, 5, 6), (2, 5, 7))
+    late = np.arange(5) <= np.arange(3)[:, None] + 2
+
+    def f(allowed: Any = None, bias: Any = 0.0) -> Callable[..., Any]:
+        return lambda q, k, v, b=bias: attend(
+            q,
+            *(np.repeat(x, q.shape[1] // x.shape[1], 1) if q.ndim == 4 else x for x in (k, v)),
+            6**-0.5,
+            allowed,
+            bias=b,
+        )
+
+    made = lambda *how, **more: lambda t, *ids: t.scaled_dot_product_attention(*ids, *how, **more)
+    return [
+        Call(shapes, made(), f()),
+        Call(shapes, made(mask), f(mask)),
+        Call(flat, made(causal=True, offset="end"), f(late)),
+        Call(((2, 4, 3, 6),) * 3, made(causal=True), f(np.tri(3, dtype=bool))),
+        Call(
+            shapes,
+            lambda t, *ids: t.scaled_dot_product_attention(*ids, t.leaf(mask, "mask", False), mask_mode="hard"),
+            f(mask),
+        ),
+        Call((*shapes, (4, 1, 5)), lambda t, *ids: made()(t, *(-1 if x is None else x for x in ids)), f()),
+    ]
 
 
 def attentions(name: str, n: int = 4, d: int = 3) -> list[Call]:
@@ -433,6 +479,27 @@ CALLS: dict[str, list[Call]] = {
         *one("embedding", lambda x: picked(x, [2, 0]), indices=[2, 0]),
         *one("embedding", lambda x: x[1], indices=1),
     ],
+    "indices": [Call(((3, 5),), lambda t, x: t.take(x, t.indices([1, 0, 2, 9])), lambda x: picked(x, [1, 0, 2, 9]))],
+    "one_hot": [Call((), lambda t: t.one_hot([[1, 0, -1]], 5), lambda: np.eye(5)[[[1, 0, 4]]])],
+    "argmax": [
+        Call(((3, 5),), lambda t, x: t.take_along(x, t.argmax(x, 0, True), 0), lambda x: x.max(0, keepdims=True)),
+        Call(((3, 5),), lambda t, x: t.take(t.flatten(x), t.argmax(x)), lambda x: x.max()),
+    ],
+    "argmin": [Call(((3, 5),), lambda t, x: t.take_along(x, t.argmin(x, -1, keepdims=True)), lambda x: x.min(1, keepdims=True))],
+    "topk": [
+        Call(((3, 5),), lambda t, x: t.topk(x, 2)[0], lambda x: np.sort(x)[:, :2:-1]),
+        Call(((3, 5, 2),), lambda t, x: t.topk(x, 2, 1)[0], lambda x: np.sort(x, 1)[:, :2:-1]),
+        Call(((3, 5),), lambda t, x: t.topk(x, 3, 0, largest=False)[0], lambda x: np.sort(x, 0)),
+    ],
+    "take": [
+        *one("take", lambda x: x[[2, 0, 2]], indices=[2, 0, -1]),
+        *one("take", lambda x: x[:, :, [[1], [4]]], shape=(2, 3, 5), indices=[[1], [-1]], axis=-1),
+        *one("take", lambda x: x[:, 1], shape=(2, 3, 5), indices=1, axis=1),
+    ],
+    "take_along": one("take_along", lambda x: np.take_along_axis(x, ALONG, 1), shape=(2, 3, 2), indices=ALONG, axis=1),
+    "scatter_add_along": of("scatter_add_along", scattered_along, ((2, 3, 2), (2, 4, 2)), indices=ALONG, axis=1),
+    "tril": [*one("tril", np.tril), *one("tril", lambda x: np.tril(x, -2), shape=(2, 4, 3), k=-2)],
+    "triu": [*one("triu", np.triu), *one("triu", lambda x: np.triu(x, 1), shape=(2, 4, 3), k=1)],
     "scatter_add_vec": [
         *of("scatter_add_vec", lambda x, v: scattered(x, [v], [3]), ((5,), ()), i=3),
         *of("scatter_add_vec", lambda x, v: scattered(x, v, [0]), ((5,), (1,)), i=0),
@@ -444,7 +511,10 @@ CALLS: dict[str, list[Call]] = {
         "matmul", np.matmul, ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)),
     ),
     "bmm": of("bmm", np.matmul, ((2, 3, 4), (2, 4, 5))),
-    "linear": of("linear", lambda w, b, x: x @ w.T + b, *(((4, 3), (4,), s) for s in ((3,), (5, 3), (2, 5, 3)))),
+    "linear": [
+        Call(((4, 3), (4,), s), lambda t, w, b, x: t.linear(w, -1 if b is None else b, x), lambda w, b, x: x @ w.T + b)
+        for s in ((3,), (5, 3), (2, 5, 3))
+    ],
     "mse_loss": of("mse_loss", lambda a, b: ((a - b) ** 2).mean(), *((s, s) for s in ((7,), (2, 3), ()))),
     "l1_loss": of("l1_loss", lambda a, b: np.abs(a - b).sum(), ((2, 3), (2, 3)), reduction="sum"),
     "huber_loss": of("huber_loss", lambda a, b: huber(a, b, 0.75).mean(), ((7,), (7,)), ((2, 3), (2, 3)), delta=0.75),
@@ -520,6 +590,13 @@ CALLS: dict[str, list[Call]] = {
     "flash_attention": attentions("flash_attention"),
     "attention": attentions("attention"),
     "multi_head_attention": multi_head(),
+    "scaled_dot_product_attention": grouped_attentions(),
+    "einsum": einsums("ijk,ilk->ijl", ((2, 3, 4), (2, 5, 4))) + einsums("ij,jk,kl", ((2, 3), (3, 4), (4, 2)))
+    + einsums("...ab,...bc->...ca", ((2, 1, 3, 4), (5, 4, 2))) + einsums("iij,k->j", ((3, 3, 4), (5,)))
+    + einsums("ab,ab->", ((3, 4), (3, 4))) + einsums("i,j->ji", ((3,), (4,))) + einsums("abc->cab", ((2, 3, 4),))
+    + einsums("abcd->dbca", ((2, 3, 4, 5),)) + einsums("ij,ij->ij", ((1, 4), (3, 1))) + einsums("ba", ((2, 3),))
+    + einsums("i,i,i->i", ((4,), (4,), (1,))) + einsums("bhqd,bhkd->bhqk", ((2, 3, 4, 5), (2, 3, 6, 5)))
+    + einsums("ii", ((4, 4),)) + einsums("ij,k", ((2, 0), (3,))) + einsums("iji,ij->i", ((3, 2, 3), (3, 2))),
     "rotary": [
         *one("rotary", row("rotary", base=1e4, start=0, halves=0), shape=(2, 3, 4)),
         *one("rotary", row("rotary", base=100.0, start=5, halves=1), shape=(2, 3, 4), base=100.0, start=5, halves=True),
@@ -554,9 +631,12 @@ COMPOSED = {
     "sum": ("reduce_sum", "reduce_sum_axis"), "mean": ("reduce_mean",), "std": ("var",),
     "cumprod": ("selective_scan_diag_var",), "norm": ("vector_norm",),
     "neg": ("scale",), "square": ("mul",), "permute": ("transpose3d_bca",), "concat_vectors": ("concat1d",),
+    "scaled_dot_product_attention": ("grouped_attention", "flash_attention"), "einsum": ("bmm", "matmul", "reduce_sum_axis"),
     "concat": ("concat_rows",), "stack": ("concat_rows",), "split": ("slice_axes",), "chunk": ("slice_axes",),
     "pad": ("pad_axes",), "flip": ("slice_axes",), "roll": ("slice_axes", "concat_rows"), "tile": ("broadcast_to",),
-    "repeat": ("broadcast_to",), "index": ("slice_axes", "gather_rows"),
+    "repeat": ("broadcast_to",), "indices": ("take_axis",), "one_hot": ("scatter_add_axis",), "take": ("take_axis",),
+    "take_along": ("take_axis",), "scatter_add_along": ("scatter_add_axis",), "tril": ("where",), "triu": ("where",),
+    "index": ("slice_axes", "gather_rows"),
     "concat_dim0": ("concat1d",), "slice_range0": ("slice1d",), "gather_scalar": ("gather_vec",),
     "gather_row": ("gather_rows",), "gather_scalar_nat": ("gather_vec",), "gather_vec_nat": ("gather_vec",),
     "gather_rows_nat": ("gather_rows",), "embedding": ("gather_rows",), "scatter_add_vec": ("scatter_add",),

@@ -20,7 +20,7 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     values = {
         "device": device, "u32": [0], "f64": np.zeros((1, 1)), "dim": 1, "dims": [1], "int": 0, "float": 1.0,
     }  # fmt: skip
-    make = {"buffer": lambda: device.zeros(1), "list": lambda: [device.zeros(1)]}
+    make = {"buffer": lambda: device.zeros(1), "index": lambda: device.indices([0]), "list": lambda: [device.zeros(1)]}
     made = {a.name: make.get(a.kind, lambda a=a: values[a.kind])() for a in entries.arguments(entry)}
     for name in made:
         if name == "padding":  # at most half of a kernel of 1
@@ -47,6 +47,7 @@ def test_documented_and_typed(name):
 WRONG = {
     "device": ("cpu", "expected Device"),
     "buffer": (np.ones(1, np.float32), "got ndarray of float32, expected Buffer"),
+    "index": (np.ones(1, np.float32), "got ndarray of float32, expected IndexBuffer"),
     "list": (np.ones(1, np.float32), "[0]: got float32, expected Buffer"),
     "u32": ([0.5], "expected integers"),
     "f64": (["a"], "expected float64"),
@@ -105,7 +106,7 @@ def test_an_exception_that_is_no_refusal(name):
             (a.name, a.kind) for a in entries.arguments(entry) if a.kind in ("buffer", "list", "device")
         )
         for given in (False, True):
-            held = [device.full(1, 9) for _ in entry.outputs]
+            held = [device.indices([9]) if o.kind == "index" else device.full(1, 9) for o in entry.outputs]
             values, places = (
                 plain(entry, device),
                 [[b] if o.listed else b for b, o in zip(held, entry.outputs, strict=True)],

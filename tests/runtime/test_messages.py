@@ -50,10 +50,13 @@ def test_what_the_hints_name_is_there(s: Session) -> None:
 
 
 def test_shapes_in_messages_were_passed(s: Session) -> None:
-    x, w, b = s.zeros((5, 3)), s.zeros((4, 3)), s.zeros(4)
-    said = r"linear: w, b, x: got shapes \(5, 3\), \(4, 3\) and \(4,\), expected \(outputs, inputs\), \(outputs\)"
+    x, w, b = s.zeros((2, 5, 3)), s.zeros((4, 2)), s.zeros(4)
+    said = r"linear: w, b, x: got shapes \(4, 2\), \(4,\) and \(2, 5, 3\), expected \(outputs, inputs\), \(outputs\)"
     assert_raises_regex(errors.ShapeError, said, s.linear, x, w, b)
-    said = r"matmul: a, b: got shapes \(2, 3, 4, 5\) and \(5, 3\), expected .*\(batch, m, n\)"
+    assert_raises_regex(errors.ShapeError, said, s.linear, w, b, x)
+    said = r"linear: w, b, x: got shapes \(4, 2\) and \(4,\) alone, expected linear\(w, b, x\), or linear\(x, w, b\)"
+    assert_raises_regex(errors.ShapeError, said, s.linear, w, b)
+    said = r"matmul: a, b: got shapes \(2, 3, 4, 5\) and \(2, 5, 3\), expected \(…, m, n\) by \(…, n, p\)"
     assert_raises_regex(errors.ShapeError, said, operator.matmul, s.zeros((2, 3, 4, 5)), x)
 
 

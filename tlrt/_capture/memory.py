@@ -24,16 +24,16 @@ def _keeps_content(item: Call | HostWork) -> bool:
 
 def plan_memory(items: Sequence[Call | HostWork]) -> None:
     """Lets storages share memory, first come, first served: one that a call creates takes over the memory of one of the same
-    length whose last use is behind it. What somebody else still has a handle to keeps its own."""
+    length and type whose last use is behind it. What somebody else still has a handle to keeps its own."""
     for place, item in enumerate(items):
         for storage in item.storages:
             storage.last = place
-    idle: dict[int, list[Storage]] = {}
+    idle: dict[tuple[int, bool], list[Storage]] = {}
     for place, item in enumerate(items):
         for storage in item.creates if isinstance(item, Call) else ():
             storage.is_pinned = count_references(storage.handle, "capture") > 1
-            if not storage.is_pinned and (free := idle.get(storage.size)):
+            if not storage.is_pinned and (free := idle.get((storage.size, storage.is_index))):
                 storage.reused = free.pop()
         for storage in {id(s): s for s in item.storages}.values():
             if not storage.is_pinned and storage.last == place:
-                idle.setdefault(storage.size, []).append(storage.root)
+                idle.setdefault((storage.size, storage.is_index), []).append(storage.root)

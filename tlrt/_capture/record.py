@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tlrt._binding.handles import Buffer, Device, _lock, ignore_all, new, observe_all, own
+from tlrt._binding.handles import Buffer, Device, IndexBuffer, _lock, ignore_all, new, observe_all, own
 from tlrt._binding.library import complete_call, failure
 from tlrt._binding.observer import Observer
 from tlrt._capture.calls import Call, HostWork, Runnable, Storage, address, ffi, lib, uploader
@@ -112,7 +112,7 @@ class Recorder(Observer):
         found = self._by_handle.get(address(handle))
         return self._hold(handle, True) if found is None else found
 
-    def _hold(self, handle: Any, outside: bool) -> Storage:
+    def _hold(self, handle: Any, outside: bool, is_index: bool = False) -> Storage:
         """Takes note of a buffer not seen before, with a handle of the recorder's own."""
         size, context, slot = ffi.new("uint32_t *"), ffi.new("torchlean_context **"), new(_SLOT)
         status = lib.torchlean_cuda_buffer_length(handle, size) or lib.torchlean_cuda_buffer_context(handle, context)
@@ -130,7 +130,7 @@ class Recorder(Observer):
             raise
         if status:
             raise failure(status, "capture")
-        made = self._by_handle[address(handle)] = Storage(held, int(size[0]), outside)
+        made = self._by_handle[address(handle)] = Storage(held, int(size[0]), is_index, outside)
         return made
 
     uploader = staticmethod(uploader)
@@ -145,7 +145,7 @@ class Recorder(Observer):
             self.refuse(_entries()[symbol].name)
         empty: list[list[bool]] = []
         for (role, _), argument in zip(roles, arguments, strict=True):
-            if role == "output" and argument != ffi.NULL:
+            if role in ("output", "index output") and argument != ffi.NULL:
                 empty.append([argument[0] == ffi.NULL])
             elif role == "output list":
                 empty.append([argument[i] == ffi.NULL for i in range(len(argument))])
@@ -184,15 +184,15 @@ class Recorder(Observer):
                 expected = "the session's"
                 raise refusal(CaptureError, made.name, "device", "another device within a captured function", expected)
             return argument
-        if role in ("buffer", "output") and argument == ffi.NULL:
+        if role in ("buffer", "output", "index output") and argument == ffi.NULL:
             return argument
         if role == "buffer":
             return made.use(self.storage(argument), False)
         if role == "list":
             return [made.use(self.storage(argument[i]), False) for i in range(len(argument))]
-        if role == "output":
+        if role in ("output", "index output"):
             made.outputs.add(place)
-            return self._output(made, argument[0], fresh[0])
+            return self._output(made, argument[0], fresh[0], role == "index output")
         if role == "output list":
             return [self._output(made, argument[i], f) for i, f in enumerate(fresh)]
         if role == "dims":
@@ -201,8 +201,8 @@ class Recorder(Observer):
             return self._host_array(made, role, argument)
         return float(argument) if isinstance(argument, (float, np.floating)) else int(argument)
 
-    def _output(self, made: Call, handle: Any, fresh: bool) -> Storage:
-        storage = self._hold(handle, False) if fresh else self.storage(handle)
+    def _output(self, made: Call, handle: Any, fresh: bool, is_index: bool = False) -> Storage:
+        storage = self._hold(handle, False, is_index) if fresh else self.storage(handle)
         return made.use(storage, True, fresh)
 
     def _host_array(self, made: Call, role: str, argument: Any) -> Any:
@@ -227,7 +227,7 @@ class Recorder(Observer):
             return
         call = Call("buffer", function)
         source = self.storage(arguments[0]) if function == lib.torchlean_cuda_buffer_copy else None
-        storage = self._hold(buffer._handle, False)
+        storage = self._hold(buffer._handle, False, isinstance(buffer, IndexBuffer))
         if function == lib.torchlean_cuda_buffer_empty:
             storage.is_pinned = True  # nothing writes it before it is read, as far as anybody knows
             return
@@ -235,6 +235,11 @@ class Recorder(Observer):
             call.arguments = [call.use(source, False)]
         elif function == lib.torchlean_cuda_buffer_zeros:
             call.arguments, call.is_constant = list(arguments), True
+        elif function == lib.torchlean_cuda_index_upload:
+            context, host, n = arguments
+            kept = self._host_array(call, "u32", host)
+            call.is_constant, call.is_eager = not call.is_eager, True
+            call.arguments = [context, kept, n]
         else:
             context, host, n = arguments
             data = np.frombuffer(ffi.buffer(host, 4 * n), np.float32).copy()
@@ -322,12 +327,12 @@ def _roles(symbol: str) -> tuple[tuple[str, str], ...]:
     entry = _entries()[symbol]
     sig = entry.signature
     out: list[tuple[str, str]] = [("context", "context")] if sig.needs_context else []
-    out += [({"f32": "buffer"}.get(a.kind, a.kind), a.name) for a in sig.inputs]
+    out += [({"f32": "buffer", "index": "buffer"}.get(a.kind, a.kind), a.name) for a in sig.inputs]
     for d in sig.dims:
         out += [("dims", d[1:]), ("number", d[1:])] if d.startswith("*") else [("number", d)]
     for p in sig.params:
         out += [("dims", p.name), ("number", p.name)] if p.kind == "dims" else [("number", p.name)]
-    kinds = {"f32": "output", "list": "output list", "f64": "host output"}
+    kinds = {"f32": "output", "index": "index output", "list": "output list", "f64": "host output"}
     return (*out, *((kinds[a.kind], a.name) for a in entry.outputs))
 
 

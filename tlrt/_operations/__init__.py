@@ -17,11 +17,11 @@ __all__ = ["Operations"]
 
 class Operations(
     AttentionOperations[Ref],
+    LinalgOperations[Ref],
     NormOperations[Ref],
     ElementwiseOperations[Ref],
     IndexOperations[Ref],
     ReduceOperations[Ref],
-    LinalgOperations[Ref],
     LossOperations[Ref],
     ConvOperations[Ref],
     PoolOperations[Ref],

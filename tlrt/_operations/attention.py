@@ -1,6 +1,7 @@
 """Attention and position encodings."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.elementwise import ElementwiseOperations
 from tlrt._operations.norm import NormOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, ShapeError, refusal
-from tlspec.ops.attention import FILL
+from tlspec.ops.attention import FILL, UNLIMITED
 
 #: a mask that is added to the scores; the operation itself has no such mode
 _ADDITIVE = 4
 _MODES = {"fill": 1, "hard": 2, "causal": 3, "additive": _ADDITIVE}
+#: limits of keys that flash_attention has, and its mode for them
+_SQUARE = {(UNLIMITED, UNLIMITED, 0): 0, (UNLIMITED, 0, 0): 3}
 #: what a mask may be, for messages
 _MASKS = "booleans (True attends) or floats to add to the scores (0 attends, -inf blocks)"
 
@@ -41,6 +44,28 @@ def _read_additive(op: str, values: npt.NDArray[Any], mode: int | None) -> tuple
         expected = f"{_MASKS}, or mask_mode 'hard' or 'fill', where zeros block"
         raise refusal(ArgumentError, op, "mask", "zeros and ones", expected)
     return allowed, not values[allowed].any()
+
+
+def _limits(
+    op: str, queries: int, keys: int, causal: bool, window: int | None, offset: int | str
+) -> tuple[int, int, int]:
+    """before, after and offset of grouped_attention; what limits nothing is UNLIMITED, and the offset is 0 then."""
+    if isinstance(offset, str) and offset != "end":
+        raise refusal(ArgumentError, op, "offset", repr(offset), "a number or 'end'")
+    start = keys - queries if isinstance(offset, str) else integer(op, "offset", offset)
+    if start < 0:
+        raise refusal(ArgumentError, op, "offset", start, "0 or more (with 'end' no more queries than keys)")
+    reach = UNLIMITED
+    if window is not None:
+        reach = integer(op, "window", window) - 1
+        if reach < 0:
+            raise refusal(ArgumentError, op, "window", reach + 1, "at least 1")
+    before, after = reach, 0 if causal else reach
+    if start + after >= keys - 1:
+        after = UNLIMITED
+    if before >= start + queries - 1:
+        before = UNLIMITED
+    return before, after, start if min(before, after) < UNLIMITED else 0
 
 
 class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
@@ -159,6 +184,146 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         hosts = {"indices": indices("attention", "mask", places)}
         gathered = self._apply("gather_vec", (self._flatten("attention", x),), (), hosts)
         return self._view(gathered, self.shape(x), "reshape")
+
+    @atomic
+    def scaled_dot_product_attention(
+        self, q: Ref, k: Ref, v: Ref, mask: Ref | npt.ArrayLike | None = None, causal: bool = False,
+        window: int | None = None, offset: int | str = 0, scale: float | None = None, mask_mode: str | None = None,
+        dropout: float = 0.0,
+    ) -> Ref:  # fmt: skip
+        """softmax(q·kᵀ·scale + mask)·v: q (batch, heads, queries, d), k (batch, kv_heads, keys, d), v (batch, kv_heads, keys,
+        width), or without heads, to (batch, heads, queries, width), as PyTorch's function of the name.
+
+        kv_heads divides heads: a head of keys serves heads / kv_heads heads of queries in a row. A mask broadcasts to (batch,
+        heads, queries, keys): booleans, True where attended, or numbers to add. A tensor is read back to see that it is no mask
+        of zeros and ones, unless mask_mode says "additive", or "hard": zeros block. Added, it has a gradient: O(n²) memory.
+        Query i stands at key i + offset; an offset of "end" places the last query at the last key, as with a cache; 0 is
+        PyTorch's alignment. `causal` blocks later keys, and `window` those `window` or more away. A row that is blocked entirely
+        gives zeros. scale is 1/√d unless given. A session drops weights with probability `dropout`, in O(n²) memory. Errors:
+        ShapeError, ArgumentError for a window below 1 or a negative offset.
+
+        See :func:`tlrt.kernels.grouped_attention`, and :func:`tlrt.kernels.flash_attention` for as many queries as keys."""
+        op = "scaled_dot_product_attention"
+        shape = self._shape(op, q)
+        if len(shape) == 3:  # one head
+            q, k, v = (self._with_heads(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+            if mask is not None and len(mask_shape := self._mask_shape(op, mask)) == 3:
+                mask = self._reshape_mask(mask, (mask_shape[0], 1, *mask_shape[1:]))
+        geometry = self._grouped_geometry(op, q, k, v)
+        batch, heads, queries, keys, d = geometry
+        factor = (1.0 / math.sqrt(d) if d else 1.0) if scale is None else scale
+        limits = _limits(op, queries, keys, causal, window, offset)
+        drop = (lambda weights: self._drop_weights(op, weights, dropout)) if dropout else None
+        if mask is not None:
+            out = self._broadcast_masked(op, q, k, v, mask, mask_mode, geometry, limits, factor, drop)
+        elif drop is not None:
+            out = self._grouped_composed(q, k, v, None, geometry, limits, factor, drop=drop)
+        elif self.shape(v) == self.shape(k) == self.shape(q) and limits in _SQUARE:
+            flat = (self._view(x, (batch * heads, queries, d), "reshape") for x in (q, k, v))
+            out = self._apply("flash_attention", (*flat, None), (_SQUARE[limits], factor))
+        else:
+            out = self._apply("grouped_attention", (q, k, v, None), (0, 1, 1, 1, *limits, factor))
+        full = (*shape[:-1], self._shape(op, v)[-1])
+        return out if self._shape(op, out) == full else self._view(out, full, op)
+
+    def _drop_weights(self, op: str, weights: Ref, p: float) -> Ref:
+        """Weights with each dropped with probability p and the others scaled by 1/(1 - p)."""
+        raise refusal(ArgumentError, op, "dropout", p, "0 (a session draws random numbers, a tape does not)")
+
+    def _with_heads(self, op: str, name: str, x: Ref) -> Ref:
+        batch, n, d = self._require_rank(op, x, 3, name)
+        return self._view(x, (batch, 1, n, d), "reshape")
+
+    def _grouped_geometry(self, op: str, q: Ref, k: Ref, v: Ref) -> tuple[int, int, int, int, int]:
+        batch, heads, queries, d = self._require_rank(op, q, 4, "q")
+        (_, kv_heads, keys, _), values = self._require_rank(op, k, 4, "k"), self._require_rank(op, v, 4, "v")
+        if self.shape(k) != (batch, kv_heads, keys, d):
+            raise refusal(
+                ShapeError, op, self._named("k", k), f"shape {self.shape(k)}", f"({batch}, kv_heads, keys, {d})"
+            )
+        if values[:3] != (batch, kv_heads, keys):
+            raise refusal(
+                ShapeError, op, self._named("v", v), f"shape {values}", f"{(batch, kv_heads, keys)} and a width"
+            )
+        if kv_heads < 1 or heads % kv_heads:
+            raise refusal(ShapeError, op, "k", f"{kv_heads} heads", f"a divisor of the {heads} of q")
+        return batch, heads, queries, keys, d
+
+    def _mask_shape(self, op: str, mask: Any) -> tuple[int, ...]:
+        return np.shape(mask) if isinstance(mask, (np.ndarray, list, tuple)) else self._shape(op, mask)
+
+    def _reshape_mask(self, mask: Any, shape: tuple[int, ...]) -> Any:
+        if isinstance(mask, (np.ndarray, list, tuple)):
+            return np.asarray(mask).reshape(shape)
+        return self._view(mask, shape, "reshape")
+
+    def _broadcast_masked(
+        self, op: str, q: Ref, k: Ref, v: Ref, mask: Any, mask_mode: str | None, geometry: tuple[int, ...],
+        limits: tuple[int, int, int], scale: float, drop: Callable[[Ref], Ref] | None,
+    ) -> Ref:  # fmt: skip
+        if mask_mode not in (None, "additive", "hard"):
+            raise refusal(ArgumentError, op, "mask_mode", repr(mask_mode), "'additive' or 'hard'")
+        batch, heads, queries, keys, _ = geometry
+        shape, full = self._mask_shape(op, mask), (batch, heads, queries, keys)
+        if len(shape) > 4 or any(m not in (1, s) for m, s in zip(shape[::-1], full[::-1], strict=False)):
+            raise refusal(ShapeError, op, "mask", shape, f"one that broadcasts to {full}")
+        shape = (1,) * (4 - len(shape)) + shape
+        given = isinstance(mask, (np.ndarray, list, tuple))
+        if not given:
+            mask = self._view(mask, shape, "reshape")
+            if mask_mode is None:
+                _read_additive(op, self._host(mask), None)
+            if mask_mode != "hard":
+                return self._grouped_composed(q, k, v, mask, geometry, limits, scale, drop=drop)
+            if drop is not None:
+                mask = self._host(mask)
+                given = True
+        if not given:
+            mask = self.broadcast_to(mask, (*shape[:3], keys))
+        else:
+            values = np.asarray(convert.host_array(op, "mask", mask, _MASKS))
+            if mask_mode == "hard":
+                values = _read_zeros_and_ones(op, values)
+            elif values.dtype.kind != "b" or mask_mode is not None:
+                _read_additive(op, values, _ADDITIVE if mask_mode else None)
+                mask_mode = "additive"
+            values = np.broadcast_to(values.reshape(shape), (*shape[:3], keys))
+            if drop is not None:
+                added = mask_mode == "additive"
+                allowed = values != -np.inf if added else values != 0
+                bias = self._constant(np.where(allowed, values, 0.0)) if added else None
+                return self._grouped_composed(q, k, v, bias, geometry, limits, scale, allowed, drop)
+            mask = self._constant(values)
+        extra = (2 if mask_mode == "additive" else 1, *shape[:3], *limits, scale)
+        return self._apply("grouped_attention", (q, k, v, mask), extra)
+
+    def _grouped_composed(
+        self, q: Ref, k: Ref, v: Ref, bias: Ref | None, geometry: tuple[int, ...], limits: tuple[int, int, int],
+        scale: float, kept: npt.NDArray[np.bool_] | None = None, drop: Callable[[Ref], Ref] | None = None,
+    ) -> Ref:  # fmt: skip
+        """The same of products and a softmax, for a bias with a gradient, and for dropout of weights: O(queries·keys) memory."""
+        batch, heads, queries, keys, d = geometry
+        kv_heads, width = self.shape(k)[1], self.shape(v)[3]
+        members, rows = batch * kv_heads, heads // kv_heads * queries
+        k = self._apply("transpose3d_acb", (self._view(k, (members, keys, d), "reshape"),))
+        scores = self.scale(self._apply("bmm", (self._view(q, (members, rows, d), "reshape"), k)), scale)
+        scores = self._view(scores, (batch, heads, queries, keys), "reshape")
+        if bias is not None:
+            scores = self.add(scores, bias)
+        before, after, offset = limits
+        at, j = offset + np.arange(queries)[:, None], np.arange(keys)
+        allowed = ((j >= at - before) | (before == UNLIMITED)) & ((j <= at + after) | (after == UNLIMITED))
+        allowed = allowed if kept is None else allowed & kept
+        some = allowed.any(axis=-1, keepdims=True)
+        if not allowed.all():
+            scores = self.add(scores, self._constant(np.where(allowed | ~some, 0.0, -np.inf)))
+        weights = self.softmax(scores)
+        if not some.all():
+            weights = self._select(weights, np.broadcast_to(some, (batch, heads, queries, keys)))
+        weights = weights if drop is None else drop(weights)
+        values = self._view(v, (members, keys, width), "reshape")
+        out = self._apply("bmm", (self._view(weights, (members, rows, keys), "reshape"), values))
+        return self._view(out, (batch, heads, queries, width), "reshape")
 
     @atomic
     def multi_head_attention(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tlrt._binding import convert
 from tlrt._binding.arguments import integer, integers
 from tlrt._operations.plan import Shape
+from tlrt._operations.shaped import AnyBuffer, Indices
 from tlrt.errors import IndexOutOfRangeError, ShapeError, refusal
 
 Ref = TypeVar("Ref")
@@ -75,6 +76,10 @@ class BaseOperations(Generic[Ref]):
         """A copy of a value on the host."""
         raise NotImplementedError
 
+    def _buffer(self, op: str, x: Ref) -> AnyBuffer:
+        """The value on the device."""
+        raise NotImplementedError
+
     def _mark(self) -> Any:
         """What :meth:`_undo` takes to forget all values recorded from here on."""
         return None
@@ -114,12 +119,26 @@ class BaseOperations(Generic[Ref]):
         return self._view(x, (math.prod(shape[:-1]), cols), "reshape")
 
 
+def read_indices(op: str, name: str, values: npt.ArrayLike | Indices) -> Any:
+    """Indices of any shape: those of the device as they are, integers of the host as an array."""
+    return values if isinstance(values, Indices) else convert.host_array(op, name, values, "integers")
+
+
 def indices(
-    op: str, name: str, values: npt.ArrayLike, below: int | None = None,
+    op: str, name: str, values: npt.ArrayLike | Indices, below: int | None = None,
     read: Callable[[str, str, npt.ArrayLike], npt.NDArray[np.uint32]] = convert.places,
-) -> npt.NDArray[np.uint32]:  # fmt: skip
-    """Host integers in an array of their own that nobody can change, as backward reads it again. With `below`, raises
+) -> Any:  # fmt: skip
+    """Host integers in an array of their own that nobody can change, as backward reads it again; the buffer of indices on the
+    device. With `below`, raises
     IndexOutOfRangeError unless all are in 0 .. below - 1."""
+    if isinstance(values, Indices):
+        if values.ndim != 1:
+            raise refusal(ShapeError, op, name, f"shape {values.shape}", "one axis")
+        if below is not None and (wrong := values.numpy() >= below).any():
+            where = int(wrong.argmax())
+            got, expected = values.numpy()[where], f"0 <= index < {below} (check_indices)"
+            raise refusal(IndexOutOfRangeError, op, name, f"{got} at position {where}", expected)
+        return values.buffer
     if isinstance(values, convert.Live):
         if below is not None:
             values.require_below(below)

@@ -1,5 +1,8 @@
 """Elementwise operations: operands of different shapes are broadcast to their common one."""
 
+import numpy as np
+
+from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
@@ -56,6 +59,22 @@ class ElementwiseOperations(ShapeOperations[Ref]):
         common = broadcast_shape("where", common, shapes[0], self._named("mask", operands[0]))
         spread = [self._spread(x, common) for x in operands]
         return self._apply("where", (spread[0], spread[1], spread[2]))
+
+    def tril(self, x: Ref, k: int = 0) -> Ref:
+        """The last two axes with 0 above diagonal k: numpy.tril."""
+        return self._triangle("tril", x, k)
+
+    def triu(self, x: Ref, k: int = 0) -> Ref:
+        """The last two axes with 0 below diagonal k: numpy.triu."""
+        return self._triangle("triu", x, k)
+
+    @atomic
+    def _triangle(self, op: str, x: Ref, k: int) -> Ref:
+        shape, place = self._shape(op, x), integer(op, "k", k)
+        if len(shape) < 2:
+            raise refusal(ShapeError, op, self._named("x", x), f"shape {shape}", "two axes or more")
+        below = np.tri(shape[-2], shape[-1], place if op == "tril" else place - 1, np.float32)
+        return self.masked_fill(x, self._constant(1 - below if op == "tril" else below), 0.0)
 
     @atomic
     def masked_fill(self, x: Ref, mask: Ref, value: float) -> Ref:

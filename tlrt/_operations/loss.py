@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
-from tlrt._operations.base import Ref, atomic, indices
+from tlrt._operations.base import Ref, atomic, indices, read_indices
 from tlrt._operations.forwarding import ForwardingOperations
+from tlrt._operations.shaped import Indices
 from tlrt.errors import ArgumentError, IndexOutOfRangeError, ShapeError, refusal
 
 #: a label that no class has
@@ -17,6 +18,8 @@ _IGNORED = 2**32 - 1
 
 class LossOperations(ForwardingOperations[Ref]):
     """Losses. `reduction` is "mean", "sum" or "none", which keeps one loss for each element or label."""
+
+    _checks_indices = False
 
     @atomic
     def mse_loss(self, yhat: Ref, target: Ref, reduction: str = "mean") -> Ref:
@@ -98,7 +101,7 @@ class LossOperations(ForwardingOperations[Ref]):
 
     @atomic
     def cross_entropy(
-        self, logits: Ref, labels: npt.ArrayLike, weight: Ref | npt.ArrayLike | None = None, *,
+        self, logits: Ref, labels: npt.ArrayLike | Indices, weight: Ref | npt.ArrayLike | None = None, *,
         ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, axis: int = -1,
     ) -> Ref:  # fmt: skip
         """The mean of -log_softmax(logits)[label], a scalar: logits (…, classes), labels (…); with axis=1 logits (batch, classes,
@@ -106,9 +109,10 @@ class LossOperations(ForwardingOperations[Ref]):
 
         A label of `ignore_index` counts nothing. `weight` (classes), a constant, weighs each label by its class; the mean is then
         divided by the sum of these weights, and is NaN where no label counts. With label_smoothing = s a label's loss is 1 - s
-        times that, plus s times the weighted mean over all classes. See :func:`tlrt.kernels.cross_entropy_rows`."""
+        times that, plus s times the weighted mean over all classes. A label out of range is refused; one on the device makes the
+        mean NaN, where the session has no ``check_indices``. See :func:`tlrt.kernels.cross_entropy_rows`."""
         op = "cross_entropy"
-        shape, wanted = self._shape(op, logits), convert.host_array(op, "labels", labels, "integers")
+        shape, wanted = self._shape(op, logits), read_indices(op, "labels", labels)
         if not shape:
             raise refusal(ShapeError, op, "logits", "a scalar", "(…, classes)")
         if not -len(shape) <= axis < len(shape):
@@ -120,13 +124,14 @@ class LossOperations(ForwardingOperations[Ref]):
             parts = (math.prod(before), classes, math.prod(after))
             logits = self._apply("transpose3d_acb", (logits if shape == parts else self._view(logits, parts, op),))
         rows = self._rows(logits)
-        live = isinstance(labels, convert.Live)
+        live = isinstance(wanted, (convert.Live, Indices))  # the host does not read them here
         ignored = np.zeros(wanted.shape, bool) if live else np.asarray(wanted == ignore_index)
         plain = weight is None and not label_smoothing and reduction == "mean" and not ignored.any()
         if plain and (not live or ignore_index < 0):
-            hosts = {"labels": indices(op, "labels", wanted.reshape(-1), read=convert.uint32)}
+            below = classes if self._checks_indices and isinstance(wanted, Indices) else None
+            hosts = {"labels": indices(op, "labels", wanted.reshape(-1), below, read=convert.uint32)}
             return self._apply(op, (rows,), (), hosts)  # -1 is refused as `classes` is
-        hosts = {"labels": self._labels(op, labels, wanted, ignored, classes, ignore_index)}
+        hosts = {"labels": self._labels(op, wanted, ignored, classes, ignore_index)}
         weights = None if weight is None else self._weights(weight)
         if weights is not None and (got := self._shape(op, weights)) != (classes,):
             raise refusal(ShapeError, op, "weight", f"shape {got}", (classes,))
@@ -141,17 +146,16 @@ class LossOperations(ForwardingOperations[Ref]):
         """A weight as a value; an array is a constant."""
         return self._constant(given) if isinstance(given, (np.ndarray, list, tuple)) else cast(Ref, given)
 
-    def _labels(
-        self, op: str, given: Any, wanted: npt.NDArray[Any], ignored: npt.NDArray[Any], classes: int, ignore_index: int
-    ) -> npt.NDArray[np.uint32]:
+    def _labels(self, op: str, wanted: Any, ignored: npt.NDArray[Any], classes: int, ignore_index: int) -> Any:
         """Labels as the kernels take them, one that is ignored as no class."""
-        if isinstance(given, convert.Live):
+        if isinstance(wanted, (convert.Live, Indices)):
             if 0 <= ignore_index < classes:
                 expected = f"{classes} or more, as the labels are read in place"
                 raise refusal(ArgumentError, op, "ignore_index", ignore_index, expected)
-            if ignore_index < 0:
-                given.require_below(classes)
-            return indices(op, "labels", wanted.reshape(-1), read=convert.uint32)
+            checked = ignore_index < 0 and (self._checks_indices or isinstance(wanted, convert.Live))
+            return indices(
+                op, "labels", cast(Any, wanted).reshape(-1), classes if checked else None, read=convert.uint32
+            )
         kept = indices(op, "labels", np.where(ignored, 0, wanted).reshape(-1), read=convert.uint32)
         bad = (kept >= classes) & ~ignored.reshape(-1)
         if bad.any():

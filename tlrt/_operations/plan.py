@@ -97,7 +97,9 @@ class Plan:
         if rule is None:
             return
         pool = {**place, sig.outputs[0].name: len(place), "g": len(place) + 1}
-        pool.update({a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host)})
+        pool.update(
+            {a.name: len(place) + 2 + i for i, a in enumerate(a for a in sig.inputs if a.host or a.kind == "index")}
+        )
         if rule.via is not None:
             reads = [_ArrayRead(pool[r]) for r in rule.reads]
             made = rule.via(_Trace(kernels), *reads, **composition_arguments(row, values))
@@ -148,7 +150,7 @@ class Plan:
 
 def _arguments(entry: str, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of ``tlrt.kernels`` after its buffers: positional ones and by keyword."""
-    after = [a for a in arguments_of(entry) if a.kind not in ("device", "buffer", "u32", "f64")]
+    after = [a for a in arguments_of(entry) if a.kind not in ("device", "buffer", "index", "u32", "f64")]
     return tuple(values[a.of] for a in after if not a.keyword), {a.name: values[a.of] for a in after if a.keyword}
 
 
@@ -162,7 +164,7 @@ def make_plan(
     row = _rows()[name]
     sig = row.signature
     values: dict[str, Any] = {}
-    read = {d for a in sig.inputs for d in a.dims}
+    read = {d for a in sig.inputs if a.kind != "index" for d in a.dims}
     free = [d for d in sig.dims if d not in read]
     names = [p.name for p in sig.params] + [d.lstrip("*") for d in free]
     if len(extra) > len(names):

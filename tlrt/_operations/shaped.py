@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from tlrt._binding import convert
@@ -34,7 +35,7 @@ class AnyBuffer:
         self.require_length()
 
     @classmethod
-    def of(cls, shape: Shape, buffer: Any) -> AnyBuffer:
+    def of(cls, shape: Shape, buffer: Any) -> Self:
         """Without the check, for a buffer whose length is known to fit."""
         made = cls.__new__(cls)
         made.shape = shape
@@ -84,15 +85,15 @@ class AnyBuffer:
             raise refusal(ValueError, "AnyBuffer", "copy", "False", "True or None (its memory is a device's)")
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
 
-    def share(self) -> AnyBuffer:
+    def share(self) -> Self:
         """A second handle to the same storage, in the same shape."""
-        return AnyBuffer.of(self.shape, self.buffer.share())
+        return type(self).of(self.shape, self.buffer.share())
 
-    def copy(self) -> AnyBuffer:
+    def copy(self) -> Self:
         """The same content in storage of its own. Raises ShapeError where the buffer has another length than the shape."""
         if not self.buffer.released:
             self.require_length()
-        return AnyBuffer.of(self.shape, self.buffer.copy())
+        return type(self).of(self.shape, self.buffer.copy())
 
     def add(self, other: AnyBuffer) -> AnyBuffer:
         """The elementwise sum, in a new buffer. Raises ShapeError unless the shapes are equal."""
@@ -112,6 +113,53 @@ class AnyBuffer:
 
     def __repr__(self) -> str:
         return f"AnyBuffer(shape={self.shape}, {self.buffer!r})"
+
+
+class Indices(AnyBuffer):
+    """Indices on a device with their shape: what ``argmax`` and ``topk`` give, and what every operation takes where it takes
+    indices or labels. They have no gradient and are on no tape, so they stay valid over resets, until they are released or nobody
+    has them any more."""
+
+    __slots__ = ()
+
+    dtype = np.dtype(np.uint32)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def reshape(self, *shape: Any) -> Indices:
+        """The same indices in another shape, of which one size may be -1; shares their storage."""
+        sizes = np.empty(self.shape, np.bool_).reshape(*shape).shape
+        return Indices.of(sizes, self.buffer.share())
+
+    def item(self) -> int:
+        """The only index as an integer; waits for the device."""
+        if self.size != 1:
+            raise refusal(ArgumentTypeError, "item", "indices", f"shape {self.shape}", "one index")
+        return int(self.numpy().reshape(-1)[0])
+
+    __int__ = item
+
+    def __eq__(self, other: object) -> Any:
+        """Element by element, on the host; with what are no indices, False."""
+        if not isinstance(other, (Indices, np.ndarray, int, np.integer, list, tuple)):
+            return NotImplemented
+        return self.numpy() == np.asarray(other)
+
+    __hash__ = object.__hash__
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise refusal(ArgumentTypeError, "len", "indices", "a single one", "at least one axis")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        if self.buffer.released:
+            return f"Indices(released, shape={self.shape})"
+        body = np.array2string(self.numpy(), prefix="Indices(", separator=", ", threshold=100)
+        return f"Indices({body}, shape={self.shape}, device={self.device.name!r})"
 
 
 def device_of(device: Any, op: str) -> Any:

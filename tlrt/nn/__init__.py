@@ -10,7 +10,7 @@ Initial weights come from the session's generator and are the same float32 numbe
 """
 
 from tlrt.nn import init, schedules
-from tlrt.nn.attention import MultiHeadAttention, TransformerBlock
+from tlrt.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from tlrt.nn.conv import AvgPool, Conv, ConvTranspose, MaxPool, SmoothMaxPool
 from tlrt.nn.fno import FNOBlock1d, SpectralConv1d
 from tlrt.nn.layer import Dropout, Layer, Sequential
@@ -19,6 +19,6 @@ from tlrt.nn.mamba import MambaBlock, SelectiveScan
 from tlrt.nn.norm import BatchNorm, GroupNorm, InstanceNorm
 
 __all__ = ["AvgPool", "BatchNorm", "Conv", "ConvTranspose", "Dropout", "Embedding", "FNOBlock1d", "GroupNorm",
-           "InstanceNorm", "Layer", "LayerNorm", "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention",
-           "RMSNorm", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d",
-           "TransformerBlock", "init", "schedules"]  # fmt: skip
+           "InstanceNorm", "KeyValueCache", "Layer", "LayerNorm", "Linear", "MambaBlock", "MaxPool", "MultiHeadAttention",
+           "RMSNorm", "SelectiveScan", "Sequential", "SmoothMaxPool", "SpectralConv1d", "TransformerBlock", "init",
+           "schedules"]  # fmt: skip

@@ -1,42 +1,124 @@
-"""Self-attention and the transformer's block."""
+"""Self-attention, what it keeps of earlier positions, and the transformer's block."""
+
+from typing import Any
 
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer, require_sizes
 from tlrt.nn.linear import LayerNorm, Linear
 from tlrt.session import Session
+from tlrt.tape import AnyBuffer
 from tlrt.tensor import TensorRef
 
-__all__ = ["MultiHeadAttention", "TransformerBlock"]
+__all__ = ["KeyValueCache", "MultiHeadAttention", "TransformerBlock"]
+
+
+class KeyValueCache:
+    """The keys and values of the positions so far, of one attention layer; they outlive :meth:`Session.reset`.
+
+    Generation makes one for each layer, and calls the layers with the new positions alone, in no_grad:
+
+        cache = nn.KeyValueCache(session)
+        y = attention(x[:, :5], cache=cache); y = attention(x[:, 5:6], cache=cache)"""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._held: tuple[AnyBuffer, AnyBuffer] | None = None
+
+    def __len__(self) -> int:
+        """The number of positions."""
+        return self._held[0].shape[2] if self._held else 0
+
+    def append(self, key: TensorRef, value: TensorRef) -> tuple[TensorRef, TensorRef]:
+        """Keys and values (batch, heads, n, d) after those before, and all of them, to which gradients do not go back. Raises
+        ShapeError where other axes than the positions differ; the cache is as it was then."""
+        s = self.session
+        made = [key, value]
+        if self._held is not None:
+            before = [s._leaf(held.share(), "cache", False) for held in self._held]
+            made = [s.concat(pair, axis=2) for pair in zip(before, made, strict=True)]
+        held = (s._node(made[0], "append").value.share(), s._node(made[1], "append").value.share())
+        self.clear()
+        self._held = held
+        return made[0], made[1]
+
+    def clear(self) -> None:
+        """Forgets all positions."""
+        held, self._held = self._held, None
+        for buffer in held or ():
+            buffer.release()
 
 
 class MultiHeadAttention(Layer):
-    """Self-attention of several heads, without biases.
+    """Self-attention of several heads.
 
     y = concat_h(softmax(Q_h·K_hᵀ/√d)·V_h)·Wo with Q, K, V = x·Wq, x·Wk, x·Wv and d = width/heads
 
     x (batch, n, width), or (n, width), to the same shape; NAME.query, NAME.key, NAME.value and NAME.out (width, width), inputs
-    first, start Xavier uniform. `causal` blocks later positions exactly. `use_flash` picks the fused operation or the one
-    composed from products and a softmax, equal within the bound. Raises ArgumentError unless heads divides width.
+    first, start Xavier uniform; with `bias` each has NAME.PART_bias, which starts at 0. With `kv_heads` NAME.key and NAME.value
+    are (width, kv_heads·d), and a head of keys serves heads / kv_heads heads of queries in a row. `rotary` is the base of rotary
+    position encodings, in halves. `causal` blocks later positions exactly, `window` those that many or more away. A call with a
+    :class:`KeyValueCache` attends to the positions in it too. Without these, `use_flash` picks the fused operation or the one
+    composed from products and a softmax, equal within the bound. Raises ArgumentError unless heads divides width and kv_heads
+    heads.
     Source: Vaswani et al., arXiv:1706.03762."""
 
     def __init__(
         self, session: Session, width: int, heads: int, *, name: str, causal: bool = False, use_flash: bool = True,
-        weight_init: init.Initializer | None = None,
+        weight_init: init.Initializer | None = None, kv_heads: int | None = None, bias: bool = False,
+        rotary: float | None = None, window: int | None = None,
     ) -> None:  # fmt: skip
         require_sizes(self, width=width, heads=heads)
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
-        weights = (init.initial_value(weight_init, init.xavier_uniform, session, (width, width)) for _ in range(4))
-        names = (f"{name}.{part}" for part in ("query", "key", "value", "out"))
-        self.query, self.key, self.value, self.out = map(session.param, weights, names)
+        self.kv_heads, self.rotary, self.window = heads if kv_heads is None else kv_heads, rotary, window
+        if self.kv_heads < 1 or heads % self.kv_heads:
+            raise refusal(ArgumentError, "MultiHeadAttention", "kv_heads", kv_heads, f"a divisor of {heads}")
+        parts, narrow = ("query", "key", "value", "out"), width // heads * self.kv_heads
+        sizes = (width, narrow, narrow, width)
+        weights = (init.initial_value(weight_init, init.xavier_uniform, session, (width, n)) for n in sizes)
+        self.query, self.key, self.value, self.out = map(session.param, weights, (f"{name}.{part}" for part in parts))
+        self.biases = [
+            session.param(init.zeros(session, (n,)), f"{name}.{part}_bias")
+            for n, part in zip(sizes, parts, strict=True)
+            if bias
+        ]
 
-    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+    def __call__(self, x: TensorRef, *, training: bool = False, cache: KeyValueCache | None = None) -> TensorRef:
         s = self.session
+        plain = self.kv_heads == self.heads and not self.biases and self.rotary is None and self.window is None
+        if cache is not None or not plain:
+            return self._attend(x, cache)
         query, key, value, out = (s.use(w) for w in (self.query, self.key, self.value, self.out))
         how = {"use_flash": self.use_flash, "causal": self.causal}
         return s.multi_head_attention(x, query, key, value, out, self.heads, **how)
+
+    def _attend(self, x: TensorRef, cache: KeyValueCache | None) -> TensorRef:
+        s: Any = self.session
+        shape = x.shape
+        batch, n, width = (1, *shape) if len(shape) == 2 else shape
+        x, d = s.reshape(x, (batch, n, width)), width // self.heads
+        q, k, v = (
+            s.swap_adjacent_at_depth(s.reshape(self._project(x, i), (batch, n, heads, d)), 1)
+            for i, heads in enumerate((self.heads, self.kv_heads, self.kv_heads))
+        )
+        if self.rotary is not None:
+            start = 0 if cache is None else len(cache)
+            q, k = (
+                s.reshape(s.rotary(s.reshape(t, (-1, n, d)), self.rotary, start, True), t.shape) if n * d * batch else t
+                for t in (q, k)
+            )
+        if cache is not None:
+            k, v = cache.append(k, v)
+        limits = {"causal": self.causal, "window": self.window, "offset": "end"}
+        y = s.swap_adjacent_at_depth(s.scaled_dot_product_attention(q, k, v, **limits), 1)
+        return s.reshape(self._project(s.reshape(y, (batch, n, width)), 3), shape)
+
+    def _project(self, x: TensorRef, part: int) -> TensorRef:
+        s: Any = self.session
+        y = s.matmul(x, s.use((self.query, self.key, self.value, self.out)[part]))
+        return s.add(y, s.use(self.biases[part])) if self.biases else y
 
 
 class TransformerBlock(Layer):

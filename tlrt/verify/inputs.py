@@ -186,7 +186,7 @@ def is_known(expression: str, values: Mapping[str, Any]) -> bool:
 def _convert(op: Op, a: Array, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "fiub" or x.dtype.itemsize > 8 or x.dtype == np.float16:
         raise refusal(InputError, op.name, a.name, f"dtype {x.dtype}", "float32, float64, integers or bool")
-    if a.kind == "u32":
+    if a.kind in ("u32", "index"):
         if x.dtype.kind not in "iu" or (x.size and (int(x.min()) < 0 or int(x.max()) >= 2**32)):
             raise InputError(f"{op.name}: {a.name}: expected integers in [0, 2^32)")
         return np.ascontiguousarray(x.astype(np.uint32))

@@ -47,16 +47,25 @@ class Runtime:
         keywords = {a.name: known[a.of] for a in arguments_of(name)}
         return getattr(self.kernels, name)(**keywords, **options)
 
-    def place(self, case: Case) -> dict[str, Any]:
-        """The case's arguments as the binding takes them: device buffers, lists of them, and host arrays as they are."""
+    def place(self, case: Case, indexed: bool = False) -> dict[str, Any]:
+        """The case's arguments as the binding takes them: device buffers, lists of them, and host arrays as they are; those of
+        indices in index buffers if `indexed`."""
         out: dict[str, Any] = {}
         for array in case.signature.inputs:
             value = case.arguments[array.name]
             if value is not None and array.listed:
                 out[array.name] = self.upload_list(value, case.values["lengths"])
             else:
-                out[array.name] = value if value is None or array.host else self.upload(value)
+                on_host = array.host and not (indexed and array.kind == "u32")
+                out[array.name] = value if value is None or on_host else self.upload_array(array, value)
         return out
+
+    def upload_array(self, array: Any, value: np.ndarray) -> Any:
+        """A device buffer of the type that the array has in its signature; the content is a bit pattern for an output."""
+        if array.kind not in ("index", "u32"):
+            return self.upload(value)
+        device = self.device or self.upload(np.zeros(0, np.float32)).device
+        return device.indices(value.view(np.uint32))
 
     def upload_list(self, value: np.ndarray, lengths: Sequence[int]) -> list[Any]:
         """The elements of a list that a case holds end to end, as buffers."""
@@ -64,12 +73,18 @@ class Runtime:
         return [self.upload(x) for x in parts]
 
     def run(
-        self, case: Case, *, poison: bool = False, want: Sequence[str] | None = None, in_place: bool = False
+        self,
+        case: Case,
+        *,
+        poison: bool = False,
+        want: Sequence[str] | None = None,
+        in_place: bool = False,
+        indexed: bool = False,
     ) -> list[np.ndarray | None]:
         """The case's outputs in their declared shapes; None for a gradient not in `want`. With `poison` the outputs are
         given, filled with a NaN pattern, between canaries; with `in_place` output lists are the input lists they are named
-        after. Raises :class:`Fault`."""
-        placed = self.place(case)
+        after, and with `indexed` host indices come in index buffers. Raises :class:`Fault`."""
+        placed = self.place(case, indexed)
         outputs = case.signature.outputs
         canaries: list[Any] = []
         given: list[Any] = []
@@ -94,14 +109,15 @@ class Runtime:
                             if array.listed:
                                 given.append(self.upload_list(filler, case.values["lengths"]))
                             else:
-                                given.append(self.upload(filler))
+                                given.append(self.upload_array(array, filler))
                         else:
                             given.append(None)
                     canaries.append(self.upload(CANARY))
                     options["out"] = given[0] if len(given) == 1 else tuple(given)
                 if want is not None:
                     options["want"] = tuple(a.name in want for a in outputs)
-                results = self.call(case.name, placed, case.values, **options)
+                name = f"{case.name}_indexed" if indexed else case.name
+                results = self.call(name, placed, case.values, **options)
             single = not isinstance(results, tuple) and (len(outputs) == 1 or not isinstance(results, list))
             results = [results] if single else list(results)
             if len(results) != len(outputs):
@@ -134,6 +150,8 @@ class Runtime:
             if lengths != list(case.values["lengths"]):
                 raise Fault(f"{array.name} has elements of lengths {lengths}, expected {case.values['lengths']}")
         flat = np.asarray(result) if array.host else content(result)
+        if array.kind == "index":
+            flat = flat.astype(np.float32)
         if flat.size != int(np.prod(shape, dtype=np.int64)):
             raise Fault(f"{array.name} has {flat.size} elements, expected {shape}")
         return flat.reshape(shape)

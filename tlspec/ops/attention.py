@@ -38,16 +38,20 @@ def _blocked(mask, mask_mode, n):
 
 def _softmax(Q, K, mask, mask_mode, scale):
     """Scores, e^(s-m), its row sums (1 for a fully blocked row), and where attention is blocked."""
-    S = (Q @ K.swapaxes(1, 2)) * scale
     blocked = _blocked(mask, mask_mode, Q.shape[1])
+    return _weights((Q @ K.swapaxes(1, 2)) * scale, blocked, FILL if mask_mode == 1 else -np.inf)
+
+
+def _weights(S, blocked, fill=-np.inf):
+    """The same of scores S that `fill` replaces where they are blocked."""
     if blocked is not None:
-        S = np.where(blocked, FILL if mask_mode == 1 else -np.inf, S)
+        S = np.where(blocked, fill, S)
     m = S.max(axis=2, keepdims=True) if S.shape[2] else np.zeros((*S.shape[:2], 1))
-    if blocked is not None and mask_mode != 1:
+    if blocked is not None and fill == -np.inf:
         m = np.where(np.broadcast_to(blocked, S.shape).all(axis=2, keepdims=True), 0.0, m)
     E = np.exp(S - m)
     total = E.sum(axis=2, keepdims=True)
-    if blocked is not None and mask_mode != 1:
+    if blocked is not None and fill == -np.inf:
         total = np.where(np.broadcast_to(blocked, S.shape).all(axis=2, keepdims=True), 1.0, total)
     return S - m, E, total, blocked
 
@@ -78,18 +82,20 @@ def _heights(n):
     return rescalings, n + rescalings
 
 
-def _weight_error(Q, K, shifted, E, blocked, scale):
+def _weight_error(Q, K, shifted, E, blocked, scale, split, bias=None):
     """Relative error of e^(s-m) as a kernel has it, 0 where it is exactly 0.
 
     The score: a sum of d products and the product with scale, (f(d) + 1)·u·|scale|·|Q||K|ᵀ; exp turns an
     absolute error of its argument into the same relative one. The subtraction s - m_t, m_t the maximum when the key went
     by, and the later rescalings e^(m_t - m_t') round arguments that are all of one sign and add up to s - m: u·|s - m|.
-    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights."""
+    Each exponential adds 3u (1 ulp beyond the correctly rounded value). A wrong m cancels: any m gives the same weights.
+    A bias is added with one rounding more, u·(|scale|·|Q||K|ᵀ + |bias|)."""
     n, d = K.shape[1], K.shape[2]
     rescalings, _ = _heights(n)
-    score = (_sum(d, d, _on_tensor_cores(n, d)) + 1) * U * abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2)) + (
-        d + 1
-    ) * max(1.0, abs(scale)) * TINY
+    size = abs(scale) * (np.abs(Q) @ np.abs(K).swapaxes(1, 2))
+    score = (_sum(d, d, split) + 1) * U * size + (d + 1) * max(1.0, abs(scale)) * TINY
+    if bias is not None:
+        score = score + U * (size + np.abs(bias))
     if blocked is not None:
         score = np.where(blocked, 0.0, score)
     return np.where(E > 0, np.expm1(score + U * (np.abs(shifted) + 3 + 3 * factor(rescalings))), 0.0)
@@ -100,12 +106,16 @@ def _attention_tolerance(Q, K, V, mask, mask_mode, scale):
     Σ_j P ε (|v_j| + |out|) to first order. The two sums round along chains of n keys and the rescalings, f(h)·u·P|V| and
     f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1):
     tensor cores get them 2^32 times as large, so that what they may lose below 2^-126 is less."""
-    shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    return _result_tolerance(Q, K, V, _softmax(Q, K, mask, mask_mode, scale), scale, _on_tensor_cores(*K.shape[1:]))
+
+
+def _result_tolerance(Q, K, V, softmax, scale, split, bias=None):
+    shifted, E, total, blocked = softmax
     P, size = E / total, np.abs(V)
     out = np.abs((E @ V) / total)
-    W = P * _weight_error(Q, K, shifted, E, blocked, scale)
-    n, d = K.shape[1], K.shape[2]
-    h = _sum(_heights(n)[1], n, _on_tensor_cores(n, d)) * U
+    W = P * _weight_error(Q, K, shifted, E, blocked, scale, split, bias)
+    n = K.shape[1]
+    h = _sum(_heights(n)[1], n, split) * U
     tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + spacing(out)
     return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 + out))
 
@@ -117,12 +127,16 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     D: f(d)·u·Σ|g||out|, so that of a saturated softmax the bound leaves u·|g||V| of a dS that vanishes. It does vanish where D is
     summed as dP is, on the CPU and CUDA's ordinary units; tensor cores, which split V, stay within the bound. dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
     and likewise with Q; gV: (P εP)ᵀ|g| + f(h)·u·Pᵀ|g|; and two roundings of the result."""
-    n, d = K.shape[1], K.shape[2]
-    shifted, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    softmax = _softmax(Q, K, mask, mask_mode, scale)
+    return _gradient_tolerance(Q, K, V, out, g, softmax, scale, _on_tensor_cores(*K.shape[1:]))
+
+
+def _gradient_tolerance(Q, K, V, out, g, softmax, scale, split, bias=None):
+    n, d = max(Q.shape[1], K.shape[1]), V.shape[2]
+    shifted, E, total, blocked = softmax
     P = E / total
-    split = _on_tensor_cores(n, d)
     h = _sum(_heights(n)[1] + 2, n, split) * U
-    eps = _weight_error(Q, K, shifted, E, blocked, scale)
+    eps = _weight_error(Q, K, shifted, E, blocked, scale, split, bias)
     eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
@@ -134,7 +148,7 @@ def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale):
     if blocked is not None:
         dS, ddS = np.where(blocked, 0.0, dS), np.where(blocked, 0.0, ddS)
     a, size = abs(scale), np.abs(g)
-    gQ, gK, gV = flash_attention_vjp(Q, K, V, mask, out, g, mask_mode=mask_mode, scale=scale)
+    gQ, gK, gV = _gradients(Q, K, V, out, g, softmax, scale)
 
     def product(left, dleft, right):
         return dleft @ np.abs(right) + h * (left @ np.abs(right)) + n * TINY
@@ -279,12 +293,177 @@ def flash_attention_vjp(Q, K, V, mask, out, g, mask_mode, scale):
     dS = 0 where the mask blocks. In mask_mode 1 a row that is blocked entirely passes g/n to every row of gV and nothing to gQ
     and gK; in modes 2 and 3 nothing at all. Where one weight is 1, gQ and gK vanish, because D is summed as g·Vᵀ is; on tensor
     cores they are within the bound, u·|g||V| of a dS."""
-    _, E, total, blocked = _softmax(Q, K, mask, mask_mode, scale)
+    return _gradients(Q, K, V, out, g, _softmax(Q, K, mask, mask_mode, scale), scale)
+
+
+def _gradients(Q, K, V, out, g, softmax, scale):
+    _, E, total, blocked = softmax
     P = E / total
     dS = P * (g @ V.swapaxes(1, 2) - (g * out).sum(axis=2, keepdims=True))
     if blocked is not None:
         dS = np.where(blocked, 0.0, dS)
     return (dS @ K) * scale, (dS.swapaxes(1, 2) @ Q) * scale, P.swapaxes(1, 2) @ g
+
+
+#: the value of `before` and of `after` that limits nothing
+UNLIMITED = 2**32 - 1
+
+
+def _fold(Q, K, V, mask, mask_mode, before, after, offset):
+    """Members of a batch as kernels have them, one for each head of keys with the queries of its heads one after the other: Q, K,
+    V, where attention is blocked, and what is added to the scores, or None."""
+    batch, heads, queries, d = Q.shape
+    kv_heads, keys = K.shape[1:3]
+    q, j = offset + np.arange(queries)[:, None], np.arange(keys)
+    blocked = ((j < q - before) & (before < UNLIMITED)) | ((j > q + after) & (after < UNLIMITED))
+    blocked, bias = np.broadcast_to(blocked, (batch, heads, queries, keys)), None
+    folded = (batch * kv_heads, heads // kv_heads * queries)
+    if mask_mode:
+        blocked = blocked | (mask == (0 if mask_mode == 1 else -np.inf))
+    if mask_mode == 2:
+        bias = np.broadcast_to(mask, blocked.shape).reshape(*folded, keys)
+    members = (a.reshape(batch * kv_heads, *a.shape[2:]) for a in (K, V))
+    return Q.reshape(*folded, d), *members, blocked.reshape(*folded, keys), bias
+
+
+def _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale):
+    """Folded Q, K, V, their softmax (:func:`_weights`) and the bias."""
+    q, k, v, blocked, bias = _fold(Q, K, V, mask, mask_mode, before, after, offset)
+    S = (q @ k.swapaxes(1, 2)) * scale
+    return q, k, v, _weights(S if bias is None else S + np.where(blocked, 0.0, bias), blocked), bias
+
+
+def _grouped_tolerance(Q, K, V, mask, mask_mode, before, after, offset, scale):
+    """As :func:`_attention_tolerance`, without tensor cores."""
+    q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
+    tolerance = _result_tolerance(q, k, v, softmax, scale, False, bias)
+    return tolerance.reshape(*Q.shape[:3], V.shape[3])
+
+
+def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale):
+    """As :func:`_attention_vjp_tolerance`, without tensor cores; the gradients of keys are sums over a group's queries."""
+    q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
+    out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
+    tolerances = _gradient_tolerance(q, k, v, out, g, softmax, scale, False, bias)
+    return tuple(t.reshape(a.shape) for t, a in zip(tolerances, (Q, K, V), strict=True))
+
+
+def _grouped_draw(d):
+    def size(high):
+        sizes = [k for k in DIMS if k <= high and (k or d.empty)] or [1]
+        return d.choice(sizes[-3:] if d.rng.random() < 0.5 else sizes)
+
+    kv_heads, group = d.integer(1, 2), d.choice([1, 1, 2, 3])
+    keys = size(max(1, (d.budget / (3 * group)) ** 0.5))
+    queries = size(max(1, min(d.budget / (4 * kv_heads * group * max(keys, 1)), 4 * keys + 1)))
+    room = max(1, d.budget / (6 * kv_heads * max(keys + group * queries, 1)))
+    width, values = size(min(300, room)), size(min(300, room))
+    batch = 0 if d.empty and d.rng.random() < 0.3 else d.integer(1, 2)
+    mode = d.integer(0, 2)
+    shape = [1 if d.rng.random() < 0.5 else n for n in (batch, kv_heads * group, queries)]
+    before, after = (d.choice([UNLIMITED, UNLIMITED, 0, 1, d.integer(0, max(keys, 1))]) for _ in range(2))
+    masked = mode > 0 or d.rng.random() < 0.2
+
+    def mask(mask_batch, mask_heads, mask_queries, keys):
+        return _draw_broadcast_mask(d.rng, (mask_batch, mask_heads, mask_queries, keys), mode)
+
+    return {"batch": batch, "heads": kv_heads * group, "queries": queries, "d": width, "kv_heads": kv_heads, "keys": keys,
+            "width": values, "mask_mode": mode, "before": before, "after": after, "offset": d.integer(0, keys + 1),
+            "scale": d.choice([1.0, 0.25, -0.5, 1.5]) / max(width, 1) ** 0.5, "mask": mask if masked else None,
+            **dict(zip(("mask_batch", "mask_heads", "mask_queries"), shape, strict=True))}  # fmt: skip
+
+
+def _draw_broadcast_mask(rng, shape, mode):
+    """A mask of :func:`_draw_mask`, cut to a shape; with mode 2 -inf where it blocks, and numbers elsewhere."""
+    n = max(shape[2:])
+    mask = _draw_mask(rng, shape[0] * shape[1], n)[:, : shape[2], : shape[3]].reshape(shape)
+    return mask if mode != 2 else np.where(mask == 0, -np.inf, rng.normal(0, 2, shape)).astype(np.float32)
+
+
+def _rows(batch, heads, kv_heads, queries, keys, width):
+    """Rows of a member, 0 where the result is empty."""
+    return heads // max(kv_heads, 1) * queries * (min(batch, keys, width) > 0)
+
+
+GROUPED_CLASSES: Classes = {
+    **tiles("keys of a group", lambda keys, batch, heads, queries, width: keys * (min(batch, heads, queries, width) > 0), TILE),
+    "several blocks of a group's queries": lambda batch, heads, kv_heads, queries, keys, width: _rows(
+        batch, heads, kv_heads, queries, keys, width) > boundary("attention", "BLOCK"),
+    "grouped heads": lambda batch, heads, kv_heads, queries, keys: min(batch, queries, keys) > 0 and heads > kv_heads,
+    "fewer queries than keys": lambda queries, keys: 0 < queries < keys,
+    "more queries than keys": lambda queries, keys: queries > keys > 0,
+    "values of another width": lambda d, width: d != width and min(d, width) > 0,
+    "a window": lambda before, after, keys, queries: max(before, after) < keys and queries > 1,
+    "an offset": lambda offset, after, keys, queries: 0 < offset < keys and after == 0 and queries > 1,
+    "a mask for several heads": lambda mask_mode, mask_heads, heads, mask_queries: mask_mode > 0 and mask_heads < heads and mask_queries > 1,
+    "an additive mask": lambda mask_mode, keys, queries: mask_mode == 2 and min(keys, queries) > 1,
+}  # fmt: skip
+
+
+def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before=UNLIMITED, after=UNLIMITED, offset=0):
+    sizes = {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "queries": queries,
+        "keys": keys,
+        "d": d,
+        "width": width,
+    }
+    limits = {"before": before, "after": after, "offset": offset, "scale": scale}
+    return {**sizes, **limits, "mask_mode": 0, "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "mask": None}
+
+
+#: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows
+GROUPED_PATHS = [
+    _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
+    _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),
+    _grouped_path(1, 2, 2, 50, 70, 200, 252, 0.07, 30, 5, 20), _grouped_path(1, 2, 1, 40, 70, 300, 130, 0.06),
+]  # fmt: skip
+
+
+@op("Q[batch, heads, queries, d], K[batch, kv_heads, keys, d], V[batch, kv_heads, keys, width], "
+    "mask?[mask_batch, mask_heads, mask_queries, keys]; mask_mode: u32, mask_batch: u32 = 1, mask_heads: u32 = 1, "
+    "mask_queries: u32 = 1, before: u32 = 4294967295, after: u32 = 4294967295, offset: u32 = 0, scale: float = 1.0 "
+    "-> out[batch, heads, queries, width]",
+    classes=GROUPED_CLASSES, work=lambda batch, heads, queries, keys, d, width: batch * heads * queries * keys * (d + width + 20),
+    bound=custom(_grouped_tolerance, "weights + f(keys)·u·P|V|"), same_bits=False,
+    checks=[check("mask_mode", "mask_mode <= 2"),
+            check("mask", "mask_mode == 0 or given(mask)", say="a mask, unless mask_mode is 0"),
+            check("kv_heads", "kv_heads > 0 and heads % kv_heads == 0", "SHAPE", say="a divisor of heads"),
+            check("mask_batch", "mask_batch == 1 or mask_batch == batch", "SHAPE", say="1 or batch"),
+            check("mask_heads", "mask_heads == 1 or mask_heads == heads", "SHAPE", say="1 or heads"),
+            check("mask_queries", "mask_queries == 1 or mask_queries == queries", "SHAPE", say="1 or queries")],
+    draw=_grouped_draw, paths=GROUPED_PATHS, data=["normal", "uniform", "special", "structured"],
+    laws=[laws.linear("V"), laws.adjoint("V")],
+    source="torch.nn.functional.scaled_dot_product_attention; Ainslie et al., GQA, arXiv:2305.13245; Beltagy et al., Longformer, "
+    "arXiv:2004.05150 (the window)")  # fmt: skip
+def grouped_attention(Q, K, V, mask, mask_mode, before, after, offset, scale):
+    """Attention of heads that share keys in groups, with a window, and a mask that broadcasts; no n x n array is stored.
+
+    out[b, h, i] = softmax(S)·V[b, h'], S[i, j] = scale·Σ_k Q[b, h, i, k]·K[b, h', j, k], h' = h // (heads / kv_heads), over the
+    keys i + offset - before <= j <= i + offset + after; 2^32 - 1 limits nothing, after = 0 is causal. mask_mode 0: no mask.
+    1: weight 0 where the mask is 0. 2: the mask is added to S, and blocks where it is -inf. A row that is blocked entirely gives
+    zeros.
+
+    Shapes: Q (batch, heads, queries, d), K (batch, kv_heads, keys, d), V (batch, kv_heads, keys, width), mask (mask_batch,
+    mask_heads, mask_queries, keys), of which the first three are 1 or those of Q, out (batch, heads, queries, width).
+    Special values: as :func:`flash_attention`; keys = 0 gives zeros.
+    Errors: ARGUMENT if mask_mode > 2, or if it is not 0 and there is no mask; SHAPE unless kv_heads divides heads and the mask
+    broadcasts."""
+    _, _, v, (_, E, total, _), _ = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
+    return ((E @ v) / total).reshape(*Q.shape[:3], V.shape[3])
+
+
+@grouped_attention.vjp("Q, K, V, mask, out, g -> gQ, gK, gV",
+    bound=custom(_grouped_vjp_tolerance, "composite, first order"))  # fmt: skip
+def grouped_attention_vjp(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale):
+    """As :func:`flash_attention_vjp`; gK and gV of a head are sums over the queries of all heads of its group, in order."""
+    q, k, v, softmax, _ = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
+    out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
+    return tuple(
+        x.reshape(a.shape) for x, a in zip(_gradients(q, k, v, out, g, softmax, scale), (Q, K, V), strict=True)
+    )
 
 
 def _angles(n, d, base, start):

@@ -1,4 +1,4 @@
-"""Gathers and scatter-adds with indices from the host.
+"""Gathers and scatter-adds with indices from the host or the device, and operations that give indices.
 
 An index is below 2^32 and may lie outside the array: a gather then reads zeros, a scatter-add ignores it. Repeated
 indices add up one after the other in the order of the index list, so every result has one value on every device: the one
@@ -7,7 +7,7 @@ that the references give in float32 (``np.add.at`` adds in the order of its indi
 
 import numpy as np
 
-from tlspec.bounds import moved, ordered
+from tlspec.bounds import exact, moved, ordered
 from tlspec.classes import Classes, boundary, tiles
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
@@ -155,6 +155,183 @@ def scatter_add_rows(mat, values, indices):
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
     return g, gathered(g, indices)
+
+
+def spread(indices, outer, inner):
+    """Indices along an axis for every element before and behind it."""
+    return np.broadcast_to(np.asarray(indices, np.int64), (outer, indices.shape[1], inner))
+
+
+def taken(x, indices):
+    """x[o, indices[o, j, c], c], zeros where an index is out of range."""
+    at = spread(indices, x.shape[0], x.shape[2])
+    if x.shape[1] == 0:
+        return np.zeros(at.shape, x.dtype)
+    return np.where(at < x.shape[1], np.take_along_axis(x, np.minimum(at, x.shape[1] - 1), 1), x.dtype.type(0))
+
+
+def added(base, values, indices):
+    """A copy of base plus values[o, j, c] at [o, indices[o, j, c], c], in the order of j."""
+    at, out = spread(indices, base.shape[0], base.shape[2]), base.copy()
+    o, j, c = np.nonzero(at < base.shape[1])
+    order = np.argsort(j, kind="stable")
+    o, j, c = o[order], j[order], c[order]
+    np.add.at(out, (o, at[o, j, c], c), values[o, j, c])
+    return out
+
+
+def axis_hits(indices, outer, n, inner):
+    """How often each element is hit."""
+    return added(np.zeros((outer, n, inner)), np.ones((outer, indices.shape[1], inner)), indices)
+
+
+def draw_axis(d):
+    """An array seen as (outer, n, inner) and indices that have the other axes, or one for all places of them."""
+    outer, n, inner, k = d.dim(), d.dim(), d.dim(), d.dim()
+    return {"outer": outer, "n": n, "inner": inner, "k": k, "io": d.choice((1, outer)), "ii": d.choice((1, inner)),
+            "indices": lambda n, io, k, ii: d.indices(io * k * ii, n, outside=True).reshape(io, k, ii)}  # fmt: skip
+
+
+_SHARED = [
+    check("io", "io == outer or io == 1", "SHAPE", say="io = outer, or 1 for indices that all outer arrays share"),
+    check("ii", "ii == inner or ii == 1", "SHAPE", say="ii = inner, or 1 for indices that all columns share"),
+]
+AXES: Classes = {
+    "indices of their own": lambda outer, inner, io, ii: io == outer > 1 and ii == inner > 1,
+    "shared by the outer arrays": lambda outer, inner, io, ii: io == 1 < outer and ii == inner > 1,
+    "shared by the columns": lambda outer, inner, io, ii: io == outer > 1 and ii == 1 < inner,
+    "shared by all": lambda outer, inner, io, ii: io == 1 < outer and ii == 1 < inner,
+    "the last axis": lambda outer, n, inner: outer > 1 and n > 1 and inner == 1,
+    "an index out of range": lambda n, indices: bool(n > 0 and (indices >= n).any()),
+    **tiles("columns", lambda outer, n, inner: inner * (outer * n > 0), boundary("index", "BLOCK_COLUMNS")),
+}
+
+
+@op("x[outer, n, inner], indices: index[io, k, ii] -> out[outer, k, inner]",
+    order="outer, n, inner, io, k, ii", checks=_SHARED,
+    classes=AXES, bound=moved(), draw=draw_axis, laws=[linear("x"), adjoint("x")],
+    source="numpy.take, numpy.take_along_axis; an index out of range reads 0")  # fmt: skip
+def take_axis(x, indices):
+    """Elements picked along an axis by indices on the device.
+
+    out[o, j, c] = x[o, i, c] if i < n, else 0, i = indices[o, j, c], with 0 for o or c where the indices have that axis of size 1
+
+    Shapes: x (outer, n, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1, out (outer, k, inner).
+    Special values: a copy, so NaN and -0 come through unchanged. Without elements an empty result, n = 0 gives zeros.
+    Errors: SHAPE for another io or ii; an index of n or more reads 0."""
+    return taken(x, indices)
+
+
+@take_axis.vjp("indices, g -> gx",
+    bound=ordered(lambda indices, outer, n, inner: axis_hits(indices, outer, n, inner)))  # fmt: skip
+def take_axis_vjp(indices, g, outer, n, inner):
+    """gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is."""
+    return added(np.zeros((outer, n, inner), g.dtype), g, indices)
+
+
+@op("x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]",
+    checks=_SHARED, classes=AXES, draw=draw_axis,
+    bound=ordered(lambda x, indices: axis_hits(indices, *x.shape)), laws=[linear("x", "values"), adjoint("x", "values")],
+    source="torch.Tensor.scatter_add, torch.Tensor.index_add")  # fmt: skip
+def scatter_add_axis(x, values, indices):
+    """A copy of an array with values added along an axis at indices on the device.
+
+    out[o, i, c] = ((x[o, i, c] + values[o, j0, c]) + values[o, j1, c]) + ... over the j with indices[o, j, c] = i, in increasing
+    order, with 0 for o or c where the indices have that axis of size 1
+
+    Shapes: x (outer, n, inner), values (outer, k, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1,
+    out (outer, n, inner).
+    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
+    Errors: SHAPE for another io or ii; an index of n or more is ignored."""
+    return added(x, values, indices)
+
+
+@scatter_add_axis.vjp("indices, g -> gx, gvalues", bound=moved(),
+    via=lambda k, /, indices, g, **dims: (k.share(g), k.take_axis(g, indices, **dims)))  # fmt: skip
+def scatter_add_axis_vjp(indices, g):
+    """gx = g (shared storage), gvalues[o, j, c] = g[o, indices[o, j, c], c], 0 where the index was out of range."""
+    return g, taken(g, indices)
+
+
+ORDERED = ("normal", "integers", "special", "structured", "wide")
+PLACES: Classes = {
+    "the last axis": lambda outer, n, inner: outer > 1 and n > 1 and inner == 1,
+    "an axis between others": lambda outer, n, inner: outer > 1 and n > 1 and inner > 1,
+    **tiles("along the axis", lambda outer, n, inner: n * (outer > 0 and inner == 1), boundary("index", "PART")),
+    **tiles("columns", lambda outer, inner: inner * (outer > 0), boundary("index", "COLUMNS")),
+}
+#: rows most of whose best elements are beyond the first part
+SEVERAL_PARTS = {"outer": 5, "n": 3 * boundary("index", "PART") + 1, "inner": 1}
+_NOT_EMPTY = check("n", "n > 0", "SHAPE", say="n > 0, since an empty axis has no extremes")
+
+
+def draw_places(d):
+    """An array seen as (outer, n, inner), often of the last axis."""
+    outer, n = d.dim(), d.dim(1)
+    return {"outer": outer, "n": n, "inner": 1 if d.rng.random() < 0.5 else d.dim()}
+
+
+@op("x[outer, n, inner] -> out: index[outer, inner]",
+    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
+    source="numpy.argmax; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
+def argmax(x):
+    """Place of the first largest element along an axis.
+
+    out[o, c] = min{i : x[o, i, c] = max_j x[o, j, c]}
+
+    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Special values: the first NaN wins; zeros of both signs are equal.
+    Errors: SHAPE if n = 0."""
+    return np.argmax(x, axis=1).astype(np.float64)
+
+
+@op("x[outer, n, inner] -> out: index[outer, inner]",
+    checks=[_NOT_EMPTY], classes=PLACES, bound=exact(), draw=draw_places, data=ORDERED, paths=[SEVERAL_PARTS],
+    source="numpy.argmin; native/src/formula/order.h", no_vjp="its result is an index")  # fmt: skip
+def argmin(x):
+    """Place of the first smallest element along an axis.
+
+    out[o, c] = min{i : x[o, i, c] = min_j x[o, j, c]}
+
+    Shapes: x (outer, n, inner), out (outer, inner) in an index buffer.
+    Special values: the first NaN wins; zeros of both signs are equal.
+    Errors: SHAPE if n = 0."""
+    return np.argmin(x, axis=1).astype(np.float64)
+
+
+def draw_top(d):
+    """The same, and how many of each: some, or all."""
+    sizes = draw_places(d)
+    return {**sizes, "k": d.choice((min(d.integer(0, 17), sizes["n"]), d.integer(0, sizes["n"]), sizes["n"])),
+            "largest": d.choice((0, 1))}  # fmt: skip
+
+
+TOP: Classes = {
+    "one of several": lambda outer, n, inner, k: outer * inner > 1 and k == 1 < n,
+    "all": lambda outer, n, inner, k: outer * inner > 1 and k == n > 1,
+    "the smallest": lambda outer, inner, k, largest: outer * inner * k > 0 and largest == 0,
+    "the last axis": lambda outer, k, inner: outer > 1 and k > 0 and inner == 1,
+    "an axis between others": lambda outer, k, inner: outer > 1 and k > 0 and inner > 1,
+}
+
+
+@op("x[outer, n, inner]; largest: u32 = 1 -> out: index[outer, k, inner]",
+    checks=[check("k", "k <= n", "SHAPE", say="k <= n"), check("largest", "largest <= 1", "ARGUMENT", say="0 or 1")],
+    classes=TOP, bound=exact(), draw=draw_top, data=ORDERED,
+    source="torch.topk, of equal elements the first; native/src/formula/order.h", no_vjp="its result is indices")  # fmt: skip
+def topk(x, k, largest):
+    """Places of the k largest (or smallest) elements along an axis, in order.
+
+    x[o, out[o, 0, c], c], ..., x[o, out[o, k - 1, c], c] are the k largest of x[o, :, c], falling; with largest = 0 the k
+    smallest, rising
+
+    Shapes: x (outer, n, inner), out (outer, k, inner) in an index buffer.
+    Special values: of equal elements the first comes first, and zeros of both signs are equal. NaN is larger than any number.
+    Errors: SHAPE if k > n; ARGUMENT if largest is neither 0 nor 1."""
+    nan = np.isnan(x)
+    plain = np.where(nan, 0, x)
+    keys = (-plain, ~nan) if largest else (plain, nan)
+    return np.lexsort(keys, axis=1)[:, :k].astype(np.float64)
 
 
 @op("mat[rows, cols], row[cols]; i: u32 -> out[rows, cols]",

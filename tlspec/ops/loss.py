@@ -51,9 +51,10 @@ def mse_loss_vjp(yhat, target, g):
 
 
 def losses(logits, labels):
-    """One loss per row: ln S - (x_label - m)."""
-    t = shifted(logits)
-    return np.log(np.exp(t).sum(axis=1)) - t[np.arange(len(labels)), labels]
+    """One loss per row: ln S - (x_label - m); NaN where the label is out of range, as one of an index buffer may be."""
+    t, known = shifted(logits), labels < logits.shape[1]
+    at = np.where(known, t[np.arange(len(labels)), np.where(known, labels, 0)], np.nan)
+    return np.log(np.exp(t).sum(axis=1)) - at
 
 
 def cross_entropy_tolerance(logits, labels):
@@ -90,13 +91,14 @@ LABEL_CLASSES: Classes = {
     "a label before a multiple of the leaf": Near(lambda labels: (labels % LEAF == LEAF - 1).any(), LEAF),
     "the first and the last label": lambda labels, cols: cols > 1 and {0, cols - 1} <= set(labels),
 }
+HAS_COLUMNS = check("cols", "cols > 0 or rows == 0", "INDEX", say="every label below cols")
 LABELS = check("labels", "all_below(labels, cols)", "INDEX", say="every label below cols")
 
 
 @op("logits[rows, cols], labels: u32[rows] -> out[1]",
     classes={**LABEL_CLASSES, **{n: f for n, f in CLASSES.items() if not n.startswith("rows")}}, bound=custom(
         cross_entropy_tolerance, "mean of (ΔS/S + 1½ ulp(ln S) + u(|x − m| + |loss|)) + (f(h) + 1)·u·mean|loss|",
-    ), checks=[LABELS], data=("normal", "uniform", "special", "structured", "huge"), draw=draw_labels,
+    ), checks=[HAS_COLUMNS, LABELS], data=("normal", "uniform", "special", "structured", "huge"), draw=draw_labels,
     # one loss, as the errors of several cancel
     paths=[{"rows": 1, "cols": n, "labels": lambda rng: rng.integers(0, 2, 1, np.uint32)} for n in (2, 2, 2, 2, 3, 3, 3, 3)],
     source="torch.nn.functional.cross_entropy, mean reduction; native/src/formula/sum_tree.h")  # fmt: skip
@@ -109,7 +111,7 @@ def cross_entropy(logits, labels):
     Special values: as the formula gives. NaN or +inf in a row, or nothing but -inf, make the result NaN; a label whose logit is
     -inf beside a finite one makes it +inf. The mean is infinite only where it is beyond float32, whatever the losses of rows and
     their sum are. rows = 0 gives NaN.
-    Errors: INDEX if a label is cols or more."""
+    Errors: INDEX if a label is cols or more; one of an index buffer makes the result NaN instead."""
     each = losses(logits, labels)
     return each.sum(keepdims=True) / len(labels) if len(labels) else np.full(1, np.nan)
 
@@ -120,7 +122,8 @@ def cross_entropy_vjp(logits, labels, g):
     """glogits[i, j] = (softmax(logits)[i, j] - (1 if j = labels[i] else 0))·g[0]/rows."""
     e = np.exp(shifted(logits))
     y = e / e.sum(axis=1, keepdims=True)
-    y[np.arange(len(labels)), labels] -= 1
+    rows = np.flatnonzero(labels < logits.shape[1])
+    y[rows, labels[rows]] -= 1
     return y * (g[0] / max(len(labels), 1))
 
 

@@ -31,7 +31,7 @@ static int32_t fill(tl_context *ctx, float *data, float value, int64_t n)
 }
 
 static void copy_to_output(tl_call *call, int32_t (*copy)(struct tl_cuda_state *, void *, const void *, size_t),
-                           const float *from, uint64_t n)
+                           const void *from, uint64_t n)
 {
     if (call->ctx->cuda)
         call->status = copy(call->ctx->cuda, tl_out(call, 0), from, (size_t)n * sizeof(float));
@@ -71,13 +71,27 @@ TL_API int32_t torchlean_cuda_buffer_upload(torchlean_context *context, const fl
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_index_upload(torchlean_context *context, const uint32_t *host, uint32_t n,
+                                           torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter_context(&call, __func__, context);
+    tl_uncaptured(&call);
+    tl_host(&call, "host", host, n);
+    tl_output_index(&call, "out", out, "n", n);
+    if (tl_begin(&call)) copy_to_output(&call, tl_cuda_upload, host, n);
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_copy(torchlean_buffer *source, torchlean_buffer **out)
 {
     tl_call call;
     tl_enter(&call, __func__, "source", source);
     uint64_t n = tl_length(&call, "source", source);
-    const float *from = tl_input(&call, "source", source, "n", n);
-    tl_output(&call, "out", out, "n", n);
+    const int is_index = tl_is_index(&call, "source", source);
+    const void *from = is_index ? (const void *)tl_input_index(&call, "source", source, "n", n)
+                                : tl_input(&call, "source", source, "n", n);
+    (is_index ? tl_output_index : tl_output)(&call, "out", out, "n", n);
     if (tl_begin(&call)) copy_to_output(&call, tl_cuda_copy, from, n);
     return tl_end(&call);
 }
@@ -104,19 +118,31 @@ TL_API int32_t torchlean_cuda_buffer_share(torchlean_buffer *source, torchlean_b
 
 /* ---- moving ---------------------------------------------------------------------------------------------------- */
 
-TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n)
+/* Elements of both types have four bytes. */
+static int32_t download(const char *op, torchlean_buffer *buffer, void *host, uint32_t n, int is_index)
 {
     tl_call call;
-    tl_enter(&call, __func__, "buffer", buffer);
+    tl_enter(&call, op, "buffer", buffer);
     tl_uncaptured(&call);
     tl_host(&call, "host", host, n);
-    const float *from = tl_input(&call, "buffer", buffer, "n", n);
+    const void *from = is_index ? (const void *)tl_input_index(&call, "buffer", buffer, "n", n)
+                                : tl_input(&call, "buffer", buffer, "n", n);
     if (tl_begin_host(&call) && call.ctx->cuda)
         call.status = n ? tl_cuda_download(call.ctx->cuda, host, from, (size_t)n * sizeof(float))
                         : tl_cuda_synchronize(call.ctx->cuda);
     else if (!call.status && n)
         tl_copy(host, from, (size_t)n * sizeof(float));
     return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_download(torchlean_buffer *buffer, float *host, uint32_t n)
+{
+    return download(__func__, buffer, host, n, 0);
+}
+
+TL_API int32_t torchlean_cuda_index_download(torchlean_buffer *buffer, uint32_t *host, uint32_t n)
+{
+    return download(__func__, buffer, host, n, 1);
 }
 
 TL_API int32_t torchlean_cuda_buffer_fill(torchlean_buffer *buffer, double value)

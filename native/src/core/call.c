@@ -107,6 +107,17 @@ static tl_buffer *find(tl_call *call, const char *name, int64_t index, const tor
     return buffer;
 }
 
+/* Float and index buffers are two types: one is refused where the other is expected. */
+static int has_type(tl_call *call, const char *name, int64_t index, const tl_buffer *buffer, int is_index)
+{
+    argument_name s;
+    static const char *const types[] = {"a float buffer", "an index buffer"};
+    if (buffer->block->is_index == is_index) return 1;
+    call->status = tl_fail(TORCHLEAN_ARGUMENT, "%s: %s: got %s, expected %s", call->op, name_argument(&s, name, index),
+                           types[!is_index], types[is_index]);
+    return 0;
+}
+
 static int fits(tl_call *call, const char *name, const char *expected, uint64_t n)
 {
     if (n > UINT32_MAX)
@@ -132,11 +143,19 @@ uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer)
     return found ? atomic_load_explicit(&found->n, memory_order_relaxed) : 0;
 }
 
-const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n)
+int tl_is_index(tl_call *call, const char *name, torchlean_buffer *buffer)
+{
+    const tl_buffer *found = call->status ? NULL : find(call, name, -1, buffer);
+    return found && found->block->is_index;
+}
+
+static const void *add_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
+                             uint64_t n, int is_index)
 {
     if (call->status || !fits(call, name, expected, n)) return NULL;
     tl_buffer *found = find(call, name, -1, buffer);
-    if (!found || !has_length(call, name, found, expected, n)) return NULL;
+    if (!found || !has_type(call, name, -1, found, is_index) || !has_length(call, name, found, expected, n))
+        return NULL;
     if (call->inputs == call->input_room) {
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d inputs", call->op, name, TL_MAX_INPUTS);
         return NULL;
@@ -145,21 +164,38 @@ const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer,
     return found->block->p;
 }
 
+const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n)
+{
+    return add_input(call, name, buffer, expected, n, 0);
+}
+
+const uint32_t *tl_input_index(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
+                               uint64_t n)
+{
+    return add_input(call, name, buffer, expected, n, 1);
+}
+
 const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
                                uint64_t n)
 {
     return buffer ? tl_input(call, name, buffer, expected, n) : NULL;
 }
 
-static void add_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
+static void add_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n,
+                       int8_t is_index)
 {
     if (call->outputs == call->output_room) {
         call->status = tl_fail(TORCHLEAN_INTERNAL, "%s: %s: more than %d outputs", call->op, name, TL_MAX_OUTPUTS);
         return;
     }
     int64_t i = call->outputs++;
-    call->out[i] = (tl_call_output){
-        .name = name, .slot = slot, .n = n, .index = -1, .wanted = slot != NULL, .fresh = slot && !*slot};
+    call->out[i] = (tl_call_output){.name = name,
+                                    .slot = slot,
+                                    .n = n,
+                                    .index = -1,
+                                    .wanted = slot != NULL,
+                                    .fresh = slot && !*slot,
+                                    .is_index = is_index};
     if (!slot || !fits(call, name, expected, n)) return;
     for (int64_t k = 0; k < i; k++) {
         if (call->out[k].slot == slot) {
@@ -170,24 +206,35 @@ static void add_output(tl_call *call, const char *name, torchlean_buffer **slot,
     }
     if (*slot) {
         tl_buffer *found = find(call, name, -1, *slot);
-        if (!found || !has_length(call, name, found, expected, n)) return;
+        if (!found || !has_type(call, name, -1, found, is_index) || !has_length(call, name, found, expected, n)) return;
         call->out[i].storage = found->block;
         call->out[i].data = found->block->p;
     }
 }
 
-void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
+static void require_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n,
+                           int8_t is_index)
 {
     if (call->status) return;
     if (!slot)
         call->status = tl_fail(TORCHLEAN_NULL, "%s: %s: got NULL, expected a place for a buffer", call->op, name);
     else
-        add_output(call, name, slot, expected, n);
+        add_output(call, name, slot, expected, n, is_index);
+}
+
+void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
+{
+    require_output(call, name, slot, expected, n, 0);
+}
+
+void tl_output_index(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
+{
+    require_output(call, name, slot, expected, n, 1);
 }
 
 void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n)
 {
-    if (!call->status) add_output(call, name, slot, expected, n);
+    if (!call->status) add_output(call, name, slot, expected, n, 0);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------------------------- */
@@ -226,7 +273,7 @@ static tl_buffer *find_element(tl_call *call, const char *name, int64_t i, const
 {
     argument_name s, t;
     tl_buffer *found = find(call, name, i, handle);
-    if (!found) return NULL;
+    if (!found || !has_type(call, name, i, found, 0)) return NULL;
     const int64_t got = atomic_load_explicit(&found->n, memory_order_relaxed);
     if (got == call->list.lengths[i]) return found;
     call->status = tl_fail(TORCHLEAN_SHAPE, "%s: %s: got %lld elements, expected the length of %s = %lld", call->op,
@@ -244,7 +291,7 @@ const float *const *tl_input_list(tl_call *call, const char *name, torchlean_buf
     if (first) call->list.first = name;
     for (int64_t i = 0; i < count; i++) {
         tl_buffer *found = first ? find(call, name, i, list[i]) : find_element(call, name, i, list[i]);
-        if (!found) return NULL;
+        if (!found || !has_type(call, name, i, found, 0)) return NULL;
         if (first) call->list.lengths[i] = atomic_load_explicit(&found->n, memory_order_relaxed);
         call->in[call->inputs++] = (tl_call_input){name, found->block, i};
         data[i] = found->block->p;
@@ -383,6 +430,7 @@ int tl_begin(tl_call *call)
             tl_buffer *made;
             call->status = tl_buffer_make(call->ctx, (uint32_t)call->out[i].n, NULL, &made);
             if (call->status) return 0; /* tl_end names the operation and releases the earlier ones */
+            made->block->is_index = call->out[i].is_index;
             call->out[i].made = made;
             call->out[i].storage = made->block;
             call->out[i].data = made->block->p;

@@ -25,7 +25,7 @@ typedef struct tl_call_output {
     uint64_t n;
     int64_t index;   /* in its list, else -1 */
     tl_buffer *made; /* by tl_begin; tl_end stores its handle in the slot or releases it */
-    int8_t fresh, wanted;
+    int8_t fresh, wanted, is_index;
 } tl_call_output;
 
 typedef struct tl_call {
@@ -62,13 +62,20 @@ void tl_enter_context(tl_call *call, const char *op, torchlean_context *context)
 
 /* Length of a live buffer of the call's context (elementwise operations take their size from their first buffer). */
 uint64_t tl_length(tl_call *call, const char *name, torchlean_buffer *buffer);
+/* Whether a live buffer of the call's context is an index buffer. */
+int tl_is_index(tl_call *call, const char *name, torchlean_buffer *buffer);
 /* Checks an input: live, of the call's context, exactly n elements; `expected` is n in words ("batch*m*n"). Returns its data. */
 const float *tl_input(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected, uint64_t n);
 /* The same, but a NULL handle is allowed and gives NULL. */
 const float *tl_input_optional(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
                                uint64_t n);
+/* The same for an index buffer, which nothing else takes. */
+const uint32_t *tl_input_index(tl_call *call, const char *name, torchlean_buffer *buffer, const char *expected,
+                               uint64_t n);
 /* Declares an output of n elements. */
 void tl_output(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
+/* The same for an index buffer. */
+void tl_output_index(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
 /* The same, but a NULL slot means the caller does not want this output; the kernel gets a NULL pointer for it. */
 void tl_output_optional(tl_call *call, const char *name, torchlean_buffer **slot, const char *expected, uint64_t n);
 /* Makes room for lists of `count` buffers each, none of them NULL (tl_host); comes before the first input. */

@@ -245,6 +245,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
     *out = NULL;
     if (size_class < 0) return no_memory(pool, bytes, "no device has this much memory");
     if (pool->capture && !constant && (*out = take_idle(pool->capture, size_class))) {
+        (*out)->is_index = 0;
         c->allocations++;
         return TORCHLEAN_OK;
     }
@@ -257,6 +258,7 @@ int32_t tl_pool_take(struct tl_pool *pool, size_t bytes, int constant, tl_block 
         if ((status = grow(pool, bytes, size, size_class, &block))) return status;
     }
     block->references = 1;
+    block->is_index = 0;
     block->taken_by = 0;
     c->allocations++;
     c->live_bytes += size;

@@ -24,6 +24,7 @@ typedef struct tl_block {
     uint32_t size_class;
     uint32_t references;     /* handles that share it; 0 in the cache */
     uint32_t output;         /* while a call looks for aliases: 1 + which of its outputs this is, else 0 */
+    int8_t is_index;         /* holds uint32 indices, not float32; a new block holds floats */
     uint64_t taken_by;       /* the capture that took it from the pool, 0: none; then it may serve that one again */
     uint64_t held_by;        /* the last capture that holds it */
     struct tl_block *cached; /* next in the class's free list */

@@ -14,6 +14,8 @@ static int32_t take(tl_context *ctx, size_t bytes, int constant, void **p)
 int32_t tl_pool_alloc(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 0, p); }
 int32_t tl_pool_alloc_constant(tl_context *ctx, size_t bytes, void **p) { return take(ctx, bytes, 1, p); }
 
+int tl_pool_owns(tl_context *ctx, const void *p) { return tl_pool_find(&ctx->pool, p) != NULL; }
+
 void tl_pool_free(tl_context *ctx, void *p)
 {
     tl_block *block = p ? tl_pool_find(&ctx->pool, p) : NULL;

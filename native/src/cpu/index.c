@@ -233,6 +233,92 @@ int32_t tl_cpu_scatter_add_rows(tl_context *ctx, const float *mat, const float *
     return scatter(ctx, mat, values, indices, rows, cols, k, out);
 }
 
+/* ---- along an axis --------------------------------------------------------------------------------------------- */
+
+/* The index of (o, j, c) is indices[(o, 0)·k·ii + j·ii + (c, 0)], the first of a pair where the indices have that axis. */
+typedef struct {
+    const float *x, *values; /* of a scatter-add; x is NULL for one that starts from +0 */
+    const uint32_t *indices;
+    float *out;
+    int64_t outer, n, inner, io, k, ii, per_task;
+} axis_job;
+
+static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
+{
+    return job->indices + ((job->io == 1 ? 0 : o) * job->k + j) * job->ii;
+}
+
+/* Task t owns rows t*per_task .. (t+1)*per_task - 1, of `inner` elements, of the output. */
+static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const axis_job *job = arg;
+    const int64_t inner = job->inner, step = job->ii > 1, end = tl_imin((t + 1) * job->per_task, job->outer * job->k);
+    for (int64_t r = t * job->per_task; r < end; r++) {
+        const int64_t o = r / job->k;
+        const uint32_t *at = indices_of(job, o, r % job->k);
+        const float *x = job->x + o * job->n * inner;
+        float *out = job->out + r * inner;
+        if (step)
+            for (int64_t c = 0; c < inner; c++)
+                out[c] = at[c] < job->n ? x[at[c] * inner + c] : 0.0f;
+        else if (at[0] < job->n)
+            memcpy(out, x + at[0] * inner, (size_t)inner * sizeof *out);
+        else
+            memset(out, 0, (size_t)inner * sizeof *out);
+    }
+}
+
+int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
+                         int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
+{
+    axis_job job = {x, NULL, indices, out, outer, n, inner, io, k, ii, tl_imax(1, GATHER_TASK / inner)};
+    tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
+    return TORCHLEAN_OK;
+}
+
+/* Task t owns BLOCK_COLUMNS columns of one of the outer arrays. */
+static void add_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const axis_job *job = arg;
+    const int64_t tiles = tl_ceil_div(job->inner, BLOCK_COLUMNS), o = t / tiles, first = t % tiles * BLOCK_COLUMNS;
+    const int64_t width = tl_imin(BLOCK_COLUMNS, job->inner - first), begin = o * job->n * job->inner + first;
+    float *out = job->out + begin;
+    for (int64_t j = 0; j < job->n; j++) {
+        if (job->x)
+            memcpy(out + j * job->inner, job->x + begin + j * job->inner, (size_t)width * sizeof *out);
+        else
+            memset(out + j * job->inner, 0, (size_t)width * sizeof *out);
+    }
+    for (int64_t j = 0; j < job->k && !tl_interrupted(); j++) {
+        const float *values = job->values + (o * job->k + j) * job->inner + first;
+        const uint32_t *at = indices_of(job, o, j) + (job->ii > 1 ? first : 0);
+        for (int64_t c = 0; c < width; c++) {
+            const uint32_t place = at[job->ii > 1 ? c : 0];
+            if (place < job->n) out[place * job->inner + c] += values[c];
+        }
+    }
+}
+
+static int32_t add_along(tl_context *ctx, axis_job job)
+{
+    if (job.outer == 1 && job.ii == 1)
+        return scatter(ctx, job.x, job.values, job.indices, job.n, job.inner, job.k, job.out);
+    tl_parallel(job.outer * tl_ceil_div(job.inner, BLOCK_COLUMNS), add_task, &job);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer, int64_t n,
+                             int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
+{
+    return add_along(ctx, (axis_job){NULL, g, indices, gx, outer, n, inner, io, k, ii, 0});
+}
+
+int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
+                                int64_t outer, int64_t n, int64_t inner, int64_t k, int64_t io, int64_t ii, float *out)
+{
+    return add_along(ctx, (axis_job){x, values, indices, out, outer, n, inner, io, k, ii, 0});
+}
+
 /* ---- one row ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {

@@ -73,7 +73,8 @@ typedef struct entropy_job {
 static void loss_row(const void *arg, const tl_row *r)
 {
     const entropy_job *j = arg;
-    const float labelled = j->base.x[r->row * j->cols + j->labels[r->row]];
+    const uint32_t label = j->labels[r->row]; /* of an index buffer: nobody has looked at it */
+    const float labelled = label < j->cols ? j->base.x[r->row * j->cols + label] : TL_NAN;
     j->base.out[r->row] = tl_cross_entropy_row(labelled, r->stat[MAXIMUM], tl_sum_of_leaves(r->sum, r->leaves));
 }
 

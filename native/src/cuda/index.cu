@@ -62,6 +62,106 @@ int32_t gather(tl_context *ctx, const char *name, const float *table, const uint
                      (uint32_t)rows, tl_fastdiv(cols), k * cols, streaming);
 }
 
+/* ---- along an axis ------------------------------------------------------------------------------------------- */
+
+/* Indices (io, k, ii) of an array seen as (outer, n, inner). */
+struct axis_indices {
+    const uint32_t *at;
+    tl_fastdiv inner, k;
+    uint32_t n;
+    bool by_outer, by_column; /* else shared */
+
+    /* The index of element t of (outer, k, inner), and where that element is. */
+    __device__ __forceinline__ uint32_t of(uint32_t t, uint32_t *outer, uint32_t *column) const
+    {
+        uint32_t j;
+        *outer = k.divmod(inner.divmod(t, column), &j);
+        const int64_t row = by_outer ? (int64_t)*outer * k.divisor + j : j;
+        return at[by_column ? row * inner.divisor + *column : row];
+    }
+};
+
+/* Thread t of a block owns the output's vectors t, t + THREADS, ... of the block's 4·THREADS; `inner` and `total` count
+ * vectors, of more than one float where columns share their indices. */
+template <class Vector>
+__global__ void __launch_bounds__(THREADS)
+    take_axis_kernel(const Vector *__restrict__ x, axis_indices indices, Vector *__restrict__ out, int64_t total)
+{
+    const int64_t first = (int64_t)blockIdx.x * (4 * THREADS) + threadIdx.x;
+    uint32_t index[4], outer[4], column[4];
+    Vector v[4];
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+        const int64_t t = first + u * THREADS;
+        index[u] = indices.n;
+        if (t < total) index[u] = indices.of((uint32_t)t, &outer[u], &column[u]);
+    }
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+        v[u] = Vector{};
+        if (index[u] < indices.n)
+            v[u] = x[((int64_t)outer[u] * indices.n + index[u]) * indices.inner.divisor + column[u]];
+    }
+    TL_UNROLL_FOR (int u = 0; u < 4; u++) {
+        const int64_t t = first + u * THREADS;
+        if (t < total) out[t] = v[u];
+    }
+}
+
+axis_indices make_axis_indices(const uint32_t *at, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii)
+{
+    return {at, tl_fastdiv(inner), tl_fastdiv(k), (uint32_t)n, io > 1, ii > 1};
+}
+
+/* A thread owns one (outer, column) of the output, which holds the base, and adds its k values one after the other. */
+__global__ void __launch_bounds__(THREADS)
+    add_columns_kernel(const float *__restrict__ values, axis_indices indices, float *out, int64_t columns)
+{
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t >= columns) return;
+    uint32_t c;
+    const uint32_t o = indices.inner.divmod((uint32_t)t, &c), inner = indices.inner.divisor, k = indices.k.divisor;
+    for (uint32_t j = 0; j < k; j++) {
+        const int64_t row = indices.by_outer ? (int64_t)o * k + j : j;
+        const uint32_t index = indices.at[indices.by_column ? row * inner + c : row];
+        if (index < indices.n)
+            out[((int64_t)o * indices.n + index) * inner + c] += values[((int64_t)o * k + j) * inner + c];
+    }
+}
+
+/* The place in the whole array that each value goes to; UINT32_MAX, which no array has, for none. */
+__global__ void __launch_bounds__(THREADS)
+    find_places_kernel(axis_indices indices, uint32_t *__restrict__ places, int64_t total)
+{
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t >= total) return;
+    uint32_t o, c;
+    const uint32_t index = indices.of((uint32_t)t, &o, &c);
+    places[t] = index < indices.n ? (o * indices.n + index) * indices.inner.divisor + c : UINT32_MAX;
+}
+
+constexpr int64_t FEW_VALUES = 256; /* to add one after the other; also few beside n, as sorting costs memory for n */
+
+int32_t add_along(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
+                  int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
+{
+    if (k == 0 || (outer == 1 && ii == 1)) return tl_scatter_rows(ctx, name, base, values, indices, n, inner, k, out);
+    const axis_indices at = make_axis_indices(indices, n, inner, io, k, ii);
+    if (k <= FEW_VALUES || k < n / 64) {
+        const int64_t total = outer * n * inner;
+        if (base)
+            TL_TRY(tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)total * sizeof *out));
+        else
+            TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, total));
+        const int64_t columns = outer * inner;
+        return tl_launch(ctx, name, add_columns_kernel, tl_grid(columns, THREADS), THREADS, values, at, out, columns);
+    }
+    /* The values in their order, as a list: that of a column is that of its j. */
+    const int64_t count = outer * k * inner;
+    tl_scratch<uint32_t> places(ctx);
+    TL_TRY(places.allocate(count));
+    TL_TRY(tl_launch(ctx, name, find_places_kernel, tl_grid(count, THREADS), THREADS, at, (uint32_t *)places, count));
+    return tl_scatter_rows(ctx, name, base, values, places, outer * n * inner, 1, count, out);
+}
+
 /* ---- one row ----------------------------------------------------------------------------------------------------- */
 
 /* A thread owns the output's elements 4t .. 4t+3 for four t, THREADS apart; `from` .. `to`-1 are the elements of row
@@ -134,6 +234,32 @@ extern "C" int32_t tl_cuda_scatter_add_rows(tl_context *ctx, const float *mat, c
                                             const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
 {
     return tl_scatter_rows(ctx, "scatter_add_rows", mat, values, indices, rows, cols, k, out);
+}
+
+extern "C" int32_t tl_cuda_take_axis(tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
+                                     int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
+{
+    if (ii == 1 && inner % 4 == 0 && tl_aligned4(x) && tl_aligned4(out)) {
+        const int64_t total = outer * k * (inner / 4);
+        return tl_launch(ctx, "take_axis", take_axis_kernel<float4>, tl_grid(total, 4 * THREADS), THREADS,
+                         (const float4 *)x, make_axis_indices(indices, n, inner / 4, io, k, 1), (float4 *)out, total);
+    }
+    const int64_t total = outer * k * inner;
+    return tl_launch(ctx, "take_axis", take_axis_kernel<float>, tl_grid(total, 4 * THREADS), THREADS, x,
+                     make_axis_indices(indices, n, inner, io, k, ii), out, total);
+}
+
+extern "C" int32_t tl_cuda_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t outer,
+                                         int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *gx)
+{
+    return add_along(ctx, "take_axis_bwd", nullptr, g, indices, outer, n, inner, io, k, ii, gx);
+}
+
+extern "C" int32_t tl_cuda_scatter_add_axis(tl_context *ctx, const float *x, const float *values,
+                                            const uint32_t *indices, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                                            int64_t io, int64_t ii, float *out)
+{
+    return add_along(ctx, "scatter_add_axis", x, values, indices, outer, n, inner, io, k, ii, out);
 }
 
 extern "C" int32_t tl_cuda_scatter_add_row(tl_context *ctx, const float *mat, const float *row, int64_t rows,

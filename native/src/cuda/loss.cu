@@ -44,6 +44,12 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- cross-entropy ----------------------------------------------------------------------------------------------- */
 
+/* What a row has at its label; NaN for a label of an index buffer that is out of range, as nobody has looked at it. */
+__device__ __forceinline__ float label_value(const float *row, uint32_t label, int64_t cols)
+{
+    return label < cols ? row[label] : TL_NAN;
+}
+
 template <class Row>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     cross_entropy_rows(const float *__restrict__ x, const uint32_t *__restrict__ labels, int64_t rows, int64_t cols,
@@ -53,7 +59,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     tl_held<Row, Row::ONE_SHARED> v;
     v.load(r, x + r.row * cols);
     const bool leader = r.n > 0 && r.leads();
-    const float labelled = leader ? x[r.row * cols + labels[r.row]] : 0.0f;
+    const float labelled = leader ? label_value(x + r.row * cols, labels[r.row], cols) : 0.0f;
     v.wait();
     float m;
     const float sum = tl_row_exponentials<false>(r, v, &m);
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     const Row r(cols);
     r.request(0, x + r.row * cols);
     const bool leader = r.rank == 0 && threadIdx.x == 0;
-    const float labelled = leader ? x[r.row * cols + labels[r.row]] : 0.0f;
+    const float labelled = leader ? label_value(x + r.row * cols, labels[r.row], cols) : 0.0f;
     tl_copy_wait<0>();
     float m;
     const float sum = tl_cluster_exponentials<false>(r, &m);
@@ -128,7 +134,7 @@ __global__ void __launch_bounds__(THREADS)
                 const float *__restrict__ sum, int64_t rows, int64_t cols, float *__restrict__ losses)
 {
     const int64_t r = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (r < rows) losses[r] = tl_cross_entropy_row(x[r * cols + labels[r]], maximum[r], sum[r]);
+    if (r < rows) losses[r] = tl_cross_entropy_row(label_value(x + r * cols, labels[r], cols), maximum[r], sum[r]);
 }
 
 struct grad_element {

@@ -17,6 +17,13 @@ TL_HD float tl_attention_score(float product, float scale)
     return s < -FLT_MAX ? -FLT_MAX : s;
 }
 
+/* The same with a bias added, of which -inf blocks. */
+TL_HD float tl_attention_biased(float product, float scale, float bias)
+{
+    const float s = product * scale + bias;
+    return bias == -TL_INF ? -TL_INF : s < -FLT_MAX ? -FLT_MAX : s;
+}
+
 /* e^x for x <= 0, the bits of tl_exp: with the sign known, 2^k is 2^(k+64) 2^-64 always. -inf gives 0, NaN stays. */
 TL_HD float tl_attention_weight(float x)
 {

@@ -190,9 +190,9 @@ TL_HD float tl_fold_end(enum tl_fold_kind kind, tl_folded a, double m, tl_fold_r
         const double freedom = (double)rule.n - rule.p, variance = a.v / (freedom > 0.0 ? freedom : 0.0);
         return (float)(rule.root ? sqrt(variance) : variance);
     }
-    case TL_FOLD_EXP: { /* a.v is at least 1 where m is finite */
+    case TL_FOLD_EXP: { /* a.v is at least 1 where m is finite; log is finite for all bits */
         const double e = tl_log_pieces(a.v, &f), log = fma(e, TL_LN2_64, tl_log_rest(f));
-        return (float)(fabs(m) < (double)TL_INF ? m + log : m);
+        return (float)(m + log);
     }
     case TL_FOLD_POWER: { /* likewise; m is log2 of the largest, -inf for 0 */
         const double e = tl_log_pieces(a.v, &f), log = fma(tl_log_rest(f), TL_LOG2E_64, e);

@@ -11,13 +11,13 @@ typedef struct forward_args {
 } forward_args;
 
 /* Work of a task, in floats: packed queries, weighted sums, a panel of scores. */
-static int64_t forward_work(const problem *p) { return BLOCK * p->d + BLOCK * p->width + TL_PANEL * TILE; }
+static int64_t forward_work(const problem *p) { return BLOCK * (p->of.d + whole_width(p->of.v)) + TL_PANEL * TILE; }
 
 static void forward_task(void *arg, int64_t task, int32_t worker)
 {
     const forward_args *a = (const forward_args *)arg;
     const problem *p = &a->p;
-    const int64_t n = p->n, d = p->d, width = p->width, blocks = tl_ceil_div(n, BLOCK);
+    const int64_t n = p->of.rows, d = p->of.d, v = p->of.v, width = whole_width(v), blocks = tl_ceil_div(n, BLOCK);
     const int64_t b = task / blocks, i0 = task % blocks * BLOCK, count = tl_imin(BLOCK, n - i0);
     float *panels = p->work + worker * p->work_size, *sums = panels + BLOCK * d, *s = sums + BLOCK * width;
     const packed *K = &p->side[0], *V = &p->side[1];
@@ -28,10 +28,10 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     memset(sums, 0, (size_t)(BLOCK * width) * sizeof *sums);
     start_rows(row, BLOCK);
     for (int64_t t = 0; t < p->tiles && !tl_interrupted(); t++) {
-        const int64_t j0 = t * TILE, keys = tl_imin(TILE, n - j0);
+        const int64_t j0 = t * TILE, keys = tl_imin(TILE, p->of.keys - j0);
         if (V->finite[b * p->tiles + t] && all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) {
             int weightless = 1;
-            for (int64_t i = 0; i < count && p->mode == FILL; i++)
+            for (int64_t i = 0; i < count && p->of.mode == FILL; i++)
                 weightless &= row[i].top > TL_FILL_VANISHES;
             if (weightless) continue;
         }
@@ -49,18 +49,35 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     }
     for (int64_t i = 0; i < count; i++) {
         const float total = softmax_total(&row[i]), *sum = sums + i * width;
-        float *out = a->out + (b * n + i0 + i) * d;
-        for (int64_t c = 0; c < d; c++)
+        float *out = a->out + (b * n + i0 + i) * v;
+        for (int64_t c = 0; c < v; c++)
             out[c] = sum[c] / total;
     }
+}
+
+static int32_t forward(tl_context *ctx, const float *Q, const float *K, const float *V, const geometry *of, float *out)
+{
+    forward_args a = {.p = make_problem(of, 0), .out = out};
+    int64_t size = add_side(&a.p, K, of->d, ACROSS);
+    size += add_side(&a.p, V, of->v, ALONG);
+    a.p.side[2].x = Q;
+    return run_pass(ctx, &a.p, &a, size, forward_work(&a.p), forward_task);
 }
 
 int32_t tl_cpu_flash_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
                                int64_t batch, int64_t n, int64_t d, int64_t mask_mode, float scale, float *out)
 {
-    forward_args a = {.p = make_problem(batch, n, d, mask_mode, scale, mask), .out = out};
-    int64_t size = add_side(&a.p, K, ACROSS);
-    size += add_side(&a.p, V, ALONG);
-    a.p.side[2].x = Q;
-    return run_pass(ctx, &a.p, &a, size, forward_work(&a.p), forward_task);
+    const geometry of = square_geometry(batch, n, d, mask_mode, scale, mask);
+    return forward(ctx, Q, K, V, &of, out);
+}
+
+int32_t tl_cpu_grouped_attention(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
+                                 int64_t batch, int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
+                                 int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch, int64_t mask_heads,
+                                 int64_t mask_queries, int64_t before, int64_t after, int64_t offset, float scale,
+                                 float *out)
+{
+    const geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
+                                         mask_heads, mask_queries, before, after, offset, scale, mask);
+    return forward(ctx, Q, K, V, &of, out);
 }

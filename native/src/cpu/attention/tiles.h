@@ -20,20 +20,32 @@
 
 /* BLOCK is a multiple of every variant's panel, WIDTH and TILE of every variant's step. */
 enum { BLOCK = 96, TILE = 64, WIDTH = 32, CHAINS = 16 };
-enum { NO_MASK = 0, FILL = 1, HARD = 2, CAUSAL = 3 };
+enum { NO_MASK = 0, FILL = 1, HARD = 2, CAUSAL = 3, ADDITIVE = 3 }; /* the last of grouped attention */
 
 typedef struct packed {
-    const float *x;  /* (batch, n, d) */
-    float *across;   /* NULL if not needed */
-    float *along;    /* x where d is a multiple of WIDTH; NULL if not needed */
-    uint8_t *finite; /* per tile: no infinity, no NaN */
+    const float *x;   /* (batch, others, d) */
+    int64_t d, width; /* width: d in whole steps of WIDTH */
+    float *across;    /* NULL if not needed */
+    float *along;     /* x where d is a multiple of WIDTH; NULL if not needed */
+    uint8_t *finite;  /* per tile: no infinity, no NaN */
 } packed;
 
-typedef struct problem {
-    int64_t batch, n, d, width, tiles, mode;
+/* A member of the batch is a head of keys with the queries of its group of heads, one head's after the other's. */
+typedef struct geometry {
+    int64_t batch, rows, keys, d, v; /* members, queries of one, keys of one, elements of a key, of a value */
+    int64_t kv_heads, group, queries;
+    int64_t before, after, offset; /* query q of a head attends to the keys q + offset - before .. q + offset + after */
+    int64_t mask_batch, mask_heads, mask_queries, mode;
     float scale;
     const float *mask;
-    packed side[4]; /* the arrays a pass needs packed */
+} geometry;
+
+typedef struct problem {
+    geometry of;
+    int64_t owned, others, tiles; /* rows that tasks own, rows of the other side and their tiles */
+    int masked;                   /* whether anything may be blocked */
+    float blocks;                 /* what blocks in the mask */
+    packed side[4];               /* the arrays a pass needs packed */
     int sides;
     float *work; /* per worker */
     int64_t work_size;
@@ -42,12 +54,13 @@ typedef struct problem {
 /* Address of tile t of member b in rows form, and the distance of its rows. */
 TL_INLINE const float *along_tile(const problem *p, const packed *s, int64_t b, int64_t t)
 {
-    return s->along == s->x ? s->x + (b * p->n + t * TILE) * p->d : s->along + (b * p->tiles + t) * TILE * p->width;
+    return s->along == s->x ? s->x + (b * p->others + t * TILE) * s->d
+                            : s->along + (b * p->tiles + t) * TILE * s->width;
 }
 
 TL_INLINE const float *across_tile(const problem *p, const packed *s, int64_t b, int64_t t)
 {
-    return s->across + (b * p->tiles + t) * TILE * p->d;
+    return s->across + (b * p->tiles + t) * TILE * s->d;
 }
 
 /* Packs rows of x, `count` of them, into panels: element (row r, coordinate k) of panel q at [q][k][r]; absent rows are 0. */
@@ -144,32 +157,64 @@ static inline void start_rows(row_state *row, int64_t count)
     }
 }
 
-/* Turns raw products of one query with a tile of keys (`keys` of them exist) into scores. `mask` is the row's part of
- * the mask from the tile's first key on; `allowed` the number of keys a causal mask lets through. */
-static inline void row_scores(float *restrict s, const problem *p, const float *mask, int64_t keys, int64_t allowed)
+/* The place of row i of a member among the queries of its head. */
+TL_INLINE int64_t query_of(const geometry *g, int64_t i) { return g->group == 1 ? i : i % g->queries; }
+
+/* The keys that row i may attend to, relative to key j0: from first to end - 1, both within 0 .. keys. */
+typedef struct span {
+    int64_t first, end;
+} span;
+
+TL_INLINE span open_keys(const geometry *g, int64_t i, int64_t j0, int64_t keys)
 {
-    for (int j = 0; j < TILE; j++)
-        s[j] = tl_attention_score(s[j], p->scale);
-    if (p->mode == FILL || p->mode == HARD) {
-        const float blocked = p->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    const int64_t at = query_of(g, i) + g->offset - j0, first = at - g->before, end = at + g->after + 1;
+    const span open = {first < 0 ? 0 : tl_imin(first, keys), end < 0 ? 0 : tl_imin(end, keys)};
+    return open;
+}
+
+/* The mask of row i of member b from key j0 on, NULL without one. */
+TL_INLINE const float *mask_row(const geometry *g, int64_t b, int64_t i, int64_t j0)
+{
+    if (!g->mask) return NULL;
+    const int64_t head = b % g->kv_heads * g->group + (g->group == 1 ? 0 : i / g->queries);
+    const int64_t outer = g->mask_batch > 1 ? b / g->kv_heads : 0, inner = g->mask_heads > 1 ? head : 0;
+    const int64_t query = g->mask_queries > 1 ? query_of(g, i) : 0;
+    return g->mask + ((outer * g->mask_heads + inner) * g->mask_queries + query) * g->keys + j0;
+}
+
+/* Turns raw products of one query with a tile of keys (`keys` of them exist) into scores. `mask` is the row's part of
+ * the mask from the tile's first key on. */
+static inline void row_scores(float *restrict s, const problem *p, const float *mask, int64_t keys, span open)
+{
+    if (p->of.mode == ADDITIVE) {
+        for (int64_t j = 0; j < keys; j++)
+            s[j] = tl_attention_biased(s[j], p->of.scale, mask[j]);
+    } else {
+        for (int j = 0; j < TILE; j++)
+            s[j] = tl_attention_score(s[j], p->of.scale);
+    }
+    if (p->of.mode == FILL || p->of.mode == HARD) {
+        const float blocked = p->of.mode == FILL ? TL_FILL_SCORE : -TL_INF;
         for (int64_t j = 0; j < keys; j++)
             s[j] = mask[j] == 0.0f ? blocked : s[j];
     }
-    for (int64_t j = p->mode != CAUSAL || allowed > keys ? keys : allowed > 0 ? allowed : 0; j < TILE; j++)
+    for (int64_t j = 0; j < open.first; j++)
+        s[j] = -TL_INF;
+    for (int64_t j = open.end; j < TILE; j++)
         s[j] = -TL_INF;
 }
 
 /* Whether every pair of queries i0..i1-1 and keys j0..j1-1 is blocked. */
 static inline int all_blocked(const problem *p, int64_t b, int64_t i0, int64_t i1, int64_t j0, int64_t j1)
 {
-    if (p->mode == NO_MASK) return 0;
-    if (p->mode == CAUSAL) return j0 >= i1;
+    if (!p->masked) return 0;
     for (int64_t i = i0; i < i1; i++) {
-        const float *row = p->mask + (b * p->n + i) * p->n;
-        int32_t open = 0;
-        for (int64_t j = j0; j < j1; j++)
-            open |= !(row[j] == 0.0f);
-        if (open) return 0;
+        const span open = open_keys(&p->of, i, j0, j1 - j0);
+        const float *row = mask_row(&p->of, b, i, j0);
+        int32_t any = !row && open.first < open.end;
+        for (int64_t j = open.first; row && j < open.end; j++)
+            any |= !(row[j] == p->blocks);
+        if (any) return 0;
     }
     return 1;
 }
@@ -181,15 +226,9 @@ static inline int skips_tile(const problem *p, int finite, const row_state *row,
 {
     if (!finite || !all_blocked(p, b, i0, i0 + count, j0, j0 + keys)) return 0;
     int weightless = 1;
-    for (int64_t i = 0; i < count && p->mode == FILL; i++)
+    for (int64_t i = 0; i < count && p->of.mode == FILL; i++)
         weightless &= row[i].top > TL_FILL_VANISHES;
     return weightless;
-}
-
-/* The mask of query i from key j0 on, NULL without one. */
-TL_INLINE const float *mask_row(const problem *p, int64_t b, int64_t i, int64_t j0)
-{
-    return p->mask ? p->mask + (b * p->n + i) * p->n + j0 : NULL;
 }
 
 /* Turns a panel of raw products into scores and takes their maxima into the rows'; factor[r] is for what row r
@@ -199,7 +238,7 @@ TL_INLINE void panel_maxima(const problem *p, int64_t b, int64_t i, int64_t rows
                             row_state *row, float *factor)
 {
     for (int64_t r = 0; r < rows; r++) {
-        row_scores(s + r * TILE, p, mask_row(p, b, i + r, j0), keys, i + r + 1 - j0);
+        row_scores(s + r * TILE, p, mask_row(&p->of, b, i + r, j0), keys, open_keys(&p->of, i + r, j0, keys));
         factor[r] = softmax_top(s + r * TILE, &row[r]);
     }
 }
@@ -219,9 +258,9 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const problem *p = (const problem *)arg;
     const packed *s = &p->side[task % p->sides];
-    const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = p->d, width = p->width;
-    const int64_t count = tl_imin(TILE, p->n - t * TILE);
-    const float *x = s->x + (b * p->n + t * TILE) * d;
+    const int64_t tile = task / p->sides, b = tile / p->tiles, t = tile % p->tiles, d = s->d, width = s->width;
+    const int64_t count = tl_imin(TILE, p->others - t * TILE);
+    const float *x = s->x + (b * p->others + t * TILE) * d;
     if (s->across) {
         float *to = s->across + tile * TILE * d;
         int64_t j = 0;
@@ -238,7 +277,7 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
                 to[j * width + k] = k < d ? x[j * d + k] : 0.0f;
     }
     int32_t odd = 0;
-    if (p->mode != NO_MASK)
+    if (p->masked)
         for (int64_t i = 0; i < count * d; i++)
             odd |= !(fabsf(x[i]) <= FLT_MAX);
     s->finite[tile] = !odd;
@@ -246,30 +285,34 @@ static inline void pack_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 
 enum { ACROSS = 1, ALONG = 2 };
 
-/* Adds an array to those a pass packs; returns what it needs of the scratch, in floats. */
-static inline int64_t add_side(problem *p, const float *x, int forms)
+TL_INLINE int64_t whole_width(int64_t d) { return tl_ceil_div(d, WIDTH) * WIDTH; }
+
+/* Adds an array with rows of d elements to those a pass packs; returns what it needs of the scratch, in floats. */
+static inline int64_t add_side(problem *p, const float *x, int64_t d, int forms)
 {
-    const int64_t all = p->batch * p->tiles;
+    const int64_t all = p->of.batch * p->tiles;
     packed *s = &p->side[p->sides++];
     s->x = x;
+    s->d = d;
+    s->width = whole_width(d);
     s->across = forms & ACROSS ? (float *)8 : NULL; /* placed by pack_sides */
-    s->along = forms & ALONG ? (p->width == p->d ? (float *)(uintptr_t)x : (float *)8) : NULL;
-    return (s->across ? all * TILE * p->d : 0) + (s->along && s->along != x ? all * TILE * p->width : 0) +
+    s->along = forms & ALONG ? (s->width == d ? (float *)(uintptr_t)x : (float *)8) : NULL;
+    return (s->across ? all * TILE * d : 0) + (s->along && s->along != x ? all * TILE * s->width : 0) +
            tl_ceil_div(all, 64) * 16;
 }
 
 static inline void pack_sides(problem *p, float *scratch)
 {
-    const int64_t all = p->batch * p->tiles;
+    const int64_t all = p->of.batch * p->tiles;
     for (int i = 0; i < p->sides; i++) {
         packed *s = &p->side[i];
         if (s->across) {
             s->across = scratch;
-            scratch += all * TILE * p->d;
+            scratch += all * TILE * s->d;
         }
         if (s->along && s->along != s->x) {
             s->along = scratch;
-            scratch += all * TILE * p->width;
+            scratch += all * TILE * s->width;
         }
         s->finite = (uint8_t *)scratch;
         scratch += tl_ceil_div(all, 64) * 16;
@@ -288,15 +331,67 @@ static inline int32_t run_pass(tl_context *ctx, problem *p, void *arg, int64_t p
     const int32_t status = tl_pool_alloc(ctx, size, &scratch);
     if (status) return status;
     pack_sides(p, scratch);
-    tl_parallel(p->batch * tl_ceil_div(p->n, BLOCK), fn, arg);
+    tl_parallel(p->of.batch * tl_ceil_div(p->owned, BLOCK), fn, arg);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
 
-static inline problem make_problem(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale, const float *mask)
+/* A pass whose tasks own queries, or keys. */
+static inline problem make_problem(const geometry *of, int owns_keys)
 {
-    problem p = {.batch = batch, .n = n, .d = d, .mode = mode, .scale = scale, .mask = mask};
-    p.width = tl_ceil_div(d, WIDTH) * WIDTH;
-    p.tiles = tl_ceil_div(n, TILE);
+    problem p = {.of = *of, .owned = owns_keys ? of->keys : of->rows, .others = owns_keys ? of->rows : of->keys};
+    p.tiles = tl_ceil_div(p.others, TILE);
+    p.masked = of->mode != NO_MASK || of->before < UINT32_MAX || of->after < UINT32_MAX;
+    p.blocks = of->mode == ADDITIVE ? -TL_INF : 0.0f;
     return p;
+}
+
+/* The geometry of flash_attention: one head, as many queries as keys. */
+static inline geometry square_geometry(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale,
+                                       const float *mask)
+{
+    const geometry g = {.batch = batch,
+                        .rows = n,
+                        .keys = n,
+                        .d = d,
+                        .v = d,
+                        .kv_heads = 1,
+                        .group = 1,
+                        .queries = n,
+                        .before = UINT32_MAX,
+                        .after = mode == CAUSAL ? 0 : UINT32_MAX,
+                        .mask_batch = batch,
+                        .mask_heads = 1,
+                        .mask_queries = n,
+                        .mode = mode == CAUSAL ? NO_MASK : mode,
+                        .scale = scale,
+                        .mask = mode == CAUSAL || mode == NO_MASK ? NULL : mask};
+    return g;
+}
+
+static inline geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
+                                        int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch,
+                                        int64_t mask_heads, int64_t mask_queries, int64_t before, int64_t after,
+                                        int64_t offset, float scale, const float *mask)
+{
+    static const int64_t modes[] = {NO_MASK, HARD, ADDITIVE};
+    const int64_t group = heads / kv_heads, unlimited = INT64_MAX / 4;
+    const geometry g = {.batch = batch * kv_heads,
+                        .rows = group * queries,
+                        .keys = keys,
+                        .d = d,
+                        .v = width,
+                        .kv_heads = kv_heads,
+                        .group = group,
+                        .queries = queries,
+                        .before = before < UINT32_MAX ? before : unlimited,
+                        .after = after < UINT32_MAX ? after : unlimited,
+                        .offset = offset,
+                        .mask_batch = mask_batch,
+                        .mask_heads = mask_heads,
+                        .mask_queries = mask_queries,
+                        .mode = modes[mask_mode],
+                        .scale = scale,
+                        .mask = mask_mode ? mask : NULL};
+    return g;
 }

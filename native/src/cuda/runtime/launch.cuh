@@ -135,13 +135,20 @@ template <class T> class tl_scratch {
   public:
     explicit tl_scratch(tl_context *ctx) : ctx(ctx) {}
     tl_scratch(const tl_scratch &) = delete;
-    ~tl_scratch() { tl_pool_free(ctx, memory); }
+    ~tl_scratch() { tl_pool_free(ctx, owned ? memory : nullptr); }
     int32_t allocate(int64_t count) { return tl_pool_alloc(ctx, (size_t)count * sizeof(T), &memory); }
-    /* A copy of host memory, as by tl_cuda_stage. */
-    int32_t stage(const T *host, int64_t count) { return tl_cuda_stage(ctx, host, (size_t)count * sizeof(T), &memory); }
+    /* A copy of host memory, as by tl_cuda_stage; the memory itself where it is that of an index buffer, on the device. */
+    int32_t stage(const T *from, int64_t count)
+    {
+        owned = !tl_pool_owns(ctx, from);
+        if (owned) return tl_cuda_stage(ctx, from, (size_t)count * sizeof(T), &memory);
+        memory = const_cast<T *>(from);
+        return TORCHLEAN_OK;
+    }
     operator T *() const { return static_cast<T *>(memory); }
 
   private:
     tl_context *ctx;
     void *memory = nullptr;
+    bool owned = true;
 };

@@ -1,0 +1,182 @@
+/* Places of the largest and smallest elements on the CPU. formula/order.h says which comes first. */
+#include "core/interrupt.h"
+#include "core/threads.h"
+#include "formula/integer.h"
+#include "formula/order.h"
+#include "generated/index.h"
+
+enum {
+    PART = 65536,     /* elements of a row per task of argmax */
+    GROUP = 1024,     /* of them looked through at once */
+    COLUMNS = 512,    /* columns per task of argmax along an axis that others follow */
+    ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
+};
+
+/* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x;
+    uint32_t *out;
+    int64_t outer, n, inner, parts;
+    float sign; /* -1 for the smallest: the negated elements' largest */
+} arg_job;
+
+/* The place of the first NaN, else of the first of the largest, of elements from .. to - 1. */
+static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
+{
+    int64_t place = from; /* where the group of the best begins */
+    float best = sign * x[from];
+    for (int64_t at = from, end; at < to && best == best; at = end) {
+        end = tl_imin(at + GROUP, to);
+        float most[ORDER_LANES];
+        for (int l = 0; l < ORDER_LANES; l++)
+            most[l] = best;
+        int64_t i = at;
+        for (; i + ORDER_LANES <= end; i += ORDER_LANES) {
+            for (int l = 0; l < ORDER_LANES; l++) {
+                const float v = sign * x[i + l];
+                most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
+            }
+        }
+        for (int l = 0; i + l < end; l++)
+            most[l] = tl_takes_lead(sign * x[i + l], most[l]) ? sign * x[i + l] : most[l];
+        for (int l = 0; l < ORDER_LANES; l++) {
+            if (!tl_takes_lead(most[l], best)) continue;
+            best = most[l];
+            place = at;
+        }
+    }
+    while (sign * x[place] != best && x[place] == x[place])
+        place++;
+    return place;
+}
+
+/* Task t looks through part t % parts of row t / parts. */
+static void row_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const arg_job *job = arg;
+    const int64_t row = t / job->parts, from = t % job->parts * PART;
+    job->out[t] = (uint32_t)best_place(job->x + row * job->n, from, tl_imin(from + PART, job->n), job->sign);
+}
+
+/* Task t owns COLUMNS columns of one of the outer arrays and walks down them together. */
+static void column_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const arg_job *job = arg;
+    const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = t / tiles, first = t % tiles * COLUMNS;
+    const int64_t width = tl_imin(COLUMNS, job->inner - first);
+    const float *x = job->x + o * job->n * job->inner + first;
+    uint32_t *out = job->out + o * job->inner + first;
+    float best[COLUMNS];
+    for (int64_t c = 0; c < width; c++) {
+        best[c] = job->sign * x[c];
+        out[c] = 0;
+    }
+    for (int64_t j = 1; j < job->n && !tl_interrupted(); j++) {
+        const float *from = x + j * job->inner;
+        for (int64_t c = 0; c < width; c++) {
+            const float v = job->sign * from[c];
+            const int32_t takes = tl_takes_lead(v, best[c]);
+            out[c] = takes ? (uint32_t)j : out[c];
+            best[c] = takes ? v : best[c];
+        }
+    }
+}
+
+static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
+                        uint32_t *out)
+{
+    arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), sign};
+    if (inner > 1) {
+        tl_parallel(outer * tl_ceil_div(inner, COLUMNS), column_task, &job);
+        return TORCHLEAN_OK;
+    }
+    void *scratch = NULL;
+    if (job.parts > 1) {
+        int32_t status = tl_pool_alloc(ctx, (size_t)(outer * job.parts) * sizeof(uint32_t), &scratch);
+        if (status) return status;
+        job.out = scratch;
+    }
+    tl_parallel(outer * job.parts, row_task, &job);
+    for (int64_t row = 0; scratch && row < outer; row++) {
+        const float *v = x + row * n;
+        const uint32_t *part = job.out + row * job.parts;
+        uint32_t place = part[0];
+        for (int64_t p = 1; p < job.parts; p++)
+            if (tl_takes_lead(sign * v[part[p]], sign * v[place])) place = part[p];
+        out[row] = place;
+    }
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_argmax(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+{
+    return argument(ctx, x, outer, n, inner, 1.0f, out);
+}
+
+int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+{
+    return argument(ctx, x, outer, n, inner, -1.0f, out);
+}
+
+/* ---- top-k --------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *x;
+    uint32_t *out;
+    uint64_t *heaps; /* [rows][k] */
+    int64_t n, inner, k;
+    int smallest;
+} top_job;
+
+/* The heap's root is its smallest rank; `at` may be too large for its place. */
+static void sift(uint64_t *heap, int64_t at, int64_t size)
+{
+    const uint64_t rank = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+        child += child + 1 < size && heap[child + 1] < heap[child];
+        if (rank <= heap[child]) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = rank;
+}
+
+/* Task t is row t, whose elements lie `inner` apart: a heap of the k largest ranks so far, emptied from the smallest. */
+static void top_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const top_job *job = arg;
+    const int64_t k = job->k, inner = job->inner, o = t / inner, c = t % inner;
+    const float *x = job->x + o * job->n * inner + c;
+    uint32_t *out = job->out + o * k * inner + c;
+    uint64_t *heap = job->heaps + t * k;
+    for (int64_t i = 0; i < k; i++)
+        heap[i] = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
+    for (int64_t i = k / 2; i-- > 0;)
+        sift(heap, i, k);
+    for (int64_t i = k; i < job->n; i++) {
+        const uint64_t rank = tl_rank(x[i * inner], (uint32_t)i, job->smallest, 0);
+        if (rank < heap[0]) continue;
+        heap[0] = rank;
+        sift(heap, 0, k);
+        if (i % PART == 0 && tl_interrupted()) return;
+    }
+    for (int64_t left = k; left-- > 0;) {
+        out[left * inner] = tl_rank_place(heap[0]);
+        heap[0] = heap[left];
+        sift(heap, 0, left);
+    }
+}
+
+int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                    int64_t largest, uint32_t *out)
+{
+    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .smallest = !largest};
+    void *scratch;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(outer * inner * k) * sizeof(uint64_t), &scratch);
+    if (status) return status;
+    job.heaps = scratch;
+    tl_parallel(outer * inner, top_task, &job);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}

@@ -1,0 +1,475 @@
+/* Attention on CUDA of heads that share keys in groups, of any number of queries and keys, with a window: forward and
+ * backward, without tensor cores. See attention/simt_tiles.cuh for who owns what of a product, attention/backward.cu for
+ * the two passes of the gradients.
+ *
+ * A member of the batch is a head of keys with the queries of its group, one head's after the other's: so keys are read
+ * once for a group, and their gradients are sums over all rows of the member, in order. What a row may attend to is found
+ * once and lies in shared memory. Rows longer than DP are gone through in chunks, and a block makes one chunk of a result. */
+#include "cuda/attention/simt_tiles.cuh"
+#include "cuda/device/vector.cuh"
+
+namespace attention {
+namespace grouped {
+
+enum { UNMASKED = 0, ZEROS_BLOCK = 1, ADDED = 2 };
+constexpr const char *GROUPED = "grouped_attention";
+
+struct Args {
+    const float *Q, *K, *V, *mask, *out, *g;
+    float *result, *gQ, *gK, *gV, *base, *inverse, *dot;
+    int64_t members, rows, keys, d, v, kv_heads, group, queries;
+    int64_t before, after, offset, mask_batch, mask_heads, mask_queries;
+    int mode;
+    float scale;
+    bool limited, wide_d, wide_v;
+    const uint8_t *finite_k, *finite_v, *finite_q, *finite_g; /* per GRANULE rows, where limited */
+    uint32_t blocks;                                          /* of a member */
+};
+
+/* What rows may attend to: the keys first .. end - 1, and where their part of the mask begins. */
+struct Rows {
+    int64_t *first, *end, *mask;
+
+    template <int COUNT> __device__ __forceinline__ static constexpr int floats() { return 6 * COUNT; }
+    __device__ __forceinline__ Rows(float *shared, int count)
+        : first(reinterpret_cast<int64_t *>(shared)), end(first + count), mask(end + count)
+    {}
+    /* Of the `count` rows from i0 on; those that do not exist attend to nothing. The next barrier publishes it. */
+    __device__ __forceinline__ void find(const Args &a, int64_t b, int64_t i0, int count)
+    {
+        for (int t = threadIdx.x; t < count; t += blockDim.x) {
+            const int64_t i = i0 + t, head = i / a.queries, at = i - head * a.queries + a.offset;
+            int64_t from = at - a.before, to = at + a.after + 1;
+            from = from < 0 ? 0 : from;
+            to = to < a.keys ? to : a.keys;
+            first[t] = from;
+            end[t] = i < a.rows ? to : 0;
+            const int64_t outer = a.mask_batch > 1 ? b / a.kv_heads : 0;
+            const int64_t inner = a.mask_heads > 1 ? b % a.kv_heads * a.group + head : 0;
+            const int64_t query = a.mask_queries > 1 ? i - head * a.queries : 0;
+            mask[t] = i < a.rows ? ((outer * a.mask_heads + inner) * a.mask_queries + query) * a.keys : 0;
+        }
+    }
+    /* Whether the thread sees a row that attends to one of the keys j0 .. j1-1. */
+    __device__ __forceinline__ bool meet(int count, int64_t j0, int64_t j1) const
+    {
+        bool any = false;
+        for (int t = threadIdx.x; t < count; t += blockDim.x)
+            any |= (first[t] > j0 ? first[t] : j0) < (end[t] < j1 ? end[t] : j1);
+        return any;
+    }
+    /* A raw product of row r and key j as a score: -inf where blocked, and nowhere else. */
+    __device__ __forceinline__ float score(const Args &a, int r, int64_t j, float product) const
+    {
+        if (j < first[r] || j >= end[r]) return -TL_INF;
+        if (a.mode == UNMASKED) return tl_attention_score(product, a.scale);
+        const float m = a.mask[mask[r] + j];
+        if (a.mode == ADDED) return tl_attention_biased(product, a.scale, m);
+        return m == 0.0f ? -TL_INF : tl_attention_score(product, a.scale);
+    }
+};
+
+/* Starts copying rows first .. first+COUNT-1 of x (n, width), coordinates from .. from+DP-1; what does not exist is 0. */
+template <class C, int COUNT>
+__device__ __forceinline__ void copy(float *to, const float *x, int64_t first, int64_t n, int64_t width, bool wide,
+                                     int64_t from)
+{
+    const float *source = x + first * width + from;
+    const int64_t rows = n - first, rest = width - from;
+    if (wide) {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
+            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
+            const bool present = r < rows && c < rest;
+            tl_copy_async<16>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+        }
+    } else {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * C::DP; t += C::THREADS) {
+            const int r = t / C::DP, c = t % C::DP;
+            const bool present = r < rows && c < rest;
+            tl_copy_async<4>(to + r * C::LD + c, present ? source + r * width + c : x, present);
+        }
+    }
+}
+
+/* Waits for all copies of the block. */
+__device__ __forceinline__ void arrive()
+{
+    tl_copy_commit();
+    tl_copy_wait<0>();
+    __syncthreads();
+}
+
+__device__ __forceinline__ int steps(int64_t width, int64_t from, int most)
+{
+    return (int)((width - from < most ? width - from : most) + 3) / 4;
+}
+
+/* s = A·Bᵀ over `width` coordinates, for ROWS rows of A (n_a rows) from i on and COLS rows of B from j on. The rows of A
+ * are in shared memory already unless they are `fresh` or go through it in chunks. */
+template <class C>
+__device__ __forceinline__ void scores(float (&s)[C::RM][C::RK], float *As, const float *A, int64_t i, int64_t n_a,
+                                       float *Bs, const float *B, int64_t j, int64_t n_b, int64_t width, bool wide,
+                                       bool fresh)
+{
+    for (int64_t k = 0; k < width; k += C::DP) {
+        if (C::MANY) __syncthreads(); /* the product before has been made */
+        if (C::MANY || fresh) copy<C, C::ROWS>(As, A, i, n_a, width, wide, k);
+        copy<C, C::COLS>(Bs, B, j, n_b, width, wide, k);
+        arrive();
+        product<C>(As, Bs, steps(width, k, C::DP), s);
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void store(float *row, const float (&x)[C::RC], int64_t width, int64_t from)
+{
+    TL_UNROLL_FOR (int g = 0; g < C::RC / 4; g++) {
+        const int64_t c = from + (threadIdx.x % C::TX + g * C::TX) * 4;
+        TL_UNROLL_FOR (int e = 0; e < 4; e++)
+            if (c + e < width) row[c + e] = x[4 * g + e];
+    }
+}
+
+/* Whether COUNT rows of n from `first` on of member b are all finite. */
+template <int COUNT>
+__device__ __forceinline__ bool finite_rows(const uint8_t *finite, int64_t n, int64_t b, int64_t first)
+{
+    const int64_t granules = (n + GRANULE - 1) / GRANULE;
+    bool yes = true;
+    TL_UNROLL_FOR (int g = 0; g < COUNT / GRANULE; g++)
+        yes &= first / GRANULE + g >= granules || finite[b * granules + first / GRANULE + g] != 0;
+    return yes;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+template <class C> constexpr size_t forward_shared()
+{
+    return sizeof(float) * (size_t)(6 * C::ROWS + (C::ROWS + 2 * C::COLS) * C::LD + C::ROWS * C::LP);
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) forward_kernel(const Args a)
+{
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, C::ROWS);
+    float *Qs = shared + 6 * C::ROWS, *Ks = Qs + C::ROWS * C::LD, *Vs = Ks + C::COLS * C::LD;
+    float *Ps = Vs + C::COLS * C::LD;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
+    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
+
+    limits.find(a, b, i0, C::ROWS);
+    __syncthreads();
+    float sums[C::RM][C::RC] = {};
+    Softmax<C> softmax;
+    bool fresh = true;
+    for (int64_t j0 = 0; j0 < a.keys; j0 += C::COLS) {
+        if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
+                                           !finite_rows<C::COLS>(a.finite_v, a.keys, b, j0)))
+            continue;
+        copy<C, C::COLS>(Vs, V, j0, a.keys, a.v, a.wide_v, from);
+        float s[C::RM][C::RK] = {};
+        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
+        fresh = false;
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
+                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j]);
+            const float factor = softmax.step(i, s[i]);
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+                sums[i][c] *= factor;
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
+                Ps[(ty + C::TY * i) * C::LP + tx + C::TX * j] = s[i][j];
+        }
+        arrive();
+        accumulate<C>(Ps, Vs, sums);
+        __syncthreads();
+    }
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+        const float total = softmax.total(i);
+        const int64_t row = i0 + ty + C::TY * i;
+        TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+            sums[i][c] = sums[i][c] / total;
+        if (row < a.rows) store<C>(a.result + (b * a.rows + row) * a.v, sums[i], a.v, from);
+    }
+}
+
+/* ---- the pass over queries --------------------------------------------------------------------------------------- */
+
+template <class C> constexpr size_t query_shared()
+{
+    return sizeof(float) * (size_t)(6 * C::ROWS + 2 * (C::ROWS + C::COLS) * C::LD + C::ROWS * C::LP);
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
+{
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, C::ROWS);
+    float *Qs = shared + 6 * C::ROWS, *Gs = Qs + C::ROWS * C::LD, *Ks = Gs + C::ROWS * C::LD;
+    float *Vs = Ks + C::COLS * C::LD, *Ws = Vs + C::COLS * C::LD;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
+    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
+    const float *g = a.g + b * a.rows * a.v, *out = a.out + b * a.rows * a.v;
+    const bool gradient = a.gQ != nullptr;
+
+    limits.find(a, b, i0, C::ROWS);
+    __syncthreads();
+    float sums[C::RM][C::RC] = {}, dot[C::RM];
+    Softmax<C> softmax;
+    /* D: in each of the row's lanes the chain that g·v_j is, so that the two are equal where a saturated softmax gives v_j. */
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+        const int64_t row = i0 + ty + C::TY * i;
+        dot[i] = 0.0f;
+#pragma unroll 8
+        for (int64_t c = 0; c < a.v && row < a.rows; c++)
+            dot[i] = fmaf(g[row * a.v + c], out[row * a.v + c], dot[i]);
+    }
+    bool fresh = true;
+    for (int64_t j0 = 0; j0 < a.keys; j0 += C::COLS) {
+        if (a.limited && !__syncthreads_or(limits.meet(C::ROWS, j0, j0 + C::COLS) ||
+                                           !finite_rows<C::COLS>(a.finite_k, a.keys, b, j0)))
+            continue;
+        float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
+        scores<C>(s, Qs, Q, i0, a.rows, Ks, K, j0, a.keys, a.d, a.wide_d, fresh);
+        if (gradient) scores<C>(t, Gs, g, i0, a.rows, Vs, V, j0, a.keys, a.v, a.wide_v, fresh);
+        fresh = false;
+        if (C::MANY && gradient) {
+            __syncthreads();
+            copy<C, C::COLS>(Ks, K, j0, a.keys, a.d, a.wide_d, from);
+        }
+        TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+            uint32_t open = 0;
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
+                s[i][j] = limits.score(a, ty + C::TY * i, j0 + tx + C::TX * j, s[i][j]);
+                open |= (uint32_t)(s[i][j] != -TL_INF) << j;
+            }
+            const float factor = softmax.step(i, s[i]);
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+                sums[i][c] *= factor;
+            TL_UNROLL_FOR (int j = 0; j < C::RK; j++)
+                Ws[(ty + C::TY * i) * C::LP + tx + C::TX * j] = open >> j & 1 ? s[i][j] * (t[i][j] - dot[i]) : 0.0f;
+        }
+        arrive();
+        if (gradient) accumulate<C>(Ws, Ks, sums);
+        __syncthreads();
+    }
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+        const float total = softmax.total(i);
+        const int64_t row = i0 + ty + C::TY * i, at = b * a.rows + row;
+        if (row >= a.rows) continue;
+        if (tx == 0 && from == 0) {
+            a.base[at] = softmax.top[i] == -TL_INF ? 0.0f : softmax.top[i];
+            a.inverse[at] = 1.0f / total;
+            a.dot[at] = dot[i];
+        }
+        if (gradient) {
+            TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+                sums[i][c] = sums[i][c] / total * a.scale;
+            store<C>(a.gQ + at * a.d, sums[i], a.d, from);
+        }
+    }
+}
+
+/* ---- the pass over keys ------------------------------------------------------------------------------------------ */
+
+template <class C> constexpr size_t key_shared()
+{
+    return sizeof(float) * (size_t)(6 * C::COLS + 2 * (C::ROWS + C::COLS) * C::LD + 2 * C::ROWS * C::LP);
+}
+
+template <class C> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
+{
+    extern __shared__ __align__(16) float shared[];
+    Rows limits(shared, C::COLS);
+    float *Ks = shared + 6 * C::COLS, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
+    float *Gs = Qs + C::COLS * C::LD, *Ps = Gs + C::COLS * C::LD, *Ws = Ps + C::ROWS * C::LP;
+    const int tx = threadIdx.x % C::TX, ty = threadIdx.x / C::TX;
+    const int64_t b = blockIdx.x / a.blocks, j0 = blockIdx.x % a.blocks * C::ROWS;
+    const int64_t from = (int64_t)blockIdx.y * C::DP;
+    const float *Q = a.Q + b * a.rows * a.d, *K = a.K + b * a.keys * a.d, *V = a.V + b * a.keys * a.v;
+    const float *g = a.g + b * a.rows * a.v;
+    const float *base = a.base + b * a.rows, *inverse = a.inverse + b * a.rows, *dot = a.dot + b * a.rows;
+
+    float gK[C::RM][C::RC] = {}, gV[C::RM][C::RC] = {};
+    bool fresh = true;
+    for (int64_t i0 = 0; i0 < a.rows; i0 += C::COLS) {
+        limits.find(a, b, i0, C::COLS);
+        __syncthreads();
+        if (a.limited) {
+            bool counts = limits.meet(C::COLS, j0, j0 + C::ROWS);
+            counts |= !finite_rows<C::COLS>(a.finite_q, a.rows, b, i0) ||
+                      !finite_rows<C::COLS>(a.finite_g, a.rows, b, i0);
+            /* the weights of a row that is NaN are NaN, blocked or not */
+            for (int64_t row = i0 + threadIdx.x; row < i0 + C::COLS && row < a.rows; row += C::THREADS)
+                counts |= isnan(inverse[row]);
+            if (!__syncthreads_or(counts)) continue;
+        }
+        float s[C::RM][C::RK] = {}, t[C::RM][C::RK] = {};
+        scores<C>(s, Ks, K, j0, a.keys, Qs, Q, i0, a.rows, a.d, a.wide_d, fresh);
+        scores<C>(t, Vs, V, j0, a.keys, Gs, g, i0, a.rows, a.v, a.wide_v, fresh);
+        fresh = false;
+        if (C::MANY) {
+            __syncthreads();
+            copy<C, C::COLS>(Qs, Q, i0, a.rows, a.d, a.wide_d, from);
+            copy<C, C::COLS>(Gs, g, i0, a.rows, a.v, a.wide_v, from);
+        }
+        TL_UNROLL_FOR (int j = 0; j < C::RK; j++) {
+            const int query = tx + C::TX * j;
+            const bool exists = i0 + query < a.rows;
+            const float m = exists ? base[i0 + query] : 0.0f, over = exists ? inverse[i0 + query] : 0.0f;
+            const float D = exists ? dot[i0 + query] : 0.0f;
+            TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+                const int key = ty + C::TY * i;
+                const float x = limits.score(a, query, j0 + key, s[i][j]);
+                const float weight = tl_attention_weight(x - m) * over;
+                Ps[key * C::LP + query] = exists ? weight : 0.0f;
+                Ws[key * C::LP + query] = exists && x != -TL_INF ? weight * (t[i][j] - D) : 0.0f;
+            }
+        }
+        arrive();
+        if (a.gV) accumulate<C>(Ps, Gs, gV);
+        if (a.gK) accumulate<C>(Ws, Qs, gK);
+        __syncthreads();
+    }
+    TL_UNROLL_FOR (int i = 0; i < C::RM; i++) {
+        const int64_t row = j0 + ty + C::TY * i, at = b * a.keys + row;
+        if (row >= a.keys) continue;
+        TL_UNROLL_FOR (int c = 0; c < C::RC; c++)
+            gK[i][c] *= a.scale;
+        if (a.gK) store<C>(a.gK + at * a.d, gK[i], a.d, from);
+        if (a.gV) store<C>(a.gV + at * a.v, gV[i], a.v, from);
+    }
+}
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+/* Blocks of C::ROWS of the `rows` of each member, times the chunks of results of `width` elements. */
+template <class C, class K>
+static int32_t launch(tl_context *ctx, K kernel, Args &a, size_t shared, int64_t rows, int64_t width)
+{
+    a.blocks = (uint32_t)tl_ceil_div(rows, C::ROWS);
+    if (a.members * a.blocks == 0) return TORCHLEAN_OK;
+    const dim3 grid((unsigned)(a.members * a.blocks), C::MANY && width > 0 ? (unsigned)tl_ceil_div(width, C::DP) : 1u);
+    return tl_launch_shared(ctx, GROUPED, kernel, grid, C::THREADS, shared, a);
+}
+
+template <class C> static int32_t forward(tl_context *ctx, Args &a)
+{
+    return launch<C>(ctx, forward_kernel<C>, a, forward_shared<C>(), a.rows, a.v);
+}
+
+template <class C> static int32_t query_pass(tl_context *ctx, Args &a)
+{
+    return launch<C>(ctx, query_kernel<C>, a, query_shared<C>(), a.rows, a.gQ ? a.d : 1);
+}
+
+template <class C> static int32_t key_pass(tl_context *ctx, Args &a)
+{
+    return launch<C>(ctx, key_kernel<C>, a, key_shared<C>(), a.keys, a.d > a.v ? a.d : a.v);
+}
+
+static Args make_args(const float *Q, const float *K, const float *V, const float *mask, int64_t batch, int64_t heads,
+                      int64_t queries, int64_t d, int64_t kv_heads, int64_t keys, int64_t width, int64_t mask_mode,
+                      int64_t mask_batch, int64_t mask_heads, int64_t mask_queries, int64_t before, int64_t after,
+                      int64_t offset, float scale)
+{
+    const int64_t group = heads / kv_heads, unlimited = INT64_MAX / 4;
+    Args a = {};
+    a.Q = Q, a.K = K, a.V = V, a.mask = mask;
+    a.members = batch * kv_heads, a.rows = group * queries, a.keys = keys, a.d = d, a.v = width;
+    a.kv_heads = kv_heads, a.group = group, a.queries = queries;
+    a.before = before < UINT32_MAX ? before : unlimited;
+    a.after = after < UINT32_MAX ? after : unlimited;
+    a.offset = offset, a.mask_batch = mask_batch, a.mask_heads = mask_heads, a.mask_queries = mask_queries;
+    a.mode = (int)mask_mode, a.scale = scale;
+    a.limited = before < UINT32_MAX || after < UINT32_MAX;
+    a.wide_d = d % 4 == 0 && tl_aligned4(Q) && tl_aligned4(K);
+    a.wide_v = width % 4 == 0 && tl_aligned4(V);
+    return a;
+}
+
+/* Which rows of x (members, n, width) are finite, into `to`. */
+static int32_t scan(tl_context *ctx, const Args &a, const float *x, int64_t n, int64_t width, uint8_t *to)
+{
+    Problem p = {};
+    p.batch = a.members, p.n = n, p.d = width, p.granules = tl_ceil_div(n, GRANULE);
+    const ValueScan scans[1] = {{x, to, false}};
+    return a.members * n ? scan_values(ctx, p, scans, 1, nullptr) : (int32_t)TORCHLEAN_OK;
+}
+
+} /* namespace grouped */
+} /* namespace attention */
+
+extern "C" int32_t tl_cuda_grouped_attention(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                             const float *mask, int64_t batch, int64_t heads, int64_t queries,
+                                             int64_t d, int64_t kv_heads, int64_t keys, int64_t width,
+                                             int64_t mask_mode, int64_t mask_batch, int64_t mask_heads,
+                                             int64_t mask_queries, int64_t before, int64_t after, int64_t offset,
+                                             float scale, float *out)
+{
+    using namespace attention;
+    using namespace attention::grouped;
+    Args a = make_args(Q, K, V, mask, batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
+                       mask_heads, mask_queries, before, after, offset, scale);
+    a.result = out;
+    if (a.members * a.rows == 0 || width == 0) return TORCHLEAN_OK;
+    tl_scratch<uint8_t> finite(ctx);
+    if (a.limited) {
+        TL_TRY(finite.allocate(a.members * tl_ceil_div(keys, GRANULE)));
+        TL_TRY(scan(ctx, a, V, keys, width, finite));
+        a.finite_v = finite;
+    }
+    const int64_t most = d > width ? d : width;
+    return most <= 32    ? forward<Config<32, 128, 64, 16, 8, 2>>(ctx, a)
+           : most <= 64  ? forward<Config<64, 128, 64, 16, 8, 2>>(ctx, a)
+           : most <= 128 ? forward<Config<128, 128, 64, 16, 16, 1>>(ctx, a)
+           : most <= 256 ? forward<Config<256, 64, 64, 16, 16, 1>>(ctx, a)
+                         : forward<Config<128, 128, 64, 16, 16, 1, true>>(ctx, a);
+}
+
+extern "C" int32_t tl_cuda_grouped_attention_bwd(tl_context *ctx, const float *Q, const float *K, const float *V,
+                                                 const float *mask, const float *out, const float *g, int64_t batch,
+                                                 int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
+                                                 int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch,
+                                                 int64_t mask_heads, int64_t mask_queries, int64_t before,
+                                                 int64_t after, int64_t offset, float scale, float *gQ, float *gK,
+                                                 float *gV)
+{
+    using namespace attention;
+    using namespace attention::grouped;
+    Args a = make_args(Q, K, V, mask, batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
+                       mask_heads, mask_queries, before, after, offset, scale);
+    a.out = out, a.g = g, a.gQ = gQ, a.gK = gK, a.gV = gV;
+    a.wide_v = a.wide_v && tl_aligned4(g);
+    const int64_t all = a.members * a.rows, most = d > width ? d : width;
+    const int64_t of_keys = a.members * tl_ceil_div(keys, GRANULE), of_rows = a.members * tl_ceil_div(a.rows, GRANULE);
+    tl_scratch<char> scratch(ctx);
+    TL_TRY(scratch.allocate((int64_t)sizeof(float) * 3 * all + of_keys + 2 * of_rows));
+    a.base = reinterpret_cast<float *>((char *)scratch);
+    a.inverse = a.base + all;
+    a.dot = a.inverse + all;
+    if (a.limited) {
+        uint8_t *const finite = reinterpret_cast<uint8_t *>(a.dot + all);
+        TL_TRY(scan(ctx, a, K, keys, d, finite));
+        TL_TRY(scan(ctx, a, Q, a.rows, d, finite + of_keys));
+        TL_TRY(scan(ctx, a, g, a.rows, width, finite + of_keys + of_rows));
+        a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
+    }
+    if (most == 0) return TORCHLEAN_OK;
+    if (d > 0 || gK || gV)
+        TL_TRY((most <= 32    ? query_pass<Config<32, 128, 32, 16, 8, 2>>(ctx, a)
+                : most <= 64  ? query_pass<Config<64, 128, 32, 16, 8, 2>>(ctx, a)
+                : most <= 128 ? query_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+                : most <= 256 ? query_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
+                              : query_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a)));
+    if (!gK && !gV) return TORCHLEAN_OK;
+    return most <= 32    ? key_pass<Config<32, 64, 64, 16, 8, 2>>(ctx, a)
+           : most <= 64  ? key_pass<Config<64, 64, 64, 16, 8, 2>>(ctx, a)
+           : most <= 128 ? key_pass<Config<128, 64, 64, 16, 16, 1>>(ctx, a)
+           : most <= 256 ? key_pass<Config<256, 32, 32, 8, 16, 1>>(ctx, a)
+                         : key_pass<Config<128, 64, 64, 16, 16, 1, true>>(ctx, a);
+}

@@ -1,0 +1,164 @@
+"""Attention of any geometry, and what generation keeps, against float64 NumPy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.operation_calls import attend
+from tlrt import Session, Tape, nn
+from tlrt.errors import ArgumentError, ShapeError
+from tlspec.bounds import U
+from tlspec.cases import generator
+
+
+def operands(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = generator("attention", str(shapes))
+    return [rng.normal(size=s).astype(np.float32) for s in shapes]
+
+
+def reference(q: Any, k: Any, v: Any, allowed: Any = None, bias: Any = 0.0) -> Any:
+    """Heads of keys repeated for their group; blocked weights are 0."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    full = (*q.shape[:3], k.shape[2])
+    allowed = np.broadcast_to(True if allowed is None else allowed, full)
+    return attend(q, k, v, q.shape[3] ** -0.5, allowed, bias=np.broadcast_to(bias, full))
+
+
+def positions(queries: int, keys: int, offset: int) -> Any:
+    return np.arange(keys) - (offset + np.arange(queries))[:, None]
+
+
+Q, K, V = operands((2, 6, 5, 7), (2, 3, 9, 7), (2, 3, 9, 4))
+SOME = generator("mask").random((2, 1, 5, 9)) < 0.6
+SOME[1, 0, 2] = False
+BIAS = operands((6, 1, 9))[0]
+LATER = positions(5, 9, 0)
+GEOMETRIES: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "grouped heads": ({}, None, 0.0),
+    "causal, from the first key": ({"causal": True}, LATER <= 0, 0.0),
+    "causal, to the last key": ({"causal": True, "offset": "end"}, LATER <= 4, 0.0),
+    "a window on both sides": ({"window": 2, "offset": 3}, np.abs(LATER - 3) < 2, 0.0),
+    "a causal window": ({"window": 3, "causal": True, "offset": 1}, (LATER <= 1) & (LATER > -2), 0.0),
+    "a mask of booleans": ({"mask": SOME}, SOME, 0.0),
+    "a mask of booleans, and causal": ({"mask": SOME, "causal": True}, SOME & (LATER <= 0), 0.0),
+    "a mask to add": ({"mask": BIAS}, None, BIAS),
+    "a mask to add that blocks": ({"mask": np.where(SOME, BIAS, -np.inf)}, SOME, BIAS),
+}
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_attention_of_any_geometry_is_what_its_description_says(name: str) -> None:
+    how, allowed, bias = GEOMETRIES[name]
+    with Session("cpu") as s:
+        out = s.scaled_dot_product_attention(s.const(Q), s.const(K), s.const(V), **how).numpy()
+    np.testing.assert_allclose(out, reference(Q, K, V, allowed, bias), rtol=0, atol=200 * U)
+
+
+@pytest.mark.operations("grouped_attention")
+@pytest.mark.parametrize("mask", [SOME, np.where(SOME, BIAS, -np.inf).astype(np.float32)], ids=["booleans", "added"])
+def test_gradients_of_fused_and_composed_attention_agree(mask: Any) -> None:
+    found = []
+    for fused in (True, False):
+        with Session("cpu") as s:
+            leaves = [s.input(x, requires_grad=True) for x in (Q, K, V)]
+            given = (
+                mask if fused else s.const(np.where(mask, 0, -1e30) if mask.dtype == bool else np.maximum(mask, -1e30))
+            )
+            how = {} if fused else {"mask_mode": "additive"}
+            y = s.scaled_dot_product_attention(*leaves, given, causal=True, **how)
+            s.backward(
+                s.reduce_sum(
+                    s.mul(y, s.const(np.where(reference(Q, K, V, SOME & (LATER <= 0)) == 0, 0, 1 + V[0, 0, 0])))
+                )
+            )
+            found.append([x.grad.numpy() for x in leaves])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2000 * U)
+
+
+@pytest.mark.operations("grouped_attention", "flash_attention")
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_square_geometry_has_the_bits_of_flash_attention(causal: bool) -> None:
+    q, k, v = operands((6, 70, 40), (6, 70, 40), (6, 70, 40))
+    with Session("cpu") as s:
+        flash = s.flash_attention(s.const(q), s.const(k), s.const(v), mask_mode=3 if causal else 0)
+        four = [s.const(x.reshape(2, 3, 70, 40)) for x in (q, k, v)]
+        wide = s.scaled_dot_product_attention(*four, causal=causal)
+        mask = np.tri(70, dtype=bool) if causal else np.ones((70, 70), bool)
+        row = s.scaled_dot_product_attention(*four, mask)
+        assert wide.numpy().tobytes() == row.numpy().tobytes() == flash.numpy().tobytes()
+
+
+@pytest.mark.operations("grouped_attention")
+def test_one_query_after_the_other_has_the_bits_of_all_at_once() -> None:
+    q, k, v = operands((1, 4, 70, 16), (1, 2, 70, 16), (1, 2, 70, 16))
+    with Session("cpu") as s:
+        whole = s.scaled_dot_product_attention(s.const(q), s.const(k), s.const(v), causal=True).numpy()
+        for t in (1, 2, 63, 64, 65, 70):
+            part = [s.const(x) for x in (q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t])]
+            one = s.scaled_dot_product_attention(*part, causal=True, offset="end").numpy()
+            assert one.tobytes() == whole[:, :, t - 1 : t].tobytes(), t
+
+
+def test_generation_with_a_cache_equals_the_full_pass() -> None:
+    x = operands((2, 11, 24))[0]
+    with Session("cpu", seed=3) as s, s.no_grad():
+        layer = nn.MultiHeadAttention(s, 24, 6, name="a", causal=True, kv_heads=2, bias=True, rotary=1e4, window=7)
+        whole, cache, parts = layer(s.const(x)).numpy(), nn.KeyValueCache(s), []
+        for first, end in ((0, 4), *((t, t + 1) for t in range(4, 11))):
+            parts.append(layer(s.const(x[:, first:end]), cache=cache).numpy())
+            assert len(cache) == end
+            s.reset()
+        np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, rtol=0, atol=100 * U)
+        with pytest.raises(ShapeError):
+            layer(s.const(x[:1, :1]), cache=cache)
+        assert len(cache) == 11
+        cache.clear()
+        assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    "mask", [None, SOME, np.where(SOME, BIAS, -np.inf).astype(np.float32)], ids=["none", "booleans", "added"]
+)
+def test_dropout_drops_weights_by_the_sessions_numbers(mask: Any) -> None:
+    """With keys as values the identity shows the weights, of which the seed drops a quarter and scales the rest."""
+    one = np.broadcast_to(np.eye(9, dtype=np.float32), (2, 3, 9, 9)).copy()
+    with Session("cpu", seed=5) as s:
+        q, k, v = (s.const(x) for x in (Q, K, one))
+        whole = s.scaled_dot_product_attention(q, k, v, mask, causal=True).numpy()
+        before = s.counter
+        out = s.scaled_dot_product_attention(q, k, v, mask, causal=True, dropout=0.25).numpy()
+        assert s.counter == before + 1
+    with Session("cpu", seed=5) as s:
+        kept = s.bernoulli_mask(whole.shape, 0.75).numpy()
+    np.testing.assert_allclose(out, whole * kept / 0.75, rtol=0, atol=50 * U)
+    assert 0.6 < kept.mean() < 0.9
+    with Tape("cpu") as t, pytest.raises(ArgumentError, match="dropout: got 0.5, expected 0"):
+        t.scaled_dot_product_attention(*(t.leaf(x) for x in (Q, K, V)), dropout=0.5)
+
+
+REFUSED: dict[str, Any] = {
+    r"offset: got -4, expected 0 or more": {"shapes": ((1, 1, 5, 2), (1, 1, 1, 2), (1, 1, 1, 2)), "offset": "end"},
+    r"window: got 0, expected at least 1": {"window": 0},
+    r"offset: got 'start', expected a number or 'end'": {"offset": "start"},
+    r"k: got 2 heads, expected a divisor of the 3": {"shapes": ((1, 3, 1, 2), (1, 2, 1, 2), (1, 2, 1, 2))},
+    r"v: got shape \(1, 1, 3, 2\), expected \(1, 1, 1\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 2), (1, 1, 3, 2))},
+    r"k: got shape \(1, 1, 1, 3\), expected \(1, kv_heads, keys, 2\)": {"shapes": ((1, 1, 1, 2), (1, 1, 1, 3), (1, 1, 1, 2))},
+    r"mask: got \(3, 1\), expected one that broadcasts to \(1, 1, 2, 2\)": {"mask": np.zeros((3, 1), bool)},
+    r"mask: got zeros and ones": {"mask": np.eye(2, dtype=np.float32)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_attention_refuses_what_does_not_fit(said: str) -> None:
+    how = dict(REFUSED[said])
+    shapes = how.pop("shapes", ((1, 1, 2, 2),) * 3)
+    with (
+        Session("cpu") as s,
+        pytest.raises((ShapeError, ArgumentError), match=f"^scaled_dot_product_attention: {said}"),
+    ):
+        s.scaled_dot_product_attention(*(s.zeros(x) for x in shapes), **how)
