@@ -67,7 +67,7 @@ class Program:
             found.update({("parameters", p.name): p.numpy() for p in model.parameters()})
             with s.no_grad():
                 made = model.evaluate(*self.batches[-1])
-            found.update({("evaluation", n): v.numpy() for n, v in made.items()})
+            found.update({("evaluation", n): np.asarray(v) for n, v in made.items()})
             optimizer.close()
         return found
 
