@@ -141,14 +141,17 @@ def shares(
     return worst
 
 
-def compare_model(name: str, size: str, steps: int, runs: int, device: str = "cpu", torch: bool = True) -> dict[str, Any]:
+def compare_model(
+    name: str, size: str, steps: int, runs: int, device: str = "cpu", torch: bool = True
+) -> dict[str, Any]:
     """A document of one model: the shares, and what failed. Without PyTorch the truth is the program in float64."""
     start = time.monotonic()
     program = Program(name, size, steps)
     exact = program.run(SpecDevice(np.float64))
     truth = program.run_torch("float64") if torch else exact
     spread = spreads(program, exact, runs)
-    columns = {"tlrt": shares(program.run(device), truth, spread)}
+    got = program.run(device)
+    columns = {"tlrt": shares(got, truth, spread)}
     if torch:
         columns["program"] = shares(exact, truth, spread, 2.0**-28)
         columns["torch"] = shares(program.run_torch("float32"), truth, spread)
@@ -162,9 +165,10 @@ def compare_model(name: str, size: str, steps: int, runs: int, device: str = "cp
     ] + [str(f) for f in nodes.failures]
     return {
         "model": name, "size": size, "steps": steps, "runs": runs, "device": device,
-        "parameters": sum(w.size for w in program.weights.values()), "nodes": len(nodes.rows),
+        "weights": sum(w.size for w in program.weights.values()), "nodes": len(nodes.rows),
         "node": max(max(r.forward or 0.0, r.backward or 0.0) for r in nodes.rows),
         "shares": {c: {k: {"share": v, "of": whose} for k, (v, whose) in s.items()} for c, s in columns.items()},
+        "difference": max(abs(float(got[key] - truth[key])) for key in got if key[0] == "losses"),
         "losses": [float(truth["losses", str(k)]) for k in range(steps)], "failures": failures,
         "seconds": round(time.monotonic() - start, 1),
     }  # fmt: skip

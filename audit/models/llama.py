@@ -42,7 +42,9 @@ class Attention(nn.Layer):
     def __call__(self, x: TensorRef, cache: nn.KeyValueCache | None = None, *, training: bool = False) -> TensorRef:
         s = self.session
         batch, n, width = x.shape
-        q, k, v = (f(x).reshape((batch, n, -1, self.d)).permute((0, 2, 1, 3)) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            f(x).reshape((batch, n, -1, self.d)).permute((0, 2, 1, 3)) for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = (self.turn(y, 0 if cache is None else len(cache)) for y in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)

@@ -31,7 +31,7 @@ class LSTM(nn.Layer):
         self.session, self.hidden = s, hidden
         self.cells: list[dict[str, Any]] = []
         for i in range(layers):
-            sizes = {"weight_ih": (4 * hidden, inputs), "weight_hh": (4 * hidden, hidden)}
+            sizes: dict[str, tuple[int, ...]] = {"weight_ih": (4 * hidden, inputs), "weight_hh": (4 * hidden, hidden)}
             sizes |= {"bias_ih": (4 * hidden,), "bias_hh": (4 * hidden,)}
             bound = hidden**-0.5
             draw = nn.init.uniform

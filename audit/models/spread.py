@@ -2,12 +2,14 @@
 
 A device's result of one operation, forward, backward or of an optimiser, lies within the tolerance of the operation's own
 bound. What these errors do to a loss after many operations, no bound of an operation says: it follows from the program. So
-the program runs on the specification, and every result of every call is moved by plus or minus its tolerance, the signs drawn
-independently. To first order the end then moves by Σ J·t·ξ, where a device moves it by Σ J·δ, |δ| <= t, with the same
+the program runs on the specification, and every result of every call is moved by its tolerance t times a standard normal ξ, drawn
+for each element. To first order the end then moves by Σ J·t·ξ, where a device moves it by Σ J·δ, |δ| <= t, with the same
 derivatives J. Where the δ are independent with mean zero, as the factor λ√h of :mod:`tlspec.bounds` assumes too, the variance
-of the device's error is therefore at most that of the moved runs, element by element, for every derivative, kink and power of
-20 steps that the program has. The root mean square over the elements and over the moved runs estimates it, and three times that
-is the bound. A result that is correctly rounded is moved by half a spacing, one that is only moved about by nothing.
+of the device's error is therefore at most that of the moved runs. The root mean square over the elements of a tensor and over
+the moved runs estimates it, and three times that is the bound of the root mean square of the tensor's error.
+
+A result that is correctly rounded has a tolerance of half a spacing, a copy none. What only underflow allows is left out, else a
+zero under a root could become negative. Scalars are rounded to float32 in these runs, as on every device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,10 +47,10 @@ def moved_results(seed: int) -> Iterator[None]:
         bound = row.bound_of("forward" if self.__name__ == row.name else "vjp")
         with np.errstate(all="ignore"):
             tolerances = _tolerances(bound, self.reference, outputs, inputs, values)
-        signs = (rng.integers(0, 2, o.shape) * 2 - 1 for o in outputs)
-        parts = zip(outputs, tolerances, signs, strict=True)
-        # what only underflow allows is left out, else a zero under a root could become negative
-        return [np.where(np.isfinite(t) & (t > 2.0**-126), o + t * sign, o) for o, t, sign in parts]
+        return [
+            np.where(np.isfinite(t) & (t > 2.0**-126), o + t * rng.standard_normal(o.shape), o)
+            for o, t in zip(outputs, tolerances, strict=True)
+        ]
 
     with mock.patch.object(spec._Function, "_compute", moved):
         yield

@@ -1,6 +1,7 @@
-"""The U-Net of Ronneberger et al. (arXiv:1505.04597) with batch norms: each level up takes the map of its level down beside it."""
+"""The U-Net of Ronneberger et al. (arXiv:1505.04597) with batch norms, whose maps on the way down join those on the way up."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class UNet(nn.Layer):
         self.session = s
         widths = [size.width << i for i in range(size.depth + 1)]
         self.first, self.pool = DoubleConv(s, 1, size.width, "first"), nn.MaxPool(2)
-        pairs = list(enumerate(zip(widths, widths[1:])))
+        pairs = list(enumerate(pairwise(widths)))
         self.down = [DoubleConv(s, a, b, f"down.{i}") for i, (a, b) in pairs]
         self.widen = [nn.ConvTranspose(s, b, a, 2, stride=2, name=f"widen.{i}") for i, (a, b) in pairs]
         self.up = [DoubleConv(s, b, a, f"up.{i}") for i, (a, b) in pairs]
@@ -99,7 +100,7 @@ def twin(size: Size) -> Any:
         def __init__(self) -> None:
             super().__init__()
             widths = [size.width << i for i in range(size.depth + 1)]
-            pairs = list(zip(widths, widths[1:]))
+            pairs = list(pairwise(widths))
             self.first = double_conv(1, size.width)
             self.down = nn.ModuleList(double_conv(a, b) for a, b in pairs)
             self.widen = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairs)
