@@ -25,7 +25,7 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     for name in made:
         if name == "padding":  # at most half of a kernel of 1
             made[name] = [0]
-        elif name.startswith(("kernel_", "stride_", "dilation_", "groups")):
+        elif name.startswith(("kernel_", "stride_", "dilation_", "groups", "mask_batch", "mask_heads", "mask_queries")):
             made[name] = 1
     return made
 

@@ -124,14 +124,14 @@ class LossOperations(ForwardingOperations[Ref]):
             parts = (math.prod(before), classes, math.prod(after))
             logits = self._apply("transpose3d_acb", (logits if shape == parts else self._view(logits, parts, op),))
         rows = self._rows(logits)
-        live = isinstance(wanted, (convert.Live, Indices))  # the host does not read them here
+        live = isinstance(labels, convert.Live) or isinstance(wanted, Indices)  # the host does not read them here
         ignored = np.zeros(wanted.shape, bool) if live else np.asarray(wanted == ignore_index)
         plain = weight is None and not label_smoothing and reduction == "mean" and not ignored.any()
         if plain and (not live or ignore_index < 0):
             below = classes if self._checks_indices and isinstance(wanted, Indices) else None
             hosts = {"labels": indices(op, "labels", wanted.reshape(-1), below, read=convert.uint32)}
             return self._apply(op, (rows,), (), hosts)  # -1 is refused as `classes` is
-        hosts = {"labels": self._labels(op, wanted, ignored, classes, ignore_index)}
+        hosts = {"labels": self._labels(op, labels, wanted, ignored, classes, ignore_index)}
         weights = None if weight is None else self._weights(weight)
         if weights is not None and (got := self._shape(op, weights)) != (classes,):
             raise refusal(ShapeError, op, "weight", f"shape {got}", (classes,))
@@ -146,16 +146,19 @@ class LossOperations(ForwardingOperations[Ref]):
         """A weight as a value; an array is a constant."""
         return self._constant(given) if isinstance(given, (np.ndarray, list, tuple)) else cast(Ref, given)
 
-    def _labels(self, op: str, wanted: Any, ignored: npt.NDArray[Any], classes: int, ignore_index: int) -> Any:
+    def _labels(
+        self, op: str, given: Any, wanted: Any, ignored: npt.NDArray[Any], classes: int, ignore_index: int
+    ) -> Any:
         """Labels as the kernels take them, one that is ignored as no class."""
-        if isinstance(wanted, (convert.Live, Indices)):
+        live = isinstance(given, convert.Live)
+        if live or isinstance(wanted, Indices):
             if 0 <= ignore_index < classes:
                 expected = f"{classes} or more, as the labels are read in place"
                 raise refusal(ArgumentError, op, "ignore_index", ignore_index, expected)
-            checked = ignore_index < 0 and (self._checks_indices or isinstance(wanted, convert.Live))
-            return indices(
-                op, "labels", cast(Any, wanted).reshape(-1), classes if checked else None, read=convert.uint32
-            )
+            if live and ignore_index < 0:
+                given.require_below(classes)
+            below = classes if self._checks_indices and not live and ignore_index < 0 else None
+            return indices(op, "labels", wanted.reshape(-1), below, read=convert.uint32)
         kept = indices(op, "labels", np.where(ignored, 0, wanted).reshape(-1), read=convert.uint32)
         bad = (kept >= classes) & ~ignored.reshape(-1)
         if bad.any():

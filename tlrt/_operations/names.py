@@ -13,7 +13,7 @@ _ELSEWHERE = {
     "argsort": "topk, numpy().argsort()", "sort": "topk, numpy().sort()", "take_along_axis": "take_along",
     "maximum": "max", "minimum": "min", "clip": "clamp", "mm": "matmul", "dot": "matmul", "pow": "square, sqrt, exp and log",
     "tolist": "numpy().tolist()", "data": "numpy()", "index_select": "take", "gather": "take_along",
-    "nll_loss": "cross_entropy", "batch_norm": "channel_affine, nn.BatchNorm", "conv1d": "conv", "conv3d": "conv",
+    "nll_loss": "cross_entropy", "batch_norm": "batchnorm_channel_first, channel_affine", "conv1d": "conv", "conv3d": "conv",
     "tensor": "const, input", "array": "const", "as_tensor": "const", "parameter": "param", "randn": "rand_normal",
     "rand": "rand_uniform", "ones": "full", "zero_grad": "reset", "manual_seed": "Session(seed=…)", "no_gradient": "no_grad",
 }  # fmt: skip

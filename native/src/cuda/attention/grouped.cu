@@ -398,7 +398,7 @@ static int32_t scan(tl_context *ctx, const Args &a, const float *x, int64_t n, i
     Problem p = {};
     p.batch = a.members, p.n = n, p.d = width, p.granules = tl_ceil_div(n, GRANULE);
     const ValueScan scans[1] = {{x, to, false}};
-    return a.members * n ? scan_values(ctx, p, scans, 1, nullptr) : (int32_t)TORCHLEAN_OK;
+    return a.members > 0 && n > 0 ? scan_values(ctx, p, scans, 1, nullptr) : (int32_t)TORCHLEAN_OK;
 }
 
 } /* namespace grouped */
