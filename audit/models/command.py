@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m audit models",
         description="Trains models of tlrt and the same models of PyTorch from the same weights. The columns are the worst "
         "errors as shares of their bounds (audit/models/spread.py): of tlrt against PyTorch in float64, of PyTorch's "
-        "float32 gradients beside it, of tlrt's program in float64, and of the first step's operations against their own bounds; and the worst "
-        "difference of a loss.",
+        "float32 gradients beside it, of tlrt's program in float64, and of the first step's operations against their own bounds; "
+        "and the worst difference of a loss.",
     )
     p.add_argument("--only", metavar="NAMES", help=f"of {', '.join(MODELS)} (default: all)")
     p.add_argument("--steps", type=int, default=20, metavar="N", help="training steps (default 20)")

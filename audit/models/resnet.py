@@ -20,7 +20,7 @@ class Size:
     pixels: int = 64
 
 
-SIZES = {"small": Size(2, 3, 2, 32), "default": Size(), "large": Size(width=64)}
+SIZES = {"small": Size(2, 3, 4, 32), "default": Size(), "large": Size(width=64)}
 
 
 class BasicBlock(nn.Layer):
