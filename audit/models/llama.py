@@ -45,15 +45,12 @@ class Attention(nn.Layer):
         q, k, v = (
             f(x).reshape((batch, n, -1, self.d)).permute((0, 2, 1, 3)) for f in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (self.turn(y, 0 if cache is None else len(cache)) for y in (q, k))
+        start = 0 if cache is None else len(cache)
+        q, k = (s.rotary(y, self.size.base, start, halves=True) for y in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
         y = s.scaled_dot_product_attention(q, k, v, causal=True, offset="end")
         return self.o_proj(y.permute((0, 2, 1, 3)).reshape((batch, n, width)))
-
-    def turn(self, x: TensorRef, start: int) -> TensorRef:
-        """The rotary encoding of (batch, heads, n, d) at positions from `start`."""
-        return x.reshape((-1, *x.shape[2:])).rotary(self.size.base, start, halves=True).reshape(x.shape)
 
 
 class Block(nn.Layer):
