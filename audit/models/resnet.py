@@ -78,7 +78,7 @@ def make(s: Session, size: Size) -> ResNet18:
 
 
 def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)
+    return optim.SGD(model.parameters(), lr=2e-4, momentum=0.9, weight_decay=5e-4)
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -140,4 +140,4 @@ def twin(size: Size) -> Any:
 def twin_optimizer(model: Any) -> Any:
     import torch
 
-    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)
+    return torch.optim.SGD(model.parameters(), lr=2e-4, momentum=0.9, weight_decay=5e-4)

@@ -77,7 +77,7 @@ def make(s: Session, size: Size) -> UNet:
 
 
 def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    return optim.SGD(model.parameters(), lr=2e-3, momentum=0.9, nesterov=True)
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -128,4 +128,4 @@ def twin(size: Size) -> Any:
 def twin_optimizer(model: Any) -> Any:
     import torch
 
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9, nesterov=True)
