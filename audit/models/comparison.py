@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.spread import Array, moved_results, rms, share
-from tlrt import Session, compare, nn
+from tlrt import Session, compare, nn, optim
 from tlrt.spec import SpecDevice
 from tlrt.tensor import TensorRef
 
@@ -34,7 +34,7 @@ class Program:
         self.module = import_module(f"audit.models.{self.name}")
         self.sizes = self.module.SIZES[self.size]
         with Session("cpu", seed=1) as s:
-            self.weights = {p.name: p.numpy() for p in self.module.make(s, self.sizes).parameters()}
+            self.weights = {p.name: p.numpy() for p in self.module.MODEL(s, self.sizes).parameters()}
         rng = np.random.default_rng(1)
         for name in self.weights:  # so that no bias and no affine map is trivial
             if not name.endswith("running_var"):
@@ -44,7 +44,7 @@ class Program:
 
     def model(self, s: Session) -> nn.Layer:
         """The model of tlrt with the initial weights."""
-        made: nn.Layer = self.module.make(s, self.sizes)
+        made: nn.Layer = self.module.MODEL(s, self.sizes)
         for p in made.parameters():
             p.set(self.weights[p.name])
         return made
@@ -52,10 +52,11 @@ class Program:
     def run(self, device: str | SpecDevice) -> Results:
         """All steps and the evaluation on a device."""
         found: Results = {}
+        kind, settings = self.module.OPTIMIZER
         with Session(device, seed=1) as s:
             model: Any = self.model(s)
             losses = []
-            optimizer = self.module.optimizer(model)
+            optimizer = getattr(optim, kind)(model.parameters(), **settings)
             for k, batch in enumerate(self.batches[:-1]):
                 loss = model.loss(*batch)
                 gradients = s.backward(loss)
@@ -79,14 +80,14 @@ class Program:
 
         found: Results = {}
         losses = []
-        dtype = getattr(torch, kind)
+        dtype, (how, settings) = getattr(torch, kind), self.module.OPTIMIZER
         model = self.module.twin(self.sizes).to(dtype)
         theirs = model.state_dict()
         extra = set(theirs) ^ set(self.weights)
         if wrong := {n for n in extra if not n.endswith("num_batches_tracked")}:
             raise ValueError(f"{self.name}: only one of the two models has {', '.join(sorted(wrong))}")
         model.load_state_dict({n: torch.tensor(w) for n, w in self.weights.items()}, strict=False)
-        optimizer = self.module.twin_optimizer(model)
+        optimizer = getattr(torch.optim, how)(model.parameters(), **settings)
 
         def tensors(batch: tuple[Array, ...]) -> list[Any]:
             return [torch.tensor(a, dtype=dtype if a.dtype.kind == "f" else torch.int64) for a in batch]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.batches import Batch, images
-from tlrt import Session, nn, optim
+from tlrt import Session, nn
 from tlrt.tensor import TensorRef
 
 
@@ -22,11 +22,13 @@ class Size:
     pixels: int = 24
 
 
+OPTIMIZER = "AdamW", {"lr": 1e-3, "weight_decay": 1e-4}
 SIZES = {"small": Size(2, 2, 1, 3, 1, 8), "default": Size(), "large": Size(32, 12, 4, 128, 4, 64)}
 
 
 class SpectralConv2d(nn.Layer):
-    """Complex weights on the lowest modes of both axes, of both signs along the first."""
+    """Complex weights on the lowest modes of both axes, of both signs along the first. Real transforms run along the rows;
+    along the columns, for the modes kept alone, products with cosines and sines."""
 
     def __init__(self, s: Session, width: int, modes: int, name: str) -> None:
         self.session, self.modes = s, modes
@@ -97,12 +99,7 @@ class FNO2d(nn.Layer):
         return {"field": self(field)}
 
 
-def make(s: Session, size: Size) -> FNO2d:
-    return FNO2d(s, size)
-
-
-def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+MODEL = FNO2d
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -154,9 +151,3 @@ def twin(size: Size) -> Any:
             return {"field": self(field)}
 
     return FNO2d()
-
-
-def twin_optimizer(model: Any) -> Any:
-    import torch
-
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)

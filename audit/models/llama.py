@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.batches import Batch, labels
-from tlrt import Session, nn, optim
+from tlrt import Session, nn
 from tlrt.tensor import TensorRef
 
 
@@ -25,6 +25,7 @@ class Size:
     base: float = 10000.0
 
 
+OPTIMIZER = "AdamW", {"lr": 1e-3, "weight_decay": 0.1}
 SIZES = {"small": Size(11, 8, 4, 2, 1, 12, 1, 5), "default": Size(), "large": Size(1000, 256, 8, 2, 4, 688, 2, 64)}
 
 
@@ -106,12 +107,7 @@ class Llama(nn.Layer):
         return {"tokens": made, "logits": logits, "cached - full": logits - self(made)}
 
 
-def make(s: Session, size: Size) -> Llama:
-    return Llama(s, size)
-
-
-def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.AdamW(model.parameters(), lr=1e-3, beta2=0.95, weight_decay=0.1)
+MODEL = Llama
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -190,9 +186,3 @@ def twin(size: Size) -> Any:
             return {"tokens": made, "logits": logits, "cached - full": torch.zeros_like(logits)}
 
     return Llama()
-
-
-def twin_optimizer(model: Any) -> Any:
-    import torch
-
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)

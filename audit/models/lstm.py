@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.batches import Batch, labels
-from tlrt import Session, nn, optim
+from tlrt import Session, nn
 from tlrt.tensor import TensorRef
 
 
@@ -21,6 +21,7 @@ class Size:
     length: int = 20
 
 
+OPTIMIZER = "Adam", {"lr": 2e-3}
 SIZES = {"small": Size(7, 4, 2, 2, 3), "default": Size(), "large": Size(2000, 256, 2, 16, 35)}
 
 
@@ -79,12 +80,7 @@ class LanguageModel(nn.Layer):
         return {"logits": logits, "halves - full": parts - logits}
 
 
-def make(s: Session, size: Size) -> LanguageModel:
-    return LanguageModel(s, size)
-
-
-def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.Adam(model.parameters(), lr=2e-3)
+MODEL = LanguageModel
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -115,9 +111,3 @@ def twin(size: Size) -> Any:
             return {"logits": logits, "halves - full": torch.zeros_like(logits)}
 
     return LanguageModel()
-
-
-def twin_optimizer(model: Any) -> Any:
-    import torch
-
-    return torch.optim.Adam(model.parameters(), lr=2e-3)

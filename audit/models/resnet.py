@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.batches import Batch, images, labels
-from tlrt import Session, nn, optim
+from tlrt import Session, nn
 from tlrt.tensor import TensorRef
 
 
@@ -20,6 +20,7 @@ class Size:
     pixels: int = 64
 
 
+OPTIMIZER = "SGD", {"lr": 2e-4, "momentum": 0.9, "weight_decay": 5e-4}
 SIZES = {"small": Size(2, 3, 4, 32), "default": Size(), "large": Size(width=64)}
 
 
@@ -73,12 +74,7 @@ class ResNet18(nn.Layer):
         return {"logits": self(self.session.const(pixels))}
 
 
-def make(s: Session, size: Size) -> ResNet18:
-    return ResNet18(s, size)
-
-
-def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=2e-4, momentum=0.9, weight_decay=5e-4)
+MODEL = ResNet18
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -135,9 +131,3 @@ def twin(size: Size) -> Any:
             return {"logits": self(pixels)}
 
     return ResNet18()
-
-
-def twin_optimizer(model: Any) -> Any:
-    import torch
-
-    return torch.optim.SGD(model.parameters(), lr=2e-4, momentum=0.9, weight_decay=5e-4)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from audit.models.batches import Batch, images, labels
-from tlrt import Session, nn, optim
+from tlrt import Session, nn
 from tlrt.tensor import TensorRef
 
 
@@ -22,6 +22,7 @@ class Size:
     pixels: int = 32
 
 
+OPTIMIZER = "SGD", {"lr": 2e-3, "momentum": 0.9, "nesterov": True}
 SIZES = {"small": Size(width=2, depth=2, pixels=8), "default": Size(), "large": Size(width=64, pixels=64)}
 
 
@@ -72,12 +73,7 @@ class UNet(nn.Layer):
         return {"logits": self(self.session.const(pixels))}
 
 
-def make(s: Session, size: Size) -> UNet:
-    return UNet(s, size)
-
-
-def optimizer(model: nn.Layer) -> optim.Optimizer:
-    return optim.SGD(model.parameters(), lr=2e-3, momentum=0.9, nesterov=True)
+MODEL = UNet
 
 
 def batch(rng: np.random.Generator, size: Size) -> Batch:
@@ -123,9 +119,3 @@ def twin(size: Size) -> Any:
             return {"logits": self(pixels)}
 
     return UNet()
-
-
-def twin_optimizer(model: Any) -> Any:
-    import torch
-
-    return torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9, nesterov=True)
