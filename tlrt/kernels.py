@@ -91,10 +91,14 @@ __all__ = [
     "conv2d",
     "conv2d_bwd",
     "conv_bwd",
+    "conv_grouped",
+    "conv_grouped_bwd",
     "conv_transpose",
     "conv_transpose2d",
     "conv_transpose2d_bwd",
     "conv_transpose_bwd",
+    "conv_transpose_grouped",
+    "conv_transpose_grouped_bwd",
     "cos",
     "cos_bwd",
     "cross_entropy",
@@ -7338,6 +7342,298 @@ def conv_transpose2d_bwd(
             raise
         raise _refusal(conv_transpose2d_bwd, error, locals(), {"stride_h": "parameter", "stride_w": "parameter", "padding_h": "parameter", "padding_w": "parameter"}) from None
     return _again(status, conv_transpose2d_bwd, locals())
+
+
+def conv_grouped(
+    x: Buffer,
+    w: Buffer,
+    batch: int,
+    groups: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    padding_low: Sequence[int],
+    padding_high: Sequence[int],
+    *,
+    b: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Convolution of groups of channels, each with weights of its own, over 1 to 8 spatial axes.
+
+    out[n, g, o, j] = Σ_{c, k} w[g, o, c, k]·x[n, g, c, j·stride + k·dilation - padding_low] + b[g, o], x being 0 outside
+
+    Shapes: x (batch, groups, in_channels, *spatial), w (groups, out_channels, in_channels, *kernel), b (groups,
+    out_channels) or none; stride, dilation and the paddings before and after one entry per spatial axis; out (batch,
+    groups, out_channels, *⌊(spatial + padding_low + padding_high - dilation·(kernel - 1) - 1) / stride⌋ + 1).
+
+    Special values: those of conv; without b nothing is added.
+
+    Errors: those of conv; no group, a dilation of 0.
+
+    Signature: x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], b?[groups,
+        out_channels] -> out[batch, groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation,
+        padding_low, padding_high)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
+        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
+        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
+        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
+        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
+        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
+        one padding per spatial axis (padding_high); ShapeError unless every output size, floor((in + padding_low +
+        padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        dilation_ = _uint32_list(dilation)
+        padding_low_ = _uint32_list(padding_low)
+        padding_high_ = _uint32_list(padding_high)
+        call = x._device._calls.buffer_conv_grouped
+        status = call(x._handle, w._handle, _NULL if b is None else b._handle, _index(batch), _index(groups),
+                      _index(in_channels), spatial_, _count(spatial_), _index(out_channels), kernel_, _count(kernel_),
+                      stride_, _count(stride_), dilation_, _count(dilation_), padding_low_, _count(padding_low_),
+                      padding_high_, _count(padding_high_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(conv_grouped, error, locals()) from None
+    if status:
+        return _again(status, conv_grouped, locals())
+    _give(slot)
+    return out
+
+
+def conv_grouped_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    groups: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    padding_low: Sequence[int],
+    padding_high: Sequence[int],
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv_grouped.
+
+    The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
+    the stride.
+
+    Signature: x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], g[batch,
+        groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)] ->
+        gx?[batch, groups, in_channels, *spatial], gw?[groups, out_channels, in_channels, *kernel], gb?[groups,
+        out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
+        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
+        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
+        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
+        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
+        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
+        one padding per spatial axis (padding_high); ShapeError unless every output size, floor((in + padding_low +
+        padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad
+    """
+    places, given, undo = _slots("conv_grouped_bwd", ("gx", "gw", "gb"), want, out)
+    try:
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        dilation_ = _uint32_list(dilation)
+        padding_low_ = _uint32_list(padding_low)
+        padding_high_ = _uint32_list(padding_high)
+        call = x._device._calls.buffer_conv_grouped_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(groups), _index(in_channels), spatial_,
+                      _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_),
+                      dilation_, _count(dilation_), padding_low_, _count(padding_low_), padding_high_,
+                      _count(padding_high_), *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(conv_grouped_bwd, error, locals()) from None
+    return _again(status, conv_grouped_bwd, locals())
+
+
+def conv_transpose_grouped(
+    x: Buffer,
+    w: Buffer,
+    batch: int,
+    groups: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    padding_low: Sequence[int],
+    padding_high: Sequence[int],
+    output_padding: Sequence[int],
+    *,
+    b: Buffer | None = None,
+    out: Buffer | None = None,
+) -> Buffer:
+    """Transposed convolution of groups of channels: the gradient of conv_grouped with respect to its input, plus a bias.
+
+    out[n, g, o, i] = Σ_{c, k} w[g, c, o, k]·x[n, g, c, (i + padding_low - k·dilation) / stride] + b[g, o] over the k that divide
+
+    Shapes: x (batch, groups, in_channels, *spatial), w (groups, in_channels, out_channels, *kernel), b (groups,
+    out_channels) or none; the lists one entry per spatial axis; out (batch, groups, out_channels, *(spatial - 1)·stride +
+    dilation·(kernel - 1) + 1 + output_padding - padding_low - padding_high). Elements that output_padding adds get the terms
+    that reach them.
+
+    Special values: those of conv_transpose; without b nothing is added.
+
+    Errors: those of conv_transpose; no group, a dilation of 0.
+
+    Signature: x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], b?[groups,
+        out_channels] -> out[batch, groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride,
+        dilation, padding_low, padding_high, output_padding)]
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
+        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
+        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
+        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
+        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
+        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
+        one padding per spatial axis (padding_high); ArgumentError unless one padding per spatial axis
+        (output_padding); ShapeError unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 +
+        output_padding - padding_low - padding_high, from 1 to 2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        dilation_ = _uint32_list(dilation)
+        padding_low_ = _uint32_list(padding_low)
+        padding_high_ = _uint32_list(padding_high)
+        output_padding_ = _uint32_list(output_padding)
+        call = x._device._calls.buffer_conv_transpose_grouped
+        status = call(x._handle, w._handle, _NULL if b is None else b._handle, _index(batch), _index(groups),
+                      _index(in_channels), spatial_, _count(spatial_), _index(out_channels), kernel_, _count(kernel_),
+                      stride_, _count(stride_), dilation_, _count(dilation_), padding_low_, _count(padding_low_),
+                      padding_high_, _count(padding_high_), output_padding_, _count(output_padding_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(conv_transpose_grouped, error, locals()) from None
+    if status:
+        return _again(status, conv_transpose_grouped, locals())
+    _give(slot)
+    return out
+
+
+def conv_transpose_grouped_bwd(
+    x: Buffer,
+    w: Buffer,
+    g: Buffer,
+    batch: int,
+    groups: int,
+    in_channels: int,
+    spatial: Sequence[int],
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    padding_low: Sequence[int],
+    padding_high: Sequence[int],
+    output_padding: Sequence[int],
+    *,
+    want: Sequence[bool] | None = None,
+    out: Sequence[Buffer | None] | None = None,
+) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
+    """Vector-Jacobian product of conv_transpose_grouped.
+
+    The VJP of conv_transpose, group by group, with the dilation of the forward pass.
+
+    Signature: x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], g[batch,
+        groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low,
+        padding_high, output_padding)] -> gx?[batch, groups, in_channels, *spatial], gw?[groups, in_channels,
+        out_channels, *kernel], gb?[groups, out_channels]
+
+    Returns (gx, gw, gb). `want` says which to compute, all by default; the others are None. `out` may hold a buffer
+    for each one wanted.
+
+    Raises ShapeError where a length does not fit its shape; ShapeError unless at least 1 (groups); ShapeError
+        unless 1 to 8 spatial axes, every size of x at least 1 (spatial); ShapeError unless one kernel size per
+        spatial axis (kernel); ShapeError unless every kernel size to be at least 1 (kernel); ArgumentError unless
+        one stride per spatial axis (stride); ArgumentError unless every stride to be at least 1 (stride);
+        ArgumentError unless one dilation per spatial axis (dilation); ArgumentError unless every dilation to be at
+        least 1 (dilation); ArgumentError unless one padding per spatial axis (padding_low); ArgumentError unless
+        one padding per spatial axis (padding_high); ArgumentError unless one padding per spatial axis
+        (output_padding); ShapeError unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 +
+        output_padding - padding_low - padding_high, from 1 to 2^32 - 1 (spatial).
+
+    Source: torch.nn.functional.conv_transpose2d with groups, dilation and output_padding
+    """
+    places, given, undo = _slots("conv_transpose_grouped_bwd", ("gx", "gw", "gb"), want, out)
+    try:
+        spatial_ = _uint32_list(spatial)
+        kernel_ = _uint32_list(kernel)
+        stride_ = _uint32_list(stride)
+        dilation_ = _uint32_list(dilation)
+        padding_low_ = _uint32_list(padding_low)
+        padding_high_ = _uint32_list(padding_high)
+        output_padding_ = _uint32_list(output_padding)
+        call = x._device._calls.buffer_conv_transpose_grouped_bwd
+        status = call(x._handle, w._handle, g._handle, _index(batch), _index(groups), _index(in_channels), spatial_,
+                      _count(spatial_), _index(out_channels), kernel_, _count(kernel_), stride_, _count(stride_),
+                      dilation_, _count(dilation_), padding_low_, _count(padding_low_), padding_high_,
+                      _count(padding_high_), output_padding_, _count(output_padding_), *places)
+        if not status:
+            return _results(places, given, x._device)
+    except BaseException as error:
+        _exhaust(undo)
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(conv_transpose_grouped_bwd, error, locals()) from None
+    return _again(status, conv_transpose_grouped_bwd, locals())
 
 
 def max_pool(

@@ -275,9 +275,9 @@ def linear(*names: str) -> Law:
     names = names or ("x",)
 
     def state(f: Calls) -> Iterator[Claim]:
-        x = {n: f.inputs[n] for n in names}
-        z = {n: f.fresh(n, "z") for n in names}
-        combined = {n: (2 * x[n] + 3 * z[n]).astype(np.float32) for n in names}
+        x = {n: f.inputs[n] for n in names if f.inputs[n] is not None}  # an optional one may be left out
+        z = {n: f.fresh(n, "z") for n in x}
+        combined = {n: (2 * x[n] + 3 * z[n]).astype(np.float32) for n in x}
         one, two, both = f(), f(z), f(combined)
         right = 2 * one.array.astype(np.float64) + 3 * two.array.astype(np.float64)
         yield Claim(both.array, right, both.tolerance + 2 * one.tolerance + 3 * two.tolerance + _double(right, 2))
@@ -300,7 +300,7 @@ def adjoint(*names: str) -> Law:
         for y, out in zip(ys.values(), outs, strict=True):
             left += _dot(out.array, y)
             slack += _dot(out.tolerance, np.abs(y)) + _slack(out.array, y)
-        for n in names:
+        for n in (n for n in names if f.inputs[n] is not None):
             x, grad = f.inputs[n], gradients[f"g{n}"]
             right += _dot(grad.array, x)
             slack += _dot(grad.tolerance, np.abs(x)) + _slack(grad.array, x)

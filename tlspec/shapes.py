@@ -151,9 +151,52 @@ def conv_transpose_ok(
     return same and all(1 <= n < TOO_LARGE for n in conv_transpose_out(spatial, kernel, stride, padding))
 
 
+def conv_grouped_size(size: int, kernel: int, stride: int, dilation: int, low: int, high: int) -> int:
+    """Outputs of a dilated convolution along one axis: ⌊(size + low + high - dilation·(kernel - 1) - 1) / stride⌋ + 1; 0 where
+    the kernel does not fit or an argument that must be positive is 0, at most 2^32."""
+    room = size + low + high - dilation * (kernel - 1) - 1
+    if size == 0 or kernel == 0 or stride == 0 or dilation == 0 or room < 0:
+        return 0
+    return min(room // stride + 1, TOO_LARGE)
+
+
+def conv_transpose_grouped_size(
+    size: int, kernel: int, stride: int, dilation: int, low: int, high: int, extra: int
+) -> int:
+    """Outputs of a dilated transposed convolution along one axis: (size - 1)·stride + dilation·(kernel - 1) + 1 + extra - low -
+    high; 0 where that is not positive or an argument that must be is 0, at most 2^32."""
+    if size == 0 or kernel == 0 or stride == 0 or dilation == 0:
+        return 0
+    return min(max((size - 1) * stride + dilation * (kernel - 1) + 1 + extra - low - high, 0), TOO_LARGE)
+
+
+def conv_grouped_out(*lists: Sequence[int]) -> list[int]:
+    """:func:`conv_grouped_size` per axis, for as many axes as all six lists have."""
+    return [conv_grouped_size(*axis) for axis in zip(*lists, strict=False)]
+
+
+def conv_transpose_grouped_out(*lists: Sequence[int]) -> list[int]:
+    """:func:`conv_transpose_grouped_size` per axis, for as many axes as all seven lists have."""
+    return [conv_transpose_grouped_size(*axis) for axis in zip(*lists, strict=False)]
+
+
+def conv_grouped_ok(*lists: Sequence[int]) -> bool:
+    """Whether the lists are a convolution's: equal ranks from 1 to 8, every output size from 1 to 2^32 - 1."""
+    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= 8
+    return same and all(1 <= n < TOO_LARGE for n in conv_grouped_out(*lists))
+
+
+def conv_transpose_grouped_ok(*lists: Sequence[int]) -> bool:
+    """The same for a transposed convolution."""
+    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= 8
+    return same and all(1 <= n < TOO_LARGE for n in conv_transpose_grouped_out(*lists))
+
+
 #: what expressions of the grammar may call, by name
 FUNCTIONS = {
     function.__name__: function for function in (
         rank, drop, keep, are_axes, none_empty, swap, axis_map_ok, slices_ok, all_below, given, positive, conv_size,
-        conv_transpose_size, conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, pool_size, pool_out, pool_ok)
+        conv_transpose_size, conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, conv_grouped_size,
+        conv_transpose_grouped_size, conv_grouped_out, conv_transpose_grouped_out, conv_grouped_ok,
+        conv_transpose_grouped_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

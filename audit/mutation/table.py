@@ -134,8 +134,14 @@ DEFECTS = [
     *defects("native/src/formula/conv_geometry.h", rows=[
         ("        g.base[d] = -s->padding[d];", "        g.base[d] = 0;", "convolution ignores its padding",
          "conv,conv2d"),
-        ("        g.taps[d] = (s->kernel[d] - r + stride - 1) / stride;",
-         "        g.taps[d] = (s->kernel[d] - r) / stride;", "the last taps of a phase are lost", "conv"),
+        ("        g.taps[d] = (s->kernel[d] - k + period - 1) / period;",
+         "        g.taps[d] = (s->kernel[d] - k) / period;", "the last taps of a phase are lost", "conv"),
+        ("        g.kernel_step[d] = period;", "        g.kernel_step[d] = stride;",
+         "a factor common to stride and dilation is forgotten", "conv_grouped,conv_transpose_grouped"),
+    ]),
+    *defects("native/src/cpu/conv/direct.c", rows=[
+        ("sums[l] += weight * 0.0f;", "sums[l] += 0.0f;", "the zeros around a plane take no part",
+         "conv_grouped,conv_transpose_grouped"),
     ]),
     *defects("native/src/formula/broadcast_axes.h", rows=[
         ("const int8_t repeated = map[j] == 0 || in[map[j] - 1] != out[j];",

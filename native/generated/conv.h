@@ -14,6 +14,10 @@
 #define tl_cpu_conv2d_bwd TL_V(tl_cpu_conv2d_bwd)
 #define tl_cpu_conv_transpose2d TL_V(tl_cpu_conv_transpose2d)
 #define tl_cpu_conv_transpose2d_bwd TL_V(tl_cpu_conv_transpose2d_bwd)
+#define tl_cpu_conv_grouped TL_V(tl_cpu_conv_grouped)
+#define tl_cpu_conv_grouped_bwd TL_V(tl_cpu_conv_grouped_bwd)
+#define tl_cpu_conv_transpose_grouped TL_V(tl_cpu_conv_transpose_grouped)
+#define tl_cpu_conv_transpose_grouped_bwd TL_V(tl_cpu_conv_transpose_grouped_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -60,6 +64,33 @@ typedef int32_t tl_conv_transpose2d_bwd_kernel(tl_context *ctx, const float *x, 
                                                int64_t stride_h, int64_t stride_w, int64_t padding_h,
                                                int64_t padding_w, float *gx, float *gw, float *gb);
 tl_conv_transpose2d_bwd_kernel tl_cpu_conv_transpose2d_bwd, tl_cuda_conv_transpose2d_bwd;
+typedef int32_t tl_conv_grouped_kernel(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                       int64_t groups, int64_t in_channels, const tl_dims *spatial,
+                                       int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                                       const tl_dims *dilation, const tl_dims *padding_low,
+                                       const tl_dims *padding_high, float *out);
+tl_conv_grouped_kernel tl_cpu_conv_grouped, tl_cuda_conv_grouped;
+typedef int32_t tl_conv_grouped_bwd_kernel(tl_context *ctx, const float *x, const float *w, const float *g,
+                                           int64_t batch, int64_t groups, int64_t in_channels, const tl_dims *spatial,
+                                           int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                                           const tl_dims *dilation, const tl_dims *padding_low,
+                                           const tl_dims *padding_high, float *gx, float *gw, float *gb);
+tl_conv_grouped_bwd_kernel tl_cpu_conv_grouped_bwd, tl_cuda_conv_grouped_bwd;
+typedef int32_t tl_conv_transpose_grouped_kernel(tl_context *ctx, const float *x, const float *w, const float *b,
+                                                 int64_t batch, int64_t groups, int64_t in_channels,
+                                                 const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                                                 const tl_dims *stride, const tl_dims *dilation,
+                                                 const tl_dims *padding_low, const tl_dims *padding_high,
+                                                 const tl_dims *output_padding, float *out);
+tl_conv_transpose_grouped_kernel tl_cpu_conv_transpose_grouped, tl_cuda_conv_transpose_grouped;
+typedef int32_t tl_conv_transpose_grouped_bwd_kernel(tl_context *ctx, const float *x, const float *w, const float *g,
+                                                     int64_t batch, int64_t groups, int64_t in_channels,
+                                                     const tl_dims *spatial, int64_t out_channels,
+                                                     const tl_dims *kernel, const tl_dims *stride,
+                                                     const tl_dims *dilation, const tl_dims *padding_low,
+                                                     const tl_dims *padding_high, const tl_dims *output_padding,
+                                                     float *gx, float *gw, float *gb);
+tl_conv_transpose_grouped_bwd_kernel tl_cpu_conv_transpose_grouped_bwd, tl_cuda_conv_transpose_grouped_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_conv_kernels {
@@ -71,6 +102,10 @@ struct tl_conv_kernels {
     tl_conv2d_bwd_kernel *conv2d_bwd;
     tl_conv_transpose2d_kernel *conv_transpose2d;
     tl_conv_transpose2d_bwd_kernel *conv_transpose2d_bwd;
+    tl_conv_grouped_kernel *conv_grouped;
+    tl_conv_grouped_bwd_kernel *conv_grouped_bwd;
+    tl_conv_transpose_grouped_kernel *conv_transpose_grouped;
+    tl_conv_transpose_grouped_bwd_kernel *conv_transpose_grouped_bwd;
 };
 
 #ifdef __cplusplus

@@ -418,3 +418,267 @@ TL_API int32_t torchlean_cuda_buffer_conv_transpose2d_bwd(torchlean_buffer *x, t
                                                                    tl_out(&call, 1), tl_out(&call, 2));
     return tl_end(&call);
 }
+
+TL_API int32_t torchlean_cuda_buffer_conv_grouped(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                                  uint32_t batch, uint32_t groups, uint32_t in_channels,
+                                                  const uint32_t *spatial, uint32_t spatial_rank,
+                                                  uint32_t out_channels, const uint32_t *kernel, uint32_t kernel_rank,
+                                                  const uint32_t *stride, uint32_t stride_rank,
+                                                  const uint32_t *dilation, uint32_t dilation_rank,
+                                                  const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                  const uint32_t *padding_high, uint32_t padding_high_rank,
+                                                  torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_conv_grouped", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t in_channels_ = in_channels;
+    const tl_dims spatial_ = tl_read_dims(&call, "spatial", spatial, spatial_rank, 0);
+    const uint64_t out_channels_ = out_channels;
+    const tl_dims kernel_ = tl_read_dims(&call, "kernel", kernel, kernel_rank, 0);
+    const tl_dims stride_ = tl_read_dims(&call, "stride", stride, stride_rank, 0);
+    const tl_dims dilation_ = tl_read_dims(&call, "dilation", dilation, dilation_rank, 0);
+    const tl_dims padding_low_ = tl_read_dims(&call, "padding_low", padding_low, padding_low_rank, 0);
+    const tl_dims padding_high_ = tl_read_dims(&call, "padding_high", padding_high, padding_high_rank, 0);
+    tl_require(&call, groups_ >= 1u, TORCHLEAN_SHAPE, "groups", "got groups = %llu; expected at least 1",
+               (unsigned long long)groups_);
+    tl_require(&call, (tl_rank(&spatial_) >= 1u && tl_positive(&spatial_)), TORCHLEAN_SHAPE, "spatial",
+               "expected 1 to 8 spatial axes, every size of x at least 1");
+    tl_require(&call, tl_rank(&kernel_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "kernel",
+               "expected one kernel size per spatial axis");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_SHAPE, "kernel", "expected every kernel size to be at least 1");
+    tl_require(&call, tl_rank(&stride_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "stride",
+               "expected one stride per spatial axis");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every stride to be at least 1");
+    tl_require(&call, tl_rank(&dilation_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected one dilation per spatial axis");
+    tl_require(&call, tl_positive(&dilation_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected every dilation to be at least 1");
+    tl_require(&call, tl_rank(&padding_low_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_low",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&padding_high_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_high",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_conv_grouped_ok(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_),
+               TORCHLEAN_SHAPE, "spatial",
+               "expected every output size, floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1");
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*in_channels*product(spatial)",
+                               TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    const float *w_ = tl_input(&call, "w", w, "groups*out_channels*in_channels*product(kernel)",
+                               TL_PRODUCT(groups_, out_channels_, in_channels_, tl_dims_product(&kernel_)));
+    const float *b_ = tl_input_optional(&call, "b", b, "groups*out_channels", TL_PRODUCT(groups_, out_channels_));
+    const tl_dims out_dims_ = tl_conv_grouped_out(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_);
+    tl_output(&call, "out", out,
+              "batch*groups*out_channels*product(conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high))",
+              TL_PRODUCT(batch_, groups_, out_channels_, tl_dims_product(&out_dims_)));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, conv, conv_grouped)(call.ctx, x_, w_, b_, batch, groups, in_channels, &spatial_,
+                                                           out_channels, &kernel_, &stride_, &dilation_, &padding_low_,
+                                                           &padding_high_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_conv_grouped_bwd(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *g,
+                                                      uint32_t batch, uint32_t groups, uint32_t in_channels,
+                                                      const uint32_t *spatial, uint32_t spatial_rank,
+                                                      uint32_t out_channels, const uint32_t *kernel,
+                                                      uint32_t kernel_rank, const uint32_t *stride,
+                                                      uint32_t stride_rank, const uint32_t *dilation,
+                                                      uint32_t dilation_rank, const uint32_t *padding_low,
+                                                      uint32_t padding_low_rank, const uint32_t *padding_high,
+                                                      uint32_t padding_high_rank, torchlean_buffer **gx,
+                                                      torchlean_buffer **gw, torchlean_buffer **gb)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_conv_grouped_bwd", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t in_channels_ = in_channels;
+    const tl_dims spatial_ = tl_read_dims(&call, "spatial", spatial, spatial_rank, 0);
+    const uint64_t out_channels_ = out_channels;
+    const tl_dims kernel_ = tl_read_dims(&call, "kernel", kernel, kernel_rank, 0);
+    const tl_dims stride_ = tl_read_dims(&call, "stride", stride, stride_rank, 0);
+    const tl_dims dilation_ = tl_read_dims(&call, "dilation", dilation, dilation_rank, 0);
+    const tl_dims padding_low_ = tl_read_dims(&call, "padding_low", padding_low, padding_low_rank, 0);
+    const tl_dims padding_high_ = tl_read_dims(&call, "padding_high", padding_high, padding_high_rank, 0);
+    tl_require(&call, groups_ >= 1u, TORCHLEAN_SHAPE, "groups", "got groups = %llu; expected at least 1",
+               (unsigned long long)groups_);
+    tl_require(&call, (tl_rank(&spatial_) >= 1u && tl_positive(&spatial_)), TORCHLEAN_SHAPE, "spatial",
+               "expected 1 to 8 spatial axes, every size of x at least 1");
+    tl_require(&call, tl_rank(&kernel_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "kernel",
+               "expected one kernel size per spatial axis");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_SHAPE, "kernel", "expected every kernel size to be at least 1");
+    tl_require(&call, tl_rank(&stride_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "stride",
+               "expected one stride per spatial axis");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every stride to be at least 1");
+    tl_require(&call, tl_rank(&dilation_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected one dilation per spatial axis");
+    tl_require(&call, tl_positive(&dilation_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected every dilation to be at least 1");
+    tl_require(&call, tl_rank(&padding_low_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_low",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&padding_high_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_high",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_conv_grouped_ok(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_),
+               TORCHLEAN_SHAPE, "spatial",
+               "expected every output size, floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1, from 1 to 2^32 - 1");
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*in_channels*product(spatial)",
+                               TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    const float *w_ = tl_input(&call, "w", w, "groups*out_channels*in_channels*product(kernel)",
+                               TL_PRODUCT(groups_, out_channels_, in_channels_, tl_dims_product(&kernel_)));
+    const tl_dims g_dims_ = tl_conv_grouped_out(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_);
+    const float *g_ = tl_input(&call, "g", g,
+                               "batch*groups*out_channels*product(conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high))",
+                               TL_PRODUCT(batch_, groups_, out_channels_, tl_dims_product(&g_dims_)));
+    tl_output_optional(&call, "gx", gx, "batch*groups*in_channels*product(spatial)",
+                       TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    tl_output_optional(&call, "gw", gw, "groups*out_channels*in_channels*product(kernel)",
+                       TL_PRODUCT(groups_, out_channels_, in_channels_, tl_dims_product(&kernel_)));
+    tl_output_optional(&call, "gb", gb, "groups*out_channels", TL_PRODUCT(groups_, out_channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, conv, conv_grouped_bwd)(call.ctx, x_, w_, g_, batch, groups, in_channels,
+                                                               &spatial_, out_channels, &kernel_, &stride_, &dilation_,
+                                                               &padding_low_, &padding_high_, tl_out(&call, 0),
+                                                               tl_out(&call, 1), tl_out(&call, 2));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_conv_transpose_grouped(torchlean_buffer *x, torchlean_buffer *w,
+                                                            torchlean_buffer *b, uint32_t batch, uint32_t groups,
+                                                            uint32_t in_channels, const uint32_t *spatial,
+                                                            uint32_t spatial_rank, uint32_t out_channels,
+                                                            const uint32_t *kernel, uint32_t kernel_rank,
+                                                            const uint32_t *stride, uint32_t stride_rank,
+                                                            const uint32_t *dilation, uint32_t dilation_rank,
+                                                            const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                            const uint32_t *padding_high, uint32_t padding_high_rank,
+                                                            const uint32_t *output_padding,
+                                                            uint32_t output_padding_rank, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_conv_transpose_grouped", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t in_channels_ = in_channels;
+    const tl_dims spatial_ = tl_read_dims(&call, "spatial", spatial, spatial_rank, 0);
+    const uint64_t out_channels_ = out_channels;
+    const tl_dims kernel_ = tl_read_dims(&call, "kernel", kernel, kernel_rank, 0);
+    const tl_dims stride_ = tl_read_dims(&call, "stride", stride, stride_rank, 0);
+    const tl_dims dilation_ = tl_read_dims(&call, "dilation", dilation, dilation_rank, 0);
+    const tl_dims padding_low_ = tl_read_dims(&call, "padding_low", padding_low, padding_low_rank, 0);
+    const tl_dims padding_high_ = tl_read_dims(&call, "padding_high", padding_high, padding_high_rank, 0);
+    const tl_dims output_padding_ = tl_read_dims(&call, "output_padding", output_padding, output_padding_rank, 0);
+    tl_require(&call, groups_ >= 1u, TORCHLEAN_SHAPE, "groups", "got groups = %llu; expected at least 1",
+               (unsigned long long)groups_);
+    tl_require(&call, (tl_rank(&spatial_) >= 1u && tl_positive(&spatial_)), TORCHLEAN_SHAPE, "spatial",
+               "expected 1 to 8 spatial axes, every size of x at least 1");
+    tl_require(&call, tl_rank(&kernel_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "kernel",
+               "expected one kernel size per spatial axis");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_SHAPE, "kernel", "expected every kernel size to be at least 1");
+    tl_require(&call, tl_rank(&stride_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "stride",
+               "expected one stride per spatial axis");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every stride to be at least 1");
+    tl_require(&call, tl_rank(&dilation_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected one dilation per spatial axis");
+    tl_require(&call, tl_positive(&dilation_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected every dilation to be at least 1");
+    tl_require(&call, tl_rank(&padding_low_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_low",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&padding_high_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_high",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&output_padding_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "output_padding",
+               "expected one padding per spatial axis");
+    tl_require(&call,
+               tl_conv_transpose_grouped_ok(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_, &output_padding_),
+               TORCHLEAN_SHAPE, "spatial",
+               "expected every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 + output_padding - padding_low - padding_high, from 1 to 2^32 - 1");
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*in_channels*product(spatial)",
+                               TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    const float *w_ = tl_input(&call, "w", w, "groups*in_channels*out_channels*product(kernel)",
+                               TL_PRODUCT(groups_, in_channels_, out_channels_, tl_dims_product(&kernel_)));
+    const float *b_ = tl_input_optional(&call, "b", b, "groups*out_channels", TL_PRODUCT(groups_, out_channels_));
+    const tl_dims out_dims_ = tl_conv_transpose_grouped_out(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_, &output_padding_);
+    tl_output(&call, "out", out,
+              "batch*groups*out_channels*product(conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding))",
+              TL_PRODUCT(batch_, groups_, out_channels_, tl_dims_product(&out_dims_)));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, conv, conv_transpose_grouped)(call.ctx, x_, w_, b_, batch, groups, in_channels,
+                                                                     &spatial_, out_channels, &kernel_, &stride_,
+                                                                     &dilation_, &padding_low_, &padding_high_,
+                                                                     &output_padding_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_conv_transpose_grouped_bwd(torchlean_buffer *x, torchlean_buffer *w,
+                                                                torchlean_buffer *g, uint32_t batch, uint32_t groups,
+                                                                uint32_t in_channels, const uint32_t *spatial,
+                                                                uint32_t spatial_rank, uint32_t out_channels,
+                                                                const uint32_t *kernel, uint32_t kernel_rank,
+                                                                const uint32_t *stride, uint32_t stride_rank,
+                                                                const uint32_t *dilation, uint32_t dilation_rank,
+                                                                const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                                const uint32_t *padding_high,
+                                                                uint32_t padding_high_rank,
+                                                                const uint32_t *output_padding,
+                                                                uint32_t output_padding_rank, torchlean_buffer **gx,
+                                                                torchlean_buffer **gw, torchlean_buffer **gb)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_conv_transpose_grouped_bwd", "x", x);
+    const uint64_t batch_ = batch;
+    const uint64_t groups_ = groups;
+    const uint64_t in_channels_ = in_channels;
+    const tl_dims spatial_ = tl_read_dims(&call, "spatial", spatial, spatial_rank, 0);
+    const uint64_t out_channels_ = out_channels;
+    const tl_dims kernel_ = tl_read_dims(&call, "kernel", kernel, kernel_rank, 0);
+    const tl_dims stride_ = tl_read_dims(&call, "stride", stride, stride_rank, 0);
+    const tl_dims dilation_ = tl_read_dims(&call, "dilation", dilation, dilation_rank, 0);
+    const tl_dims padding_low_ = tl_read_dims(&call, "padding_low", padding_low, padding_low_rank, 0);
+    const tl_dims padding_high_ = tl_read_dims(&call, "padding_high", padding_high, padding_high_rank, 0);
+    const tl_dims output_padding_ = tl_read_dims(&call, "output_padding", output_padding, output_padding_rank, 0);
+    tl_require(&call, groups_ >= 1u, TORCHLEAN_SHAPE, "groups", "got groups = %llu; expected at least 1",
+               (unsigned long long)groups_);
+    tl_require(&call, (tl_rank(&spatial_) >= 1u && tl_positive(&spatial_)), TORCHLEAN_SHAPE, "spatial",
+               "expected 1 to 8 spatial axes, every size of x at least 1");
+    tl_require(&call, tl_rank(&kernel_) == tl_rank(&spatial_), TORCHLEAN_SHAPE, "kernel",
+               "expected one kernel size per spatial axis");
+    tl_require(&call, tl_positive(&kernel_), TORCHLEAN_SHAPE, "kernel", "expected every kernel size to be at least 1");
+    tl_require(&call, tl_rank(&stride_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "stride",
+               "expected one stride per spatial axis");
+    tl_require(&call, tl_positive(&stride_), TORCHLEAN_ARGUMENT, "stride", "expected every stride to be at least 1");
+    tl_require(&call, tl_rank(&dilation_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected one dilation per spatial axis");
+    tl_require(&call, tl_positive(&dilation_), TORCHLEAN_ARGUMENT, "dilation",
+               "expected every dilation to be at least 1");
+    tl_require(&call, tl_rank(&padding_low_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_low",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&padding_high_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "padding_high",
+               "expected one padding per spatial axis");
+    tl_require(&call, tl_rank(&output_padding_) == tl_rank(&spatial_), TORCHLEAN_ARGUMENT, "output_padding",
+               "expected one padding per spatial axis");
+    tl_require(&call,
+               tl_conv_transpose_grouped_ok(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_, &output_padding_),
+               TORCHLEAN_SHAPE, "spatial",
+               "expected every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 + output_padding - padding_low - padding_high, from 1 to 2^32 - 1");
+    const float *x_ = tl_input(&call, "x", x, "batch*groups*in_channels*product(spatial)",
+                               TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    const float *w_ = tl_input(&call, "w", w, "groups*in_channels*out_channels*product(kernel)",
+                               TL_PRODUCT(groups_, in_channels_, out_channels_, tl_dims_product(&kernel_)));
+    const tl_dims g_dims_ = tl_conv_transpose_grouped_out(&spatial_, &kernel_, &stride_, &dilation_, &padding_low_, &padding_high_, &output_padding_);
+    const float *g_ = tl_input(&call, "g", g,
+                               "batch*groups*out_channels*product(conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding))",
+                               TL_PRODUCT(batch_, groups_, out_channels_, tl_dims_product(&g_dims_)));
+    tl_output_optional(&call, "gx", gx, "batch*groups*in_channels*product(spatial)",
+                       TL_PRODUCT(batch_, groups_, in_channels_, tl_dims_product(&spatial_)));
+    tl_output_optional(&call, "gw", gw, "groups*in_channels*out_channels*product(kernel)",
+                       TL_PRODUCT(groups_, in_channels_, out_channels_, tl_dims_product(&kernel_)));
+    tl_output_optional(&call, "gb", gb, "groups*out_channels", TL_PRODUCT(groups_, out_channels_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, conv, conv_transpose_grouped_bwd)(call.ctx, x_, w_, g_, batch, groups,
+                                                                         in_channels, &spatial_, out_channels,
+                                                                         &kernel_, &stride_, &dilation_, &padding_low_,
+                                                                         &padding_high_, &output_padding_,
+                                                                         tl_out(&call, 0), tl_out(&call, 1),
+                                                                         tl_out(&call, 2));
+    return tl_end(&call);
+}

@@ -11,4 +11,8 @@ const struct tl_conv_kernels TL_V(tl_cpu_conv_kernels) = {
     .conv2d_bwd = tl_cpu_conv2d_bwd,
     .conv_transpose2d = tl_cpu_conv_transpose2d,
     .conv_transpose2d_bwd = tl_cpu_conv_transpose2d_bwd,
+    .conv_grouped = tl_cpu_conv_grouped,
+    .conv_grouped_bwd = tl_cpu_conv_grouped_bwd,
+    .conv_transpose_grouped = tl_cpu_conv_transpose_grouped,
+    .conv_transpose_grouped_bwd = tl_cpu_conv_transpose_grouped_bwd,
 };

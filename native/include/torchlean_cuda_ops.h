@@ -1037,6 +1037,119 @@ TL_API int32_t torchlean_cuda_buffer_conv_transpose2d_bwd(torchlean_buffer *x, t
                                                           torchlean_buffer **gx, torchlean_buffer **gw,
                                                           torchlean_buffer **gb);
 
+/* Convolution of groups of channels, each with weights of its own, over 1 to 8 spatial axes.
+ * x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], b?[groups, out_channels] ->
+ *   out[batch, groups, out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)]
+ * SHAPE unless at least 1 (groups).
+ * SHAPE unless 1 to 8 spatial axes, every size of x at least 1 (spatial).
+ * SHAPE unless one kernel size per spatial axis (kernel).
+ * SHAPE unless every kernel size to be at least 1 (kernel).
+ * ARGUMENT unless one stride per spatial axis (stride).
+ * ARGUMENT unless every stride to be at least 1 (stride).
+ * ARGUMENT unless one dilation per spatial axis (dilation).
+ * ARGUMENT unless every dilation to be at least 1 (dilation).
+ * ARGUMENT unless one padding per spatial axis (padding_low).
+ * ARGUMENT unless one padding per spatial axis (padding_high).
+ * SHAPE unless every output size, floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1,
+ *   from 1 to 2^32 - 1 (spatial). */
+TL_API int32_t torchlean_cuda_buffer_conv_grouped(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *b,
+                                                  uint32_t batch, uint32_t groups, uint32_t in_channels,
+                                                  const uint32_t *spatial, uint32_t spatial_rank,
+                                                  uint32_t out_channels, const uint32_t *kernel, uint32_t kernel_rank,
+                                                  const uint32_t *stride, uint32_t stride_rank,
+                                                  const uint32_t *dilation, uint32_t dilation_rank,
+                                                  const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                  const uint32_t *padding_high, uint32_t padding_high_rank,
+                                                  torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv_grouped.
+ * x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], g[batch, groups,
+ *   out_channels, *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)] -> gx?[batch,
+ *   groups, in_channels, *spatial], gw?[groups, out_channels, in_channels, *kernel], gb?[groups, out_channels]
+ * SHAPE unless at least 1 (groups).
+ * SHAPE unless 1 to 8 spatial axes, every size of x at least 1 (spatial).
+ * SHAPE unless one kernel size per spatial axis (kernel).
+ * SHAPE unless every kernel size to be at least 1 (kernel).
+ * ARGUMENT unless one stride per spatial axis (stride).
+ * ARGUMENT unless every stride to be at least 1 (stride).
+ * ARGUMENT unless one dilation per spatial axis (dilation).
+ * ARGUMENT unless every dilation to be at least 1 (dilation).
+ * ARGUMENT unless one padding per spatial axis (padding_low).
+ * ARGUMENT unless one padding per spatial axis (padding_high).
+ * SHAPE unless every output size, floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1,
+ *   from 1 to 2^32 - 1 (spatial). */
+TL_API int32_t torchlean_cuda_buffer_conv_grouped_bwd(torchlean_buffer *x, torchlean_buffer *w, torchlean_buffer *g,
+                                                      uint32_t batch, uint32_t groups, uint32_t in_channels,
+                                                      const uint32_t *spatial, uint32_t spatial_rank,
+                                                      uint32_t out_channels, const uint32_t *kernel,
+                                                      uint32_t kernel_rank, const uint32_t *stride,
+                                                      uint32_t stride_rank, const uint32_t *dilation,
+                                                      uint32_t dilation_rank, const uint32_t *padding_low,
+                                                      uint32_t padding_low_rank, const uint32_t *padding_high,
+                                                      uint32_t padding_high_rank, torchlean_buffer **gx,
+                                                      torchlean_buffer **gw, torchlean_buffer **gb);
+
+/* Transposed convolution of groups of channels: the gradient of conv_grouped with respect to its input, plus a bias.
+ * x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], b?[groups, out_channels] ->
+ *   out[batch, groups, out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low,
+ *   padding_high, output_padding)]
+ * SHAPE unless at least 1 (groups).
+ * SHAPE unless 1 to 8 spatial axes, every size of x at least 1 (spatial).
+ * SHAPE unless one kernel size per spatial axis (kernel).
+ * SHAPE unless every kernel size to be at least 1 (kernel).
+ * ARGUMENT unless one stride per spatial axis (stride).
+ * ARGUMENT unless every stride to be at least 1 (stride).
+ * ARGUMENT unless one dilation per spatial axis (dilation).
+ * ARGUMENT unless every dilation to be at least 1 (dilation).
+ * ARGUMENT unless one padding per spatial axis (padding_low).
+ * ARGUMENT unless one padding per spatial axis (padding_high).
+ * ARGUMENT unless one padding per spatial axis (output_padding).
+ * SHAPE unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 + output_padding - padding_low -
+ *   padding_high, from 1 to 2^32 - 1 (spatial). */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose_grouped(torchlean_buffer *x, torchlean_buffer *w,
+                                                            torchlean_buffer *b, uint32_t batch, uint32_t groups,
+                                                            uint32_t in_channels, const uint32_t *spatial,
+                                                            uint32_t spatial_rank, uint32_t out_channels,
+                                                            const uint32_t *kernel, uint32_t kernel_rank,
+                                                            const uint32_t *stride, uint32_t stride_rank,
+                                                            const uint32_t *dilation, uint32_t dilation_rank,
+                                                            const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                            const uint32_t *padding_high, uint32_t padding_high_rank,
+                                                            const uint32_t *output_padding,
+                                                            uint32_t output_padding_rank, torchlean_buffer **out);
+
+/* Vector-Jacobian product of conv_transpose_grouped.
+ * x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], g[batch, groups,
+ *   out_channels, *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high,
+ *   output_padding)] -> gx?[batch, groups, in_channels, *spatial], gw?[groups, in_channels, out_channels, *kernel],
+ *   gb?[groups, out_channels]
+ * SHAPE unless at least 1 (groups).
+ * SHAPE unless 1 to 8 spatial axes, every size of x at least 1 (spatial).
+ * SHAPE unless one kernel size per spatial axis (kernel).
+ * SHAPE unless every kernel size to be at least 1 (kernel).
+ * ARGUMENT unless one stride per spatial axis (stride).
+ * ARGUMENT unless every stride to be at least 1 (stride).
+ * ARGUMENT unless one dilation per spatial axis (dilation).
+ * ARGUMENT unless every dilation to be at least 1 (dilation).
+ * ARGUMENT unless one padding per spatial axis (padding_low).
+ * ARGUMENT unless one padding per spatial axis (padding_high).
+ * ARGUMENT unless one padding per spatial axis (output_padding).
+ * SHAPE unless every output size, (in - 1)*stride + dilation*(kernel - 1) + 1 + output_padding - padding_low -
+ *   padding_high, from 1 to 2^32 - 1 (spatial). */
+TL_API int32_t torchlean_cuda_buffer_conv_transpose_grouped_bwd(torchlean_buffer *x, torchlean_buffer *w,
+                                                                torchlean_buffer *g, uint32_t batch, uint32_t groups,
+                                                                uint32_t in_channels, const uint32_t *spatial,
+                                                                uint32_t spatial_rank, uint32_t out_channels,
+                                                                const uint32_t *kernel, uint32_t kernel_rank,
+                                                                const uint32_t *stride, uint32_t stride_rank,
+                                                                const uint32_t *dilation, uint32_t dilation_rank,
+                                                                const uint32_t *padding_low, uint32_t padding_low_rank,
+                                                                const uint32_t *padding_high,
+                                                                uint32_t padding_high_rank,
+                                                                const uint32_t *output_padding,
+                                                                uint32_t output_padding_rank, torchlean_buffer **gx,
+                                                                torchlean_buffer **gw, torchlean_buffer **gb);
+
 /* ---- pool ------------------------------------------------------------------------------------------------------------ */
 
 /* Maximum over windows.

@@ -1,5 +1,6 @@
 """Convolutions at the edges of their tiles: what drawn cases seldom meet."""
 
+import inspect
 import itertools
 import re
 from typing import Any
@@ -56,6 +57,11 @@ LISTS, PLANE = {"*spatial", "*kernel"}, {"in_h", "in_w", "kernel_h", "kernel_w"}
 def values_of(row: Op, lists: dict[str, Any]) -> dict[str, Any] | None:
     """Dimensions and parameters of a row, None where it has no such convolution."""
     values = dict(lists)
+    if "groups" in row.signature.dims:
+        low, axes = values.pop("padding"), len(lists["spatial"])
+        values |= {"groups": 2, "dilation": [2] * axes, "padding_low": low, "padding_high": [p + 1 for p in low]}
+        if row.name == "conv_transpose_grouped":
+            values["output_padding"] = [s - 1 for s in values["stride"]]
     if set(row.signature.dims) >= PLANE:
         if len(lists["spatial"]) != 2:
             return None
@@ -122,10 +128,30 @@ def test_convolutions_are_found() -> None:
     assert all(any(values_of(row, edge) is not None for row in registry.ops("conv")) for edge in EDGES.values())
 
 
+@pytest.mark.operations("conv_grouped", "conv_transpose_grouped")
+@pytest.mark.parametrize("name", ["conv_grouped", "conv_transpose_grouped"])
+def test_groups_of_one_are_the_plain_rows(runtime: Runtime, name: str) -> None:
+    """Without dilation, and with one padding on both sides, a single group has the bits of the row without groups."""
+    row, plain = registry.get(name), registry.get(name.removesuffix("_grouped"))
+    lists = sizes(2, (17, 33), [13, 9], [3, 2], [2, 1], [1, 1])
+    values = {n: v for n, v in lists.items() if n != "padding"} | {"groups": 1, "dilation": [1, 1]}
+    values |= {"padding_low": [1, 1], "padding_high": [1, 1]}
+    if "transpose" in name:
+        values["output_padding"] = [0, 0]
+    for which in ("forward", "vjp"):
+        want = build_case(plain, lists, {}, generator("one group"), which=which)
+        arrays = {**want.inputs, **{n: np.asarray(g)[:, None] for n, g in want.cotangents.items()}}
+        arrays |= {"x": want.inputs["x"][:, None], "w": want.inputs["w"][None], "b": want.inputs["b"][None]}  # type: ignore[index]
+        case = build_case(row, values, arrays, generator("one group"), which=which)
+        for got, expected in zip(runtime.run(case), runtime.run(want), strict=True):
+            np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+
+
 @pytest.mark.parametrize("size", [f for name, f in shapes.FUNCTIONS.items() if re.fullmatch(r"conv\w*_size", name)])
 def test_sizes_are_total(size: Any) -> None:
     """No argument below 2^32 divides by zero or leaves 0 .. 2^32."""
-    for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1), repeat=4):
+    count = len(inspect.signature(size).parameters)
+    for axis in itertools.product((0, 1, 2, 3, 2**31, 2**32 - 1) if count == 4 else (0, 1, 3, 2**32 - 1), repeat=count):
         assert 0 <= size(*axis) <= 2**32
 
 

@@ -72,6 +72,15 @@ def channels_map(x: Any, center: Any, slope: Any, shift: Any) -> Any:
     return (x - c) * a + b
 
 
+def spectral2d(x: Any, w_re: Any, w_im: Any) -> Any:
+    m1, m2 = len(w_re) // 2, w_re.shape[1]
+    spectrum = np.fft.rfft2(x)
+    kept = np.zeros((len(x), w_re.shape[3], *spectrum.shape[2:]), complex)
+    for k in range(-m1, m1):
+        kept[:, :, k, :m2] = np.einsum("bcj,jco->boj", spectrum[:, :, k, :m2], w_re[k] + 1j * w_im[k])
+    return np.fft.irfft2(kept, s=x.shape[2:])
+
+
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -172,6 +181,15 @@ def convolutions(name: str) -> list[Call]:
         Call((w2, b2, (3, 5, 6)), call((2, 1), (1, 0)), single([2, 1], [1, 0])),
         Call((w2, b2, (2, 3, 5, 6)), call(2, 1), f([2, 2], [1, 1])),
     ]
+    # three groups of two channels, another padding after than before, and no bias
+    lists = {"stride": [2, 1], "dilation": [1, 2], "padding_low": [0, 1], "padding_high": [1, 0]}
+    extra = {"output_padding": [1, 0]} if transposed else {}
+    given = {"stride": (2, 1), "dilation": (1, 2), "groups": 3, **extra}
+    shared = row(f"{base}_grouped", **lists, **extra)
+    whole = lambda w, x: shared(x.reshape(2, 3, 2, 5, 6), w.reshape(3, 2, 2, 2, 2), None)
+    flat = lambda w, x: (lambda y: y.reshape(2, 6, *y.shape[3:]))(whole(w, x))
+    grouped = lambda t, w, x: getattr(t, name)(w, None, x, padding=((0, 1), (1, 0)), **given)
+    calls.append(Call(((6, 2, 2, 2), (2, 6, 5, 6)), grouped, flat))
     if name == base:
         w1 = (3, 2, 3) if transposed else (2, 3, 3)
         calls += [Call((w1, b2, (3, 7)), call(1, 1), single([1], [1]))]
@@ -611,6 +629,8 @@ CALLS: dict[str, list[Call]] = {
     "spectral_conv1d_rfft": of(
         "spectral_conv1d_rfft", row("spectral_conv1d_rfft"), ((6, 2), (3, 2, 2), (3, 2, 2)),
     ),
+    "spectral_conv2d": of("spectral_conv2d", spectral2d, ((2, 3, 4, 4), (4, 3, 3, 2), (4, 3, 3, 2)))
+    + of("spectral_conv2d", spectral2d, ((1, 2, 4, 2), (2, 1, 2, 1), (2, 1, 2, 1))),
 }  # fmt: skip
 
 
@@ -643,7 +663,10 @@ COMPOSED = {
     "max_pool2d_pad": ("max_pool2d",), "avg_pool2d_pad": ("avg_pool2d",),
     "smooth_max_pool2d_pad": ("smooth_max_pool2d",), "attention": ("flash_attention",),
     "multi_head_attention": ("flash_attention", "matmul"), "gt": ("lt",), "ge": ("le",),
+    "spectral_conv2d": ("matmul", "bmm", "concat_rows"),
 }  # fmt: skip
+#: (method, place) of operands that may be left out
+OPTIONAL = {(name, 1) for name in ("conv", "conv2d", "conv_transpose", "conv_transpose2d")}
 #: methods whose result is piecewise constant, so that it never requires a gradient
 STEPS = {*(r.name for r in registry.ops("elementwise") if r.vjp_rule is None), "gt", "ge"}
 #: (method, number of the call) of every call, marked with the rows it concerns

@@ -23,7 +23,7 @@ def plain(entry: entries.Entry, device: tlrt.Device) -> dict[str, object]:
     make = {"buffer": lambda: device.zeros(1), "index": lambda: device.indices([0]), "list": lambda: [device.zeros(1)]}
     made = {a.name: make.get(a.kind, lambda a=a: values[a.kind])() for a in entries.arguments(entry)}
     for name in made:
-        if name == "padding":  # at most half of a kernel of 1
+        if name in ("padding", "padding_low", "padding_high", "output_padding"):  # at most half of a kernel of 1
             made[name] = [0]
         elif name.startswith(("kernel_", "stride_", "dilation_", "groups", "mask_batch", "mask_heads", "mask_queries")):
             made[name] = 1

@@ -46,6 +46,7 @@ LAYERS = {
     "spectral": (lambda s: nn.SpectralConv1d(s, 4, 5, name="l"), (2, 8, 4)),
     "spectral of one sample": (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (9, 4)),
     "fourier block": (lambda s: nn.FNOBlock1d(s, 4, 3, name="l"), (2, 9, 4)),
+    "fourier block of two axes": (lambda s: nn.FNOBlock2d(s, 3, (2, 3), name="l"), (2, 3, 5, 4)),
     "dropout": (lambda s: nn.Dropout(0.5), (4, 5)),
 }
 everywhere = pytest.mark.parametrize("name", list(LAYERS))

@@ -282,7 +282,9 @@ def test_convolutions_of_any_rank(s):
     (lambda s: nn.MultiHeadAttention(s, 4, 2, name="l"), (3, 5)),
     (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)), (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
     (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)),
-    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)),
+    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)), (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (4, 8, 8)),
+    (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 4, 5, 8)),
+    (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 3, 8, 8)),
 ])  # fmt: skip
 def test_wrong_shapes_are_refused_and_the_session_goes_on(make, bad):
     with Session("cpu", seed=1) as s:
@@ -356,3 +358,52 @@ def test_schedules_refuse():
     assert_raises_regex(errors.ArgumentError, "warmup: got 5", schedules.cosine, 0, peak=1.0, total=4, warmup=5)
     assert_raises_regex(errors.ArgumentError, "every: got 0", schedules.step_decay, 0, peak=1.0, every=0)
     assert_raises_regex(errors.ArgumentError, "expected 1 or more", schedules.one_cycle, 0, peak=1.0, total=0)
+
+
+@pytest.mark.parametrize("spatial", [(5,), (4, 3), (2, 3, 2)])
+def test_adaptive_pools_and_upsampling(s, spatial):
+    a, axes = normals(2, 3, *spatial), tuple(range(2, 2 + len(spatial)))
+    x = s.param(a, f"x{len(spatial)}")
+    tree = math.prod(spatial) * np.abs(a).max()  # either mean's roundings, n·max|x|·u at most in all
+    mean, larger = nn.AdaptiveAvgPool()(x), nn.Upsample(3)(x)
+    np.testing.assert_allclose(mean.numpy(), a.mean(axis=axes, keepdims=True), rtol=0, atol=tree * 2.0**-53)
+    want = a
+    for axis in axes:
+        want = np.repeat(want, 3, axis)
+    np.testing.assert_array_equal(larger.numpy(), want)
+    s.backward(s.reduce_sum(larger))
+    np.testing.assert_array_equal(x.grad.numpy(), np.full(a.shape, 3.0 ** len(spatial)))
+    with assert_raises_regex(errors.ShapeError, "AdaptiveAvgPool: x: "):
+        nn.AdaptiveAvgPool()(s.const(np.ones((2, 3))))
+    with assert_raises_regex(errors.ShapeError, "Upsample: x: "):
+        nn.Upsample()(s.const(np.ones((2, 3))))
+    with assert_raises_regex(errors.ArgumentError, "Upsample: factor: got 0"):
+        nn.Upsample(0)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_convolutions_of_groups_by_their_layers(s, groups):
+    """Each group is a convolution of its own, without a bias where there is none."""
+    x = s.const(normals(2, 6, 7, 8))
+    conv = nn.Conv(s, 6, 12, (3, 2), name=f"c{groups}", groups=groups, dilation=2, padding="same", bias=False)
+    up = nn.ConvTranspose(s, 6, 12, 3, name=f"u{groups}", groups=groups, stride=2, padding=1, output_padding=1)
+    assert conv(x).shape == (2, 12, 7, 8) and conv.bias is None and len(conv.parameters()) == 1
+    assert up(x).shape == (2, 12, 14, 16) and s.shape(up.weight) == (6, 12 // groups, 3, 3)
+    part, rows = 6 // groups, 12 // groups
+    terms = 9 * part + 1
+    slack = terms**2 * 2.0**-53 * np.abs(x.numpy()).max()  # weights are below 1
+    for i in range(groups):
+        mine = x[:, i * part : (i + 1) * part]
+        w, w_up = conv.weight.value[i * rows : (i + 1) * rows], up.weight.value[i * part : (i + 1) * part]
+        alone = s.conv2d(s.const(w), None, mine, 1, [(2, 2), (1, 1)], dilation=2)
+        np.testing.assert_array_equal(conv(x).numpy()[:, i * rows : (i + 1) * rows], alone.numpy())
+        b = s.const(up.bias.value[i * rows : (i + 1) * rows])
+        alone = s.conv_transpose2d(s.const(w_up), b, mine, 2, [(1, 0), (1, 0)])
+        np.testing.assert_allclose(up(x).numpy()[:, i * rows : (i + 1) * rows], alone.numpy(), rtol=0, atol=slack)
+    for wrong in (0, 4, 5):
+        with assert_raises_regex(errors.ArgumentError, "groups"):
+            nn.Conv(s, 6, 12, 3, name="wrong", groups=wrong)
+        with assert_raises_regex(errors.ArgumentError, "conv2d: groups"):
+            s.conv2d(conv.weight, None, s.const(np.ones((5, 7, 8))), groups=wrong or -1)
+    with assert_raises_regex(errors.ArgumentError, "conv2d: padding: got 'same'"):
+        s.conv2d(s.const(np.ones((1, 1, 2, 2))), None, s.const(np.ones((1, 4, 4))), 2, "same")

@@ -150,6 +150,7 @@ class Methods(Operand[Ref]):
     softplus = as_method(_Operations.softplus)
     softsign = as_method(_Operations.softsign)
     spectral_conv1d_rfft = as_method(_Operations.spectral_conv1d_rfft)
+    spectral_conv2d = as_method(_Operations.spectral_conv2d)
     split = as_method(_Operations.split)
     sqrt = as_method(_Operations.sqrt)
     square = as_method(_Operations.square)

@@ -1,15 +1,17 @@
-"""Spectral layers of Fourier neural operators on one periodic axis."""
+"""Spectral layers of Fourier neural operators on one or two periodic axes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from tlrt._operations.base import per_axis
 from tlrt.errors import ShapeError, refusal
 from tlrt.nn import init
+from tlrt.nn.conv import Conv
 from tlrt.nn.layer import Layer, require_sizes
 from tlrt.nn.linear import Linear
 from tlrt.session import Session
 from tlrt.tensor import TensorRef
 
-__all__ = ["FNOBlock1d", "SpectralConv1d"]
+__all__ = ["FNOBlock1d", "FNOBlock2d", "SpectralConv1d", "SpectralConv2d"]
 
 
 class SpectralConv1d(Layer):
@@ -74,6 +76,53 @@ class FNOBlock1d(Layer):
         self.session = session
         self.spectral = SpectralConv1d(session, width, modes, name=f"{name}.spectral")
         self.point = Linear(session, width, width, name=f"{name}.point")
+        self.activation = getattr(session, activation) if isinstance(activation, str) else activation
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        y = self.session.add(self.spectral(x), self.point(x))
+        return y if self.activation is None else self.activation(y)
+
+
+class SpectralConv2d(Layer):
+    """Convolution over two periodic axes by complex weights on the lowest Fourier modes.
+
+    y = spectral_conv2d(x, weight_re, weight_im)
+
+    x (batch, width, n1, n2) to the same shape, on any grid with n1 >= 2·m1 and n2//2 + 1 >= m2, (m1, m2) = `modes`, of which a
+    number stands for both; NAME.weight_re and NAME.weight_im (2·m1, m2, width, width), inputs before outputs, start uniform in
+    [0, 1/width²). The frequencies of the first axis are 0 to m1 - 1, then -m1 to -1: the two weights (in, out, m1, m2) of the
+    authors' PyTorch code are one after the other here, np.concatenate([w1, w2], 2).transpose(2, 3, 0, 1). Raises ShapeError,
+    ArgumentError. Source: Li et al., arXiv:2010.08895."""
+
+    def __init__(self, session: Session, width: int, modes: Sequence[int] | int, *, name: str) -> None:
+        m1, m2 = per_axis(type(self).__name__, "modes", modes, 2)
+        require_sizes(self, width=width, modes=m1)
+        require_sizes(self, modes=m2)
+        self.session = session
+        shape, high = (2 * m1, m2, width, width), 1.0 / max(width * width, 1)
+        self.weight_re = session.param(init.uniform(session, shape, 0.0, high), f"{name}.weight_re")
+        self.weight_im = session.param(init.uniform(session, shape, 0.0, high), f"{name}.weight_im")
+
+    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
+        s = self.session
+        return s.spectral_conv2d(x, s.use(self.weight_re), s.use(self.weight_im))
+
+
+class FNOBlock2d(Layer):
+    """A spectral convolution beside a linear map of each point's channels, and an activation.
+
+    y = activation(spectral(x) + W·x + b)
+
+    x (batch, width, n1, n2) to the same shape; NAME.spectral, and NAME.point, a convolution with a kernel of 1. `activation` as
+    in :class:`FNOBlock1d`. Errors as SpectralConv2d. Source: Li et al., arXiv:2010.08895."""
+
+    def __init__(
+        self, session: Session, width: int, modes: Sequence[int] | int, *, name: str,
+        activation: Callable[[TensorRef], TensorRef] | str | None = "gelu",
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.spectral = SpectralConv2d(session, width, modes, name=f"{name}.spectral")
+        self.point = Conv(session, width, width, 1, name=f"{name}.point")
         self.activation = getattr(session, activation) if isinstance(activation, str) else activation
 
     def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:

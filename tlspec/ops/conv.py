@@ -23,10 +23,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import call_named, column_height, tree, tree_height
-from tlspec.classes import WINDOWS, Near, boundary, on_two_axes, tiles
+from tlspec.classes import WINDOWS, Classes, Near, boundary, on_two_axes, tiles
 from tlspec.laws import adjoint, equation, linear
 from tlspec.registry import check, op
-from tlspec.shapes import conv_out, conv_transpose_out
+from tlspec.shapes import (
+    conv_grouped_out,
+    conv_grouped_size,
+    conv_out,
+    conv_transpose_grouped_out,
+    conv_transpose_grouped_size,
+    conv_transpose_out,
+)  # fmt: skip
 
 
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
@@ -46,20 +53,20 @@ def _mix(w, x):
     return (w @ x.reshape(n, c, math.prod(spatial))).reshape(n, w.shape[0], *spatial)
 
 
-def _correlate(x, w, stride, padding):
-    """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding]"""
-    size = conv_out(x.shape[2:], w.shape[2:], stride, padding)
+def _correlate(x, w, size, stride, padding, dilation):
+    """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k·dilation - padding] for j < size"""
     out = np.zeros((x.shape[0], w.shape[0], *size), np.result_type(x, w, float))
     for k in np.ndindex(*w.shape[2:]):
-        start = [i - p for i, p in zip(k, padding, strict=True)]
+        start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
         out += _mix(w[(slice(None), slice(None), *k)], _window(x, start, stride, size))
     return out
 
 
-def _spread(x, w, size, stride, padding):
-    """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] over the k that divide, for i < size"""
+def _spread(x, w, size, stride, padding, dilation):
+    """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k·dilation) / stride] over the k that divide, for i < size"""
     out = np.zeros((x.shape[0], w.shape[1], *size), np.result_type(x, w, float))
-    for k in np.ndindex(*w.shape[2:]):
+    for offset in np.ndindex(*w.shape[2:]):
+        k = [i * d for i, d in zip(offset, dilation, strict=True)]
         first = [-((i - p) // s) for i, p, s in zip(k, padding, stride, strict=True)]
         start = [j * s + i - p for j, i, p, s in zip(first, k, padding, stride, strict=True)]
         count = [max(0, -((a - n) // s)) for a, n, s in zip(start, size, stride, strict=True)]
@@ -67,21 +74,26 @@ def _spread(x, w, size, stride, padding):
             continue
         to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
         part = _window(x, first, [1] * len(k), count)
-        out[(slice(None), slice(None), *to)] += _mix(w[(slice(None), slice(None), *k)].T, part)
+        out[(slice(None), slice(None), *to)] += _mix(w[(slice(None), slice(None), *offset)].T, part)
     return out
 
 
-def _weights(x, g, kernel, stride, padding):
-    """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]"""
+def _weights(x, g, kernel, stride, padding, dilation):
+    """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k·dilation - padding]"""
     size = g.shape[2:]
     out = np.zeros((g.shape[1], x.shape[1], *kernel), np.result_type(x, g, float))
     gs = g.transpose(1, 0, *range(2, g.ndim)).reshape(g.shape[1], g.shape[0] * math.prod(size))
     for k in np.ndindex(*kernel):
-        start = [i - p for i, p in zip(k, padding, strict=True)]
+        start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
         at = _window(x, start, stride, size)
         xs = at.transpose(1, 0, *range(2, g.ndim)).reshape(x.shape[1], gs.shape[1])
         out[(slice(None), slice(None), *k)] = gs @ xs.T
     return out
+
+
+def _dense(stride):
+    """No dilation on any axis."""
+    return [1] * len(stride)
 
 
 def _bias_sum(g):
@@ -290,7 +302,8 @@ def conv(x, w, b, stride, padding):
     Special values: IEEE 754; the zeros around x take part, so an infinite weight gives NaN there. in_channels = 0 gives b
     everywhere; batch = 0 or out_channels = 0 an empty result.
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0."""
-    return _correlate(x, w, stride, padding) + _bias(b, x.ndim - 2)
+    size = conv_out(x.shape[2:], w.shape[2:], stride, padding)
+    return _correlate(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
 
 
 @conv.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_vjp_heights))
@@ -298,7 +311,8 @@ def conv_vjp(x, w, g, stride, padding):
     """gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
     ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
     over an image and the column tree over the batch."""
-    return _spread(g, w, x.shape[2:], stride, padding), _weights(x, g, w.shape[2:], stride, padding), _bias_sum(g)
+    gx = _spread(g, w, x.shape[2:], stride, padding, _dense(stride))
+    return gx, _weights(x, g, w.shape[2:], stride, padding, _dense(stride)), _bias_sum(g)
 
 
 @op(
@@ -320,7 +334,7 @@ def conv_transpose(x, w, b, stride, padding):
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
     not positive."""
     size = conv_transpose_out(x.shape[2:], w.shape[2:], stride, padding)
-    return _spread(x, w, size, stride, padding) + _bias(b, x.ndim - 2)
+    return _spread(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
 
 
 @conv_transpose.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose_vjp_heights))
@@ -328,7 +342,8 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     """gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
     g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
     batch. g is 0 outside its ends."""
-    return _correlate(g, w, stride, padding), _weights(g, x, w.shape[2:], stride, padding), _bias_sum(g)
+    gx = _correlate(g, w, x.shape[2:], stride, padding, _dense(stride))
+    return gx, _weights(g, x, w.shape[2:], stride, padding, _dense(stride)), _bias_sum(g)
 
 
 @op(
@@ -380,3 +395,169 @@ def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
 def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
     """The VJP of conv_transpose with two spatial axes."""
     return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
+
+
+GROUPED_FORMULA = "floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1"
+TRANSPOSE_GROUPED_FORMULA = "(in - 1)*stride + dilation*(kernel - 1) + 1 + output_padding - padding_low - padding_high"
+
+
+def _grouped_checks(fits: str, formula: str, *more: str):
+    """Those of the rows without groups, on the longer lists."""
+    lists = ", ".join(["spatial, kernel, stride, dilation, padding_low, padding_high", *more])
+    few = [c for c in _checks("conv_ok", "") if c.name in ("kernel", "stride") or "positive" in c.expression]
+    return [
+        check("groups", "groups >= 1", "SHAPE", "at least 1"), *few,
+        check("dilation", "rank(dilation) == rank(spatial)", "ARGUMENT", "one dilation per spatial axis"),
+        check("dilation", "positive(dilation)", "ARGUMENT", "every dilation to be at least 1"),
+        *(check(p, f"rank({p}) == rank(spatial)", "ARGUMENT", "one padding per spatial axis")
+          for p in ("padding_low", "padding_high", *more)),
+        check("spatial", f"{fits}({lists})", "SHAPE", f"every output size, {formula}, from 1 to 2^32 - 1"),
+    ]  # fmt: skip
+
+
+def _draw_grouped(transposed: bool):
+    """A drawn convolution whose channels are shared out among groups, with dilations and another padding after each axis."""
+    plain = _draw(transposed)
+
+    def draw(d):
+        values = plain(d)
+        groups = d.choice((1, 2, 3, 4, max(1, min(values["in_channels"], values["out_channels"]))))
+        values |= {n: -(-values[n] // groups) for n in ("in_channels", "out_channels")} | {"groups": groups}
+        kernel, stride, low = values["kernel"], values["stride"], values.pop("padding")
+        values["padding_low"] = low
+        values["dilation"] = [d.choice((1, 1, 2, 3)) for _ in kernel]
+        values["padding_high"] = [max(0, p + d.integer(-1, 2)) for p in low]
+        sides = [values[n] for n in ("dilation", "padding_low", "padding_high")]
+        if transposed:
+            values["output_padding"] = [d.integer(0, s - 1) for s in stride]
+            size, lists = conv_transpose_grouped_size, [*sides, values["output_padding"]]
+        else:
+            size, lists = conv_grouped_size, sides
+        for i, (k, s, *rest) in enumerate(zip(kernel, stride, *lists, strict=True)):
+            while size(values["spatial"][i], k, s, *rest) < 1:
+                values["spatial"][i] += 1
+        return values
+
+    return draw
+
+
+def _grouped_path(batch, groups, in_channels, out_channels, spatial, kernel, stride, dilation, low, high):
+    r = len(spatial)
+    values = _path(batch, in_channels, out_channels, spatial, kernel, stride, low) | {"groups": groups}
+    return values | {"dilation": [dilation] * r, "padding_low": values.pop("padding"), "padding_high": [high] * r}
+
+
+#: sums of few terms; depthwise layers as models have them, dilated and strided ones, groups of many channels, and one group
+GROUPED_PATHS = [
+    _grouped_path(1, 61, 1, 2, (4, 3), 2, 1, 1, 0, 0),
+    _grouped_path(2, 33, 1, 1, (31, 37), 3, 1, 1, 1, 1), _grouped_path(2, 5, 1, 2, (37, 66), 5, 2, 1, 2, 1),
+    _grouped_path(1, 3, 2, 3, (23, 65), 3, 1, 3, 3, 3), _grouped_path(3, 2, 17, 33, (17, 19), 3, 2, 2, 2, 3),
+    _grouped_path(2, 1, 40, 64, (30, 33), 3, 1, 2, 2, 2), _grouped_path(2, 7, 1, 1, (300,), 7, 1, 1, 6, 0),
+]  # fmt: skip
+TRANSPOSE_GROUPED_PATHS = [p | {"output_padding": [s - 1 for s in p["stride"]]} for p in GROUPED_PATHS[:5]]
+
+
+#: groups that are summed directly or by matrix products, and what the lists of either side do
+GROUPED_CLASSES: Classes = {
+    "depthwise": lambda groups, in_channels, out_channels: groups > 1 and in_channels == out_channels == 1,
+    "several groups of many channels": lambda groups, in_channels: groups > 1 and in_channels > 8,
+    "one group": lambda groups: groups == 1,
+    "a dilated kernel": lambda kernel, dilation: any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)),
+    "stride and dilation with a common factor": lambda kernel, stride, dilation: any(
+        k > 1 and math.gcd(s, d) > 1 for k, s, d in zip(kernel, stride, dilation, strict=True)),
+    "other padding after than before": lambda padding_low, padding_high: list(padding_low) != list(padding_high),
+    "several images": lambda batch: batch > 1,
+}  # fmt: skip
+
+
+def _grouped_size(kernel, spatial, stride, dilation, padding_low, padding_high):
+    return conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)
+
+
+def _grouped_transpose_size(kernel, spatial, stride, dilation, padding_low, padding_high, output_padding):
+    return conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding)
+
+
+def _grouped_heights(batch, out_channels, spatial, kernel, stride, dilation, padding_low, padding_high):
+    positions = math.prod(_grouped_size(kernel, spatial, stride, dilation, padding_low, padding_high))
+    return out_channels * math.prod(kernel), batch * positions, _bias_height(batch, positions)
+
+
+def _grouped_transpose_heights(
+    batch, out_channels, spatial, kernel, stride, dilation, padding_low, padding_high, output_padding
+):
+    lists = (spatial, stride, dilation, padding_low, padding_high, output_padding)
+    positions = math.prod(_grouped_transpose_size(kernel, *lists))
+    return out_channels * math.prod(kernel), batch * math.prod(spatial), _bias_height(batch, positions)
+
+
+def _add_bias(out, b):
+    """out (batch, groups, channels, …) plus b (groups, channels), or nothing."""
+    return out if b is None else out + b.reshape(*b.shape, *[1] * (out.ndim - 3))
+
+
+@op(
+    "x[batch, groups, in_channels, *spatial], w[groups, out_channels, in_channels, *kernel], b?[groups, out_channels];"
+    " stride: dims, dilation: dims, padding_low: dims, padding_high: dims -> out[batch, groups, out_channels,"
+    " *conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high)]",
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_grouped_checks("conv_grouped_ok", GROUPED_FORMULA), draw=_draw_grouped(False), paths=GROUPED_PATHS,
+    classes=GROUPED_CLASSES, laws=LAWS,
+    source="torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad")  # fmt: skip
+def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
+    """Convolution of groups of channels, each with weights of its own, over 1 to 8 spatial axes.
+
+    out[n, g, o, j] = Σ_{c, k} w[g, o, c, k]·x[n, g, c, j·stride + k·dilation - padding_low] + b[g, o], x being 0 outside
+
+    Shapes: x (batch, groups, in_channels, *spatial), w (groups, out_channels, in_channels, *kernel), b (groups,
+    out_channels) or none; stride, dilation and the paddings before and after one entry per spatial axis; out (batch,
+    groups, out_channels, *⌊(spatial + padding_low + padding_high - dilation·(kernel - 1) - 1) / stride⌋ + 1).
+    Special values: those of conv; without b nothing is added.
+    Errors: those of conv; no group, a dilation of 0."""
+    size = conv_grouped_out(x.shape[3:], w.shape[3:], stride, dilation, padding_low, padding_high)
+    parts = [_correlate(x[:, i], w[i], size, stride, padding_low, dilation) for i in range(x.shape[1])]
+    return _add_bias(np.stack(parts, axis=1), b)
+
+
+@conv_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_heights))
+def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
+    """The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
+    the stride."""
+    lists = (stride, padding_low, dilation)
+    gx = [_spread(g[:, i], w[i], x.shape[3:], *lists) for i in range(x.shape[1])]
+    gw = [_weights(x[:, i], g[:, i], w.shape[3:], *lists) for i in range(x.shape[1])]
+    return np.stack(gx, axis=1), np.stack(gw), g.sum(axis=(0, *range(3, g.ndim)))
+
+
+@op(
+    "x[batch, groups, in_channels, *spatial], w[groups, in_channels, out_channels, *kernel], b?[groups, out_channels];"
+    " stride: dims, dilation: dims, padding_low: dims, padding_high: dims, output_padding: dims -> out[batch, groups, out_channels,"
+    " *conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding)]",
+    bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False,
+    checks=_grouped_checks("conv_transpose_grouped_ok", TRANSPOSE_GROUPED_FORMULA, "output_padding"),
+    draw=_draw_grouped(True), paths=TRANSPOSE_GROUPED_PATHS, classes=GROUPED_CLASSES,
+    laws=LAWS, source="torch.nn.functional.conv_transpose2d with groups, dilation and output_padding")  # fmt: skip
+def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high, output_padding):
+    """Transposed convolution of groups of channels: the gradient of conv_grouped with respect to its input, plus a bias.
+
+    out[n, g, o, i] = Σ_{c, k} w[g, c, o, k]·x[n, g, c, (i + padding_low - k·dilation) / stride] + b[g, o] over the k that divide
+
+    Shapes: x (batch, groups, in_channels, *spatial), w (groups, in_channels, out_channels, *kernel), b (groups,
+    out_channels) or none; the lists one entry per spatial axis; out (batch, groups, out_channels, *(spatial - 1)·stride +
+    dilation·(kernel - 1) + 1 + output_padding - padding_low - padding_high). Elements that output_padding adds get the terms
+    that reach them.
+    Special values: those of conv_transpose; without b nothing is added.
+    Errors: those of conv_transpose; no group, a dilation of 0."""
+    lists = (stride, dilation, padding_low, padding_high, output_padding)
+    size = conv_transpose_grouped_out(x.shape[3:], w.shape[3:], *lists)
+    parts = [_spread(x[:, i], w[i], size, stride, padding_low, dilation) for i in range(x.shape[1])]
+    return _add_bias(np.stack(parts, axis=1), b)
+
+
+@conv_transpose_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_transpose_heights))
+def conv_transpose_grouped_vjp(x, w, g, stride, dilation, padding_low):
+    """The VJP of conv_transpose, group by group, with the dilation of the forward pass."""
+    lists = (stride, padding_low, dilation)
+    gx = [_correlate(g[:, i], w[i], x.shape[3:], *lists) for i in range(x.shape[1])]
+    gw = [_weights(g[:, i], x[:, i], w.shape[3:], *lists) for i in range(x.shape[1])]
+    return np.stack(gx, axis=1), np.stack(gw), g.sum(axis=(0, *range(3, g.ndim)))

@@ -143,7 +143,30 @@ static inline uint64_t tl_conv_transpose_size(const uint32_t size, uint32_t kern
     return full <= cut ? 0 : full - cut < limit ? full - cut : limit;
 }
 
-/* The sizes of all axes by `size`, one of the two functions above. */
+/* With a dilation and a padding for either side. The span of a dilated kernel and (n - 1)s stay below 2^64, their sum need
+ * not: each is cut at 2^62, as whatever is longer comes out as 2^32 anyway. */
+static inline uint64_t tl_conv_grouped_size(const uint32_t size, uint32_t kernel, uint32_t stride, uint32_t dilation,
+                                            uint32_t low, uint32_t high)
+{
+    const uint64_t limit = UINT64_C(1) << 32, padded = (uint64_t)size + low + high;
+    if (size == 0 || kernel == 0 || stride == 0 || dilation == 0) return 0;
+    const uint64_t span = (uint64_t)(kernel - 1) * dilation + 1;
+    if (padded < span) return 0;
+    const uint64_t n = (padded - span) / stride + 1;
+    return n < limit ? n : limit;
+}
+
+static inline uint64_t tl_conv_transpose_grouped_size(const uint32_t size, uint32_t kernel, uint32_t stride,
+                                                      uint32_t dilation, uint32_t low, uint32_t high, uint32_t extra)
+{
+    const uint64_t limit = UINT64_C(1) << 32, most = UINT64_C(1) << 62, cut = (uint64_t)low + high;
+    if (size == 0 || kernel == 0 || stride == 0 || dilation == 0) return 0;
+    const uint64_t steps = (uint64_t)(size - 1) * stride, span = (uint64_t)(kernel - 1) * dilation;
+    const uint64_t full = (steps < most ? steps : most) + (span < most ? span : most) + 1 + extra;
+    return full <= cut ? 0 : full - cut < limit ? full - cut : limit;
+}
+
+/* The sizes of all axes by `size`, tl_conv_size or tl_conv_transpose_size. */
 static inline tl_dims conv_sizes(uint64_t (*size)(uint32_t, uint32_t, uint32_t, uint32_t), const tl_dims *spatial,
                                  const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding)
 {
@@ -187,4 +210,47 @@ static inline int tl_conv_transpose_ok(const tl_dims *spatial, const tl_dims *ke
 {
     const tl_dims out = tl_conv_transpose_out(spatial, kernel, stride, padding);
     return conv_sizes_ok(spatial, kernel, stride, padding, &out);
+}
+
+static inline tl_dims tl_conv_grouped_out(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                          const tl_dims *dilation, const tl_dims *low, const tl_dims *high)
+{
+    tl_dims out = {0};
+    for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < dilation->rank &&
+                        i < low->rank && i < high->rank;
+         i++)
+        out.d[out.rank++] = (int64_t)tl_conv_grouped_size((uint32_t)spatial->d[i], (uint32_t)kernel->d[i],
+                                                          (uint32_t)stride->d[i], (uint32_t)dilation->d[i],
+                                                          (uint32_t)low->d[i], (uint32_t)high->d[i]);
+    return out;
+}
+
+static inline tl_dims tl_conv_transpose_grouped_out(const tl_dims *spatial, const tl_dims *kernel,
+                                                    const tl_dims *stride, const tl_dims *dilation, const tl_dims *low,
+                                                    const tl_dims *high, const tl_dims *extra)
+{
+    tl_dims out = {0};
+    for (int32_t i = 0; i < spatial->rank && i < kernel->rank && i < stride->rank && i < dilation->rank &&
+                        i < low->rank && i < high->rank && i < extra->rank;
+         i++)
+        out.d[out.rank++] = (int64_t)tl_conv_transpose_grouped_size(
+            (uint32_t)spatial->d[i], (uint32_t)kernel->d[i], (uint32_t)stride->d[i], (uint32_t)dilation->d[i],
+            (uint32_t)low->d[i], (uint32_t)high->d[i], (uint32_t)extra->d[i]);
+    return out;
+}
+
+static inline int tl_conv_grouped_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                     const tl_dims *dilation, const tl_dims *low, const tl_dims *high)
+{
+    const tl_dims out = tl_conv_grouped_out(spatial, kernel, stride, dilation, low, high);
+    return conv_sizes_ok(spatial, kernel, stride, dilation, &out) && same_rank(spatial, low, high, &out);
+}
+
+static inline int tl_conv_transpose_grouped_ok(const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
+                                               const tl_dims *dilation, const tl_dims *low, const tl_dims *high,
+                                               const tl_dims *extra)
+{
+    const tl_dims out = tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, low, high, extra);
+    return conv_sizes_ok(spatial, kernel, stride, dilation, &out) && same_rank(spatial, low, high, extra) &&
+           out.rank == spatial->rank;
 }

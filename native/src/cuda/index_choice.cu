@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(THREADS) top_few_kernel(const float *__restric
         rank_t best = 0;
         for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
             const rank_t rank = tl_rank(x[i * inner], (uint32_t)i, smallest, 0);
-            if (rank < before) best = max(best, rank);
+            if (j == 0 || rank < before) best = max(best, rank); /* a NaN that comes first has the rank of `before` */
         }
         for (int s = 16; s > 0; s /= 2)
             best = max(best, __shfl_xor_sync(~0u, best, s));

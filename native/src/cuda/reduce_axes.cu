@@ -55,6 +55,23 @@ struct Fold {
     tl_fold_rule rule;
 };
 
+/* What tl_fold_take makes of elements for an extreme, in whatever order: the largest of integers that are ordered as they are. */
+template <tl_fold_kind KIND> __device__ __forceinline__ uint32_t key_of(float x)
+{
+    const float y = KIND == TL_FOLD_MIN ? -x : KIND == TL_FOLD_LARGEST ? fabsf(x) : x;
+    const uint32_t b = tl_bits(y);
+    return y != y ? UINT32_MAX : b >> 31 ? ~b : b | UINT32_C(0x80000000);
+}
+
+/* The value of the largest key; 0 is that of no element. */
+template <tl_fold_kind KIND> __device__ __forceinline__ double value_of_key(uint32_t key)
+{
+    if (key == 0) return tl_fold_start(KIND);
+    if (key == UINT32_MAX) return (double)TL_NAN;
+    const double d = (double)tl_from_bits(key >> 31 ? key & UINT32_C(0x7fffffff) : ~key);
+    return KIND == TL_FOLD_LARGEST ? d : tl_fold_ordered(d);
+}
+
 template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREADS) fold_kernel(Fold a)
 {
     constexpr int PLANES = KIND == TL_FOLD_PRODUCT ? TL_FOLD_PLANES : 1;
@@ -70,7 +87,14 @@ template <tl_fold_kind KIND, bool FIRST> __global__ void __launch_bounds__(THREA
         const int64_t begin = (int64_t)s * TL_FOLD_SEGMENT, end = min(begin + TL_FOLD_SEGMENT, a.length);
         m = a.centre ? a.centre[result] : a.centre_out ? (double)a.centre_out[result] : 0.0;
         m = tl_fold_centre(KIND, m, a.rule);
-        if constexpr (FIRST) {
+        if constexpr (FIRST && KIND >= TL_FOLD_MAX && KIND <= TL_FOLD_LARGEST) {
+            const float *const x = a.x + offset_of(a.kept, k) + column;
+            uint32_t key = 0;
+#pragma unroll 8
+            for (int64_t r = begin + lane; r < end; r += a.lanes)
+                key = max(key, key_of<KIND>(x[offset_of(a.reduced, (uint32_t)r)]));
+            v = value_of_key<KIND>(key);
+        } else if constexpr (FIRST) {
             const float *const x = a.x + offset_of(a.kept, k) + column;
 #pragma unroll 8
             for (int64_t r = begin + lane; r < end; r += a.lanes)

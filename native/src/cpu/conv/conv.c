@@ -23,48 +23,76 @@ static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size,
     }
 }
 
-/* small (batch, rows, *out) from large (batch, channels, *in), w (rows, channels, *kernel). */
-static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
-                         const float *large, const float *w, const float *bias, float *small)
+/* Channels of a group that are summed directly: with more, a matrix product per group is faster. */
+enum { DIRECT_MOST = 8 };
+
+/* target (batch, groups, rows, …) by a gather from source (batch, groups, channels, …). */
+static int32_t product(tl_context *ctx, const tl_conv_shape *s, const tl_conv_gather *gather, int64_t batch,
+                       int64_t groups, int64_t channels, int64_t rows, const float *source, const float *w,
+                       int64_t row_stride, int64_t channel_stride, const float *bias, float *target)
+{
+    const int64_t group_stride = rows * channels * s->taps;
+    conv_view v = tl_conv_view(gather, batch, groups, channels, rows, source);
+    int32_t status = TORCHLEAN_OK;
+    if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
+        tl_conv_direct(&v, groups, w, group_stride, row_stride, channel_stride, bias, target);
+        return status;
+    }
+    for (int64_t i = 0; i < groups && !status; i++, v.source += channels * gather->source_size)
+        status = tl_conv_product(ctx, &v, w + i * group_stride, row_stride, channel_stride, bias ? bias + i * rows : 0,
+                                 target + i * rows * gather->target_size);
+    return status;
+}
+
+/* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel). */
+static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
+                         int64_t rows, const float *large, const float *w, const float *bias, float *small)
 {
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
     if (channels == 0) {
-        fill_bias(small, batch, rows, s->out_size, bias);
+        fill_bias(small, batch, groups * rows, s->out_size, bias);
         return TORCHLEAN_OK;
     }
     const tl_conv_gather gather = tl_conv_correlate(s);
-    const conv_view v = tl_conv_view(&gather, batch, channels, rows, large);
-    return tl_conv_product(ctx, &v, w, channels * s->taps, s->taps, bias, small);
+    return product(ctx, s, &gather, batch, groups, channels, rows, large, w, channels * s->taps, s->taps, bias, small);
 }
 
-/* large (batch, rows, *in) from small (batch, channels, *out), w (channels, rows, *kernel), phase by phase. */
-static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
-                      const float *small, const float *w, const float *bias, float *large)
+/* large (batch, groups, rows, *in) from small (batch, groups, channels, *out), w (groups, channels, rows, *kernel), phase
+ * by phase. */
+static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
+                      int64_t rows, const float *small, const float *w, const float *bias, float *large)
 {
     int32_t status = TORCHLEAN_OK;
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
-    if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, rows, s->in_size, bias);
+    if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, groups * rows, s->in_size, bias);
     if (channels == 0) return TORCHLEAN_OK;
     for (int64_t phase = 0, phases = tl_conv_phases(s); phase < phases && !status; phase++) {
         const tl_conv_gather gather = tl_conv_spread(s, phase);
-        const conv_view v = tl_conv_view(&gather, batch, channels, rows, small);
-        status = tl_conv_product(ctx, &v, w, s->taps, rows * s->taps, bias, large);
+        status =
+            product(ctx, s, &gather, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias, large);
     }
     return status;
 }
 
-/* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). */
-static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
-                       const float *large, const float *small, float *gw)
+/* gw (groups, rows, channels, *kernel) from small (batch, groups, rows, *out) and large (batch, groups, channels, *in). */
+static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
+                       int64_t rows, const float *large, const float *small, float *gw)
 {
     if (rows == 0 || channels == 0) return TORCHLEAN_OK;
     if (batch == 0) {
-        memset(gw, 0, sizeof(float) * (size_t)(rows * channels * s->taps));
+        memset(gw, 0, sizeof(float) * (size_t)(groups * rows * channels * s->taps));
         return TORCHLEAN_OK;
     }
     const tl_conv_gather gather = tl_conv_correlate(s);
-    const conv_view v = tl_conv_view(&gather, batch, channels, rows, large);
-    return tl_conv_weights(ctx, &v, small, gw);
+    conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
+    int32_t status = TORCHLEAN_OK;
+    if (groups > 1 && channels <= DIRECT_MOST && rows <= DIRECT_MOST) {
+        tl_conv_direct_weights(&v, groups, small, gw);
+        return status;
+    }
+    for (int64_t i = 0; i < groups && !status; i++, v.source += channels * s->in_size)
+        status = tl_conv_weights(ctx, &v, small + i * rows * s->out_size, gw + i * rows * channels * s->taps);
+    return status;
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */
@@ -82,9 +110,25 @@ static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t
 }
 
 static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
-                              const tl_dims *padding)
+                              const tl_dims *dilation, const tl_dims *padding)
 {
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
+    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d,
+                         dilation ? dilation->d : NULL);
+}
+
+/* The gradients of conv, or of conv_transpose, whose x is the small array. */
+static int32_t gradients(tl_context *ctx, const tl_conv_shape *s, int transposed, int64_t batch, int64_t groups,
+                         int64_t in_channels, int64_t out_channels, const float *x, const float *w, const float *g,
+                         float *gx, float *gw, float *gb)
+{
+    int32_t status = TORCHLEAN_OK;
+    if (gx) status = (transposed ? correlate : spread)(ctx, s, batch, groups, out_channels, in_channels, g, w, 0, gx);
+    if (gw && !status)
+        status = transposed ? weights(ctx, s, batch, groups, out_channels, in_channels, g, x, gw)
+                            : weights(ctx, s, batch, groups, in_channels, out_channels, x, g, gw);
+    if (gb && !status)
+        status = bias_sums(ctx, g, batch, groups * out_channels, transposed ? s->in_size : s->out_size, gb);
+    return status;
 }
 
 int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch, int64_t in_channels,
@@ -92,8 +136,8 @@ int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float
                     const tl_dims *padding, float *out)
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    return correlate(ctx, &s, batch, in_channels, out_channels, x, w, b, out);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, NULL, padding);
+    return correlate(ctx, &s, batch, 1, in_channels, out_channels, x, w, b, out);
 }
 
 int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -101,12 +145,8 @@ int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const f
                         const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb)
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    int32_t status = TORCHLEAN_OK;
-    if (gx) status = spread(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
-    if (gw && !status) status = weights(ctx, &s, batch, in_channels, out_channels, x, g, gw);
-    if (gb && !status) status = bias_sums(ctx, g, batch, out_channels, s.out_size, gb);
-    return status;
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, NULL, padding);
+    return gradients(ctx, &s, 0, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -114,8 +154,8 @@ int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, c
                               const tl_dims *stride, const tl_dims *padding, float *out)
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    return spread(ctx, &s, batch, in_channels, out_channels, x, w, b, out);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, NULL, padding);
+    return spread(ctx, &s, batch, 1, in_channels, out_channels, x, w, b, out);
 }
 
 int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -124,12 +164,54 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
                                   float *gw, float *gb)
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    int32_t status = TORCHLEAN_OK;
-    if (gx) status = correlate(ctx, &s, batch, out_channels, in_channels, g, w, 0, gx);
-    if (gw && !status) status = weights(ctx, &s, batch, out_channels, in_channels, g, x, gw);
-    if (gb && !status) status = bias_sums(ctx, g, batch, out_channels, s.in_size, gb);
-    return status;
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, NULL, padding);
+    return gradients(ctx, &s, 1, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+}
+
+int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                            int64_t groups, int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                            const tl_dims *kernel, const tl_dims *stride, const tl_dims *dilation,
+                            const tl_dims *padding_low, const tl_dims *padding_high, float *out)
+{
+    const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    return correlate(ctx, &s, batch, groups, in_channels, out_channels, x, w, b, out);
+}
+
+int32_t tl_cpu_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
+                                int64_t groups, int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                const tl_dims *kernel, const tl_dims *stride, const tl_dims *dilation,
+                                const tl_dims *padding_low, const tl_dims *padding_high, float *gx, float *gw,
+                                float *gb)
+{
+    const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    return gradients(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
+}
+
+int32_t tl_cpu_conv_transpose_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                      int64_t groups, int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
+                                      const tl_dims *kernel, const tl_dims *stride, const tl_dims *dilation,
+                                      const tl_dims *padding_low, const tl_dims *padding_high,
+                                      const tl_dims *output_padding, float *out)
+{
+    const tl_dims size =
+        tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    return spread(ctx, &s, batch, groups, in_channels, out_channels, x, w, b, out);
+}
+
+int32_t tl_cpu_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
+                                          int64_t batch, int64_t groups, int64_t in_channels, const tl_dims *spatial,
+                                          int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                                          const tl_dims *dilation, const tl_dims *padding_low,
+                                          const tl_dims *padding_high, const tl_dims *output_padding, float *gx,
+                                          float *gw, float *gb)
+{
+    const tl_dims size =
+        tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    return gradients(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
 /* The 2-D forms: the same with the dimensions one by one. */

@@ -4,18 +4,21 @@
 #include "core/kernel.h"
 #include "formula/conv_geometry.h"
 
-/* A gather with its arrays: source (batch, channels, *gather.source), target (batch, rows, *gather.target). */
+/* A gather with its arrays: source (batch, channels, *gather.source), target (batch, rows, *gather.target). They may be one
+ * group's part of arrays with `source_channels` and `target_rows` in an image. */
 typedef struct conv_view {
     tl_conv_gather gather;
-    int64_t batch, channels, rows;
+    int64_t batch, channels, rows, source_channels, target_rows;
     int64_t source_stride[TL_CONV_RANK], target_stride[TL_CONV_RANK];
     const float *source;
 } conv_view;
 
-static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch, int64_t channels, int64_t rows,
-                                     const float *source)
+static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch, int64_t groups, int64_t channels,
+                                     int64_t rows, const float *source)
 {
     conv_view v = {.gather = *gather, .batch = batch, .channels = channels, .rows = rows, .source = source};
+    v.source_channels = groups * channels;
+    v.target_rows = groups * rows;
     int64_t from = 1, to = 1;
     for (int32_t d = gather->rank - 1; d >= 0; d--) {
         v.source_stride[d] = from;
@@ -28,6 +31,8 @@ static inline conv_view tl_conv_view(const tl_conv_gather *gather, int64_t batch
 
 #define tl_conv_product TL_V(tl_conv_product)
 #define tl_conv_weights TL_V(tl_conv_weights)
+#define tl_conv_direct TL_V(tl_conv_direct)
+#define tl_conv_direct_weights TL_V(tl_conv_direct_weights)
 
 /* target[n, row, i] = sum over channels c and taps t of w[row*row_stride + c*channel_stride + kernel index of t] times
  * the gathered source, plus bias[row] (NULL: none), for the gather's positions. channels, rows and batch >= 1. */
@@ -36,3 +41,8 @@ int32_t tl_conv_product(tl_context *ctx, const conv_view *v, const float *w, int
 /* gw[row, c, t] = sum over n and positions j of g[n, row, j] times the gathered source; the gather is a correlation.
  * channels, rows and batch >= 1. */
 int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, const float *g, float *gw);
+/* The two for all groups of arrays at once, without a matrix product: for groups of few channels (conv/direct.c). The
+ * weights of a group come after those of the one before it, `group_stride` apart. batch >= 1 for the weights. */
+void tl_conv_direct(const conv_view *v, int64_t groups, const float *w, int64_t group_stride, int64_t row_stride,
+                    int64_t channel_stride, const float *bias, float *target);
+void tl_conv_direct_weights(const conv_view *v, int64_t groups, const float *g, float *gw);

@@ -101,8 +101,8 @@ static void open_strip(const conv_view *v, int64_t q, int64_t width, conv_strip 
         conv_run *run = &strip->run[strip->runs++];
         run->first = l;
         run->length = tl_imin(width - l, g->count[last] - at[last]);
-        run->source = image * v->channels * g->source_size;
-        run->target = image * v->rows * g->target_size;
+        run->source = image * v->source_channels * g->source_size;
+        run->target = image * v->target_rows * g->target_size;
         for (int32_t d = 0; d <= last; d++) {
             run->at[d] = at[d] * g->step[d] + g->base[d];
             run->source += run->at[d] * v->source_stride[d];

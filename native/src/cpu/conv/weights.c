@@ -38,7 +38,7 @@ static void pack_cotangent(const job_t *job, float *panel, int64_t row, int64_t 
     const int64_t size = job->v->gather.positions;
     for (int64_t k = 0; k < kc;) {
         const int64_t image = (q + k) / size, at = (q + k) % size, n = tl_imin(kc - k, size - at);
-        const float *from = job->g + (image * job->v->rows + row) * size + at;
+        const float *from = job->g + (image * job->v->target_rows + row) * size + at;
         tl_gemm_pack_f32(panel + k * h, h, h, n, from, size, 1);
         k += n;
     }

@@ -1,5 +1,5 @@
-/* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: few rows directly
- * (conv/direct.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
+/* Convolutions on CUDA: which product of conv/conv.cuh each result is, and which kernels compute it: groups of few channels
+ * by conv/groups.cu, of many one after the other; few rows directly (conv/direct.cu), images large enough on Hopper by wgmma (conv/wgmma.cuh), the rest by conv/mma_product.cu and
  * conv/mma_weights.cu.
  *
  *                     conv                                conv_transpose
@@ -10,14 +10,15 @@
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
 #include "core/shapes.h"
 #include "cuda/conv/conv.cuh"
+#include "cuda/conv/groups.cuh"
 #include "cuda/conv/wgmma.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "generated/conv.h"
 
 namespace {
 
-int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows,
-                const float *source, const float *w, const float *bias, float *target)
+int32_t product_of_one(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                       int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
     if (spread && tl_cuda_conv_direct_serves(s, batch, channels, rows))
         return tl_cuda_conv_direct(ctx, s, batch, channels, rows, source, w, bias, target);
@@ -26,14 +27,95 @@ int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t ba
                : tl_cuda_conv_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);
 }
 
-int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                const float *large, const float *small, float *gw)
+int32_t weights_of_one(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                       const float *large, const float *small, float *gw)
 {
     if (rows == 0 || channels == 0) return TORCHLEAN_OK;
     if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, rows * channels * s.taps);
     return tl_conv_wgmma_serves_weights(ctx, s, batch, channels, rows, small)
                ? tl_conv_wgmma_weights(ctx, s, batch, channels, rows, large, small, gw)
                : tl_cuda_conv_weights(ctx, s, batch, channels, rows, large, small, gw);
+}
+
+/* A thread owns one element of one of blockIdx.y images: to[n·to_stride + i] = from[n·from_stride + i] for i < size. */
+__global__ void __launch_bounds__(256)
+    copy_kernel(const float *__restrict__ from, int64_t from_stride, float *__restrict__ to, int64_t to_stride,
+                int64_t size, int64_t images)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int64_t n = blockIdx.y; i < size && n < images; n += gridDim.y)
+        to[n * to_stride + i] = from[n * from_stride + i];
+}
+
+/* One group of an array (batch, groups, size): where it lies, or, with several images, a copy of it. */
+class Group {
+  public:
+    Group(tl_context *ctx, int64_t batch, int64_t groups, int64_t size)
+        : ctx(ctx), batch(batch), stride(groups * size), size(size), copy(ctx)
+    {}
+    int32_t allocate() { return batch > 1 && stride > size ? copy.allocate(batch * size) : TORCHLEAN_OK; }
+    int32_t load(const float *array, int64_t group, const float **part)
+    {
+        *part = copy ? (const float *)copy : array + group * size;
+        return copy ? move(array + group * size, stride, copy, size) : TORCHLEAN_OK;
+    }
+    float *place(float *array, int64_t group) { return copy ? (float *)copy : array + group * size; }
+    int32_t store(float *array, int64_t group)
+    {
+        return copy ? move(copy, size, array + group * size, stride) : TORCHLEAN_OK;
+    }
+
+  private:
+    int32_t move(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+    {
+        const dim3 grid(tl_grid(size, 256), (unsigned)(batch < 65535 ? batch : 65535));
+        return tl_launch(ctx, "copy", copy_kernel, grid, 256, from, from_stride, to, to_stride, size, batch);
+    }
+
+    tl_context *ctx;
+    int64_t batch, stride, size;
+    tl_scratch<float> copy;
+};
+
+int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups, int64_t channels,
+                int64_t rows, const float *source, const float *w, const float *bias, float *target)
+{
+    if (groups == 1 || batch == 0 || rows == 0 || channels == 0) /* without channels the bias is all there is */
+        return product_of_one(ctx, s, spread, batch, channels, groups * rows, source, w, bias, target);
+    if (tl_cuda_conv_groups_serve(s, groups, channels, rows))
+        return tl_cuda_conv_groups_product(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
+    Group from(ctx, batch, groups, channels * (spread ? s.out_size : s.in_size));
+    Group to(ctx, batch, groups, rows * (spread ? s.in_size : s.out_size));
+    TL_TRY(from.allocate());
+    TL_TRY(to.allocate());
+    for (int64_t i = 0; i < groups; i++) {
+        const float *part;
+        TL_TRY(from.load(source, i, &part));
+        TL_TRY(product_of_one(ctx, s, spread, batch, channels, rows, part, w + i * rows * channels * s.taps,
+                              bias ? bias + i * rows : nullptr, to.place(target, i)));
+        TL_TRY(to.store(target, i));
+    }
+    return TORCHLEAN_OK;
+}
+
+int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
+                const float *large, const float *small, float *gw)
+{
+    if (groups == 1 || batch == 0 || rows == 0 || channels == 0)
+        return weights_of_one(ctx, s, batch, channels, groups * rows, large, small, gw);
+    if (tl_cuda_conv_groups_serve(s, groups, channels, rows))
+        return tl_cuda_conv_groups_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
+    Group from(ctx, batch, groups, channels * s.in_size), to(ctx, batch, groups, rows * s.out_size);
+    TL_TRY(from.allocate());
+    TL_TRY(to.allocate());
+    for (int64_t i = 0; i < groups; i++) {
+        const float *large_part, *small_part;
+        TL_TRY(from.load(large, i, &large_part));
+        TL_TRY(to.load(small, i, &small_part));
+        TL_TRY(
+            weights_of_one(ctx, s, batch, channels, rows, large_part, small_part, gw + i * rows * channels * s.taps));
+    }
+    return TORCHLEAN_OK;
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */
@@ -48,9 +130,22 @@ int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channe
 }
 
 tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
-                       const tl_dims *padding)
+                       const tl_dims *dilation, const tl_dims *padding)
 {
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d);
+    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d,
+                         dilation ? dilation->d : nullptr);
+}
+
+/* The gradients of conv, or of conv_transpose, whose x is the small array. */
+int32_t gradients(tl_context *ctx, const tl_conv_shape &s, bool transposed, int64_t batch, int64_t groups,
+                  int64_t in_channels, int64_t out_channels, const float *x, const float *w, const float *g, float *gx,
+                  float *gw, float *gb)
+{
+    if (gx) TL_TRY(product(ctx, s, !transposed, batch, groups, out_channels, in_channels, g, w, nullptr, gx));
+    if (gw)
+        TL_TRY(transposed ? weights(ctx, s, batch, groups, out_channels, in_channels, g, x, gw)
+                          : weights(ctx, s, batch, groups, in_channels, out_channels, x, g, gw));
+    return gb ? bias_sums(ctx, g, batch, groups * out_channels, transposed ? s.in_size : s.out_size, gb) : TORCHLEAN_OK;
 }
 
 } /* namespace */
@@ -60,8 +155,8 @@ extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w,
                                 const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out)
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    return product(ctx, s, false, batch, in_channels, out_channels, x, w, b, out);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, nullptr, padding);
+    return product(ctx, s, false, batch, 1, in_channels, out_channels, x, w, b, out);
 }
 
 extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -70,10 +165,8 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
                                     float *gw, float *gb)
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, padding);
-    if (gx) TL_TRY(product(ctx, s, true, batch, out_channels, in_channels, g, w, nullptr, gx));
-    if (gw) TL_TRY(weights(ctx, s, batch, in_channels, out_channels, x, g, gw));
-    return gb ? bias_sums(ctx, g, batch, out_channels, s.out_size, gb) : TORCHLEAN_OK;
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, nullptr, padding);
+    return gradients(ctx, s, false, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b,
@@ -82,8 +175,8 @@ extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const
                                           const tl_dims *padding, float *out)
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    return product(ctx, s, true, batch, in_channels, out_channels, x, w, b, out);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, nullptr, padding);
+    return product(ctx, s, true, batch, 1, in_channels, out_channels, x, w, b, out);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -92,10 +185,57 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
                                               const tl_dims *padding, float *gx, float *gw, float *gb)
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, padding);
-    if (gx) TL_TRY(product(ctx, s, false, batch, out_channels, in_channels, g, w, nullptr, gx));
-    if (gw) TL_TRY(weights(ctx, s, batch, out_channels, in_channels, g, x, gw));
-    return gb ? bias_sums(ctx, g, batch, out_channels, s.in_size, gb) : TORCHLEAN_OK;
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, nullptr, padding);
+    return gradients(ctx, s, true, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+}
+
+extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
+                                        int64_t groups, int64_t in_channels, const tl_dims *spatial,
+                                        int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                                        const tl_dims *dilation, const tl_dims *padding_low,
+                                        const tl_dims *padding_high, float *out)
+{
+    const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    return product(ctx, s, false, batch, groups, in_channels, out_channels, x, w, b, out);
+}
+
+extern "C" int32_t tl_cuda_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
+                                            int64_t batch, int64_t groups, int64_t in_channels, const tl_dims *spatial,
+                                            int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
+                                            const tl_dims *dilation, const tl_dims *padding_low,
+                                            const tl_dims *padding_high, float *gx, float *gw, float *gb)
+{
+    const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
+    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    return gradients(ctx, s, false, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
+}
+
+extern "C" int32_t tl_cuda_conv_transpose_grouped(tl_context *ctx, const float *x, const float *w, const float *b,
+                                                  int64_t batch, int64_t groups, int64_t in_channels,
+                                                  const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
+                                                  const tl_dims *stride, const tl_dims *dilation,
+                                                  const tl_dims *padding_low, const tl_dims *padding_high,
+                                                  const tl_dims *output_padding, float *out)
+{
+    const tl_dims size =
+        tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    return product(ctx, s, true, batch, groups, in_channels, out_channels, x, w, b, out);
+}
+
+extern "C" int32_t tl_cuda_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
+                                                      int64_t batch, int64_t groups, int64_t in_channels,
+                                                      const tl_dims *spatial, int64_t out_channels,
+                                                      const tl_dims *kernel, const tl_dims *stride,
+                                                      const tl_dims *dilation, const tl_dims *padding_low,
+                                                      const tl_dims *padding_high, const tl_dims *output_padding,
+                                                      float *gx, float *gw, float *gb)
+{
+    const tl_dims size =
+        tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
+    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    return gradients(ctx, s, true, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
 /* Two axes: the parameters of the operations, and as lists. */

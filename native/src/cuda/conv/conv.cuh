@@ -16,12 +16,16 @@ namespace tl_conv {
 constexpr int CHUNK = 31;
 
 /* Bits of taps first .. first + n - 1 (n <= CHUNK) along one axis, whose coordinate with tap 0 is c; `inner` is the
- * number of taps of the axes after it. A tap moves by 1 or -1, so the taps inside are a run. */
+ * number of taps of the axes after it. Taps move by one distance, so those inside are a run. */
 static __device__ __forceinline__ uint32_t axis_bits(const tl_conv_gather &g, int d, int64_t c, int64_t inner,
                                                      int64_t first, int n)
 {
-    const int64_t taps = g.taps[d], room = g.source[d] - c;
-    const int64_t begin = g.tap_step[d] > 0 ? -c : 1 - room, stop = g.tap_step[d] > 0 ? room : c + 1;
+    const int64_t taps = g.taps[d], room = g.source[d] - c, move = g.tap_step[d] > 0 ? g.tap_step[d] : -g.tap_step[d];
+    int64_t begin = g.tap_step[d] > 0 ? -c : 1 - room, stop = g.tap_step[d] > 0 ? room : c + 1;
+    if (move > 1) {
+        begin = begin > 0 ? tl_ceil_div(begin, move) : 0;
+        stop = stop > 0 ? tl_ceil_div(stop, move) : 0;
+    }
     const int64_t low = begin > 0 ? begin : 0, high = stop < taps ? stop : taps;
     if (low >= high) return 0;
     if (high - low == taps) return ~0u;

@@ -144,7 +144,8 @@ bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, int64_t batch, int64_t c
         (s.rank == 2 && s.in[0] > EXTENT_MOST))
         return false;
     for (int d = 0; d < s.rank; d++)
-        if (s.in[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST) return false;
+        if (s.in[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST || s.dilation[d] > 1)
+            return false;
     const int64_t stride = common_stride(s), first = s.rank == 2 ? s.kernel[0] : 1;
     if (stride != 1 && stride != 2) return false;
     /* as the order of additions is another than that of conv/mma_product.cu, the batch has no say */

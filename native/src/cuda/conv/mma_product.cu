@@ -337,7 +337,8 @@ void most_of(const Job &job, int64_t *positions, int64_t *steps)
         g.positions = g.taps_size = 1;
         for (int d = 0; d < job.shape.rank; d++) {
             g.positions *= tl_ceil_div(job.shape.in[d], job.shape.stride[d]);
-            g.taps_size *= tl_ceil_div(job.shape.kernel[d], job.shape.stride[d]);
+            int64_t back;
+            g.taps_size *= tl_ceil_div(job.shape.kernel[d], tl_conv_period(&job.shape, d, &back));
         }
     }
     *positions = g.positions;

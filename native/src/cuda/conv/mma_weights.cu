@@ -236,8 +236,9 @@ int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t ba
     job.total = (uint32_t)(batch * s.out_size);
     int64_t stride = 1;
     for (int d = s.rank - 1; d >= 0; d--) {
-        /* 0 <= j·stride - padding and j·stride - padding + kernel - 1 < in */
-        const int64_t low = tl_ceil_div(s.padding[d], s.stride[d]), room = s.in[d] - s.kernel[d] + s.padding[d];
+        /* 0 <= j·stride - padding and j·stride - padding + (kernel - 1)·dilation < in */
+        const int64_t low = tl_ceil_div(s.padding[d], s.stride[d]);
+        const int64_t room = s.in[d] - (s.kernel[d] - 1) * s.dilation[d] - 1 + s.padding[d];
         const int64_t high = room < 0 ? 0 : room / s.stride[d] + 1;
         job.count[d] = tl_fastdiv(s.out[d]);
         job.low[d] = (uint32_t)low;

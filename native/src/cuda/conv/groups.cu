@@ -1,0 +1,288 @@
+/* Convolution of groups of few channels on CUDA, above all depthwise: bound by memory, so every thread sums the terms of its
+ * own elements with fused multiply-adds, and neighbouring threads have neighbouring elements of the last axis.
+ *
+ *   line_kernel      depthwise, a stride of 1 along the last axis, K taps of it in a row: a thread owns WIDTH neighbouring
+ *                    positions, so that of the K + WIDTH - 1 elements of a line each is read once
+ *   element_kernel   anything else: a thread owns one element. A spread takes the kernel offsets of its element's phase
+ *   weights_kernel   a block owns one pair of channels and one segment of the positions of the batch, its threads every
+ *                    THREADS-th of them, TAPS_AT_ONCE taps in registers
+ *
+ * Order of additions: a product's channel by channel and tap by tap, the bias last; a weight's thread by thread in index
+ * order, then the butterfly of the warp, the warps in order, and the segments by the column tree. Segments follow from the
+ * shape alone. */
+#include "cuda/conv/groups.cuh"
+#include "cuda/device/sum_tree.cuh"
+
+namespace {
+
+constexpr int THREADS = 128, AXES = 3, WIDTH = 4, TAPS_AT_ONCE = 9;
+constexpr int64_t DIRECT_MOST = 8; /* channels of a group: with more, matrix products are faster */
+constexpr int64_t EXTENT_MOST = INT64_C(1) << 28, TAPS_MOST = 16384;
+constexpr int64_t SEGMENT = 16384; /* positions */
+
+/* A shape of lower rank has axes of length 1 before its own. `small` is the array of outputs of conv, `large` that of inputs. */
+struct Job {
+    const float *source, *w, *bias;
+    float *target;
+    uint32_t channels, rows, source_size, target_size, taps;
+    uint64_t w_group, w_row, w_channel;
+    int32_t source_axes[AXES], target_axes[AXES], kernel[AXES], stride[AXES], dilation[AXES], padding[AXES];
+    int32_t period[AXES],
+        back[AXES]; /* of a spread: offsets between taps of a phase, and what one moves the source by */
+    int32_t step;   /* of line_kernel's taps: 1, or -1 where it is a spread */
+    uint64_t items;
+    tl_fastdiv count1, count2, row, group; /* items along axes 1 and 2; rows, groups */
+    tl_fastdiv lines, pairs;               /* items of a plane; pairs of channels of all groups */
+};
+
+/* What of a batch an item is: coordinates (at[2] in items), and the plane of the target. */
+struct Item {
+    uint32_t at[AXES], plane;
+
+    __device__ __forceinline__ Item(const Job &job, uint32_t item)
+    {
+        uint32_t rest;
+        plane = job.lines.divmod(item, &rest);
+        at[0] = job.count1.divmod(job.count2.divmod(rest, &at[2]), &at[1]);
+    }
+};
+
+/* The row and group of a plane of the target; the planes of the source that it reads come first at `first`. */
+struct Plane {
+    uint32_t row, group;
+    uint64_t first;
+
+    __device__ __forceinline__ Plane(const Job &job, uint32_t plane)
+    {
+        const uint32_t part = job.row.divmod(plane, &row);
+        job.group.divmod(part, &group);
+        first = (uint64_t)part * job.channels;
+    }
+    __device__ __forceinline__ float bias(const Job &job, float sum) const
+    {
+        return job.bias ? sum + job.bias[group * job.rows + row] : sum;
+    }
+};
+
+template <int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __grid_constant__ Job job)
+{
+    const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (index >= job.items) return;
+    const Item item(job, (uint32_t)index);
+    const Plane plane(job, item.plane);
+    const int32_t x0 = (int32_t)item.at[2] * WIDTH;
+    /* the leftmost element that the line's taps read; with a step of -1 tap 0 reads the rightmost */
+    const int32_t left = job.step > 0 ? x0 - job.padding[2] : x0 + job.padding[2] - (K - 1);
+    const float *w = job.w + plane.group * job.w_group + plane.row * job.w_row;
+    const float *source = job.source + plane.first * job.source_size;
+    float sums[WIDTH] = {};
+    for (int32_t a = 0; a < job.kernel[0]; a++)
+        for (int32_t b = 0; b < job.kernel[1]; b++, w += K) {
+            const int32_t z = (int32_t)item.at[0] + job.step * (a * job.dilation[0] - job.padding[0]);
+            const int32_t y = (int32_t)item.at[1] + job.step * (b * job.dilation[1] - job.padding[1]);
+            const bool inside = (uint32_t)z < (uint32_t)job.source_axes[0] &&
+                                (uint32_t)y < (uint32_t)job.source_axes[1];
+            const float *line = source + ((int64_t)z * job.source_axes[1] + y) * job.source_axes[2];
+            float x[K + WIDTH - 1], weight[K];
+            TL_UNROLL_FOR (int i = 0; i < K + WIDTH - 1; i++)
+                x[i] = inside && (uint32_t)(left + i) < (uint32_t)job.source_axes[2] ? line[left + i] : 0.0f;
+            TL_UNROLL_FOR (int t = 0; t < K; t++)
+                weight[t] = w[t];
+            if (job.step > 0) {
+                TL_UNROLL_FOR (int t = 0; t < K; t++)
+                    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+                        sums[i] = fmaf(weight[t], x[i + t], sums[i]);
+            } else {
+                TL_UNROLL_FOR (int t = 0; t < K; t++)
+                    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+                        sums[i] = fmaf(weight[t], x[i + K - 1 - t], sums[i]);
+            }
+        }
+    float *to = job.target + (uint64_t)item.plane * job.target_size +
+                ((uint64_t)item.at[0] * (uint32_t)job.target_axes[1] + item.at[1]) * (uint32_t)job.target_axes[2];
+    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+        if (x0 + i < job.target_axes[2]) to[x0 + i] = plane.bias(job, sums[i]);
+}
+
+/* The first kernel offset of an element's phase along an axis, and what it reads; no offset where none divides. */
+template <bool SPREAD> struct Axis {
+    int32_t first, step, at, move;
+
+    __device__ __forceinline__ Axis(const Job &job, int d, int32_t i)
+    {
+        if (!SPREAD) {
+            first = 0, step = 1, at = i * job.stride[d] - job.padding[d], move = job.dilation[d];
+            return;
+        }
+        const int32_t padded = i + job.padding[d], stride = job.stride[d];
+        step = job.period[d], move = -job.back[d];
+        first = 0;
+        if (stride > 1)
+            while (first < job.kernel[d] && first < step && (padded - first * job.dilation[d]) % stride != 0)
+                first++;
+        if (first >= step) first = job.kernel[d];
+        at = first < job.kernel[d] ? (padded - first * job.dilation[d]) / stride : 0;
+    }
+};
+
+template <bool SPREAD> __global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
+{
+    const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (index >= job.items) return;
+    const Item item(job, (uint32_t)index);
+    const Plane plane(job, item.plane);
+    const Axis<SPREAD> z(job, 0, (int32_t)item.at[0]), y(job, 1, (int32_t)item.at[1]), x(job, 2, (int32_t)item.at[2]);
+    const float *weights = job.w + plane.group * job.w_group + plane.row * job.w_row;
+    const float *source = job.source + plane.first * job.source_size;
+    float sum = 0.0f;
+    for (uint32_t c = 0; c < job.channels; c++, weights += job.w_channel, source += job.source_size) {
+        int32_t cz = z.at;
+        for (int32_t a = z.first; a < job.kernel[0]; a += z.step, cz += z.move) {
+            int32_t cy = y.at;
+            for (int32_t b = y.first; b < job.kernel[1]; b += y.step, cy += y.move) {
+                const bool inside = (uint32_t)cz < (uint32_t)job.source_axes[0] &&
+                                    (uint32_t)cy < (uint32_t)job.source_axes[1];
+                const float *line = source + ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2];
+                const float *w = weights + (a * job.kernel[1] + b) * job.kernel[2];
+                int32_t cx = x.at;
+                for (int32_t t = x.first; t < job.kernel[2]; t += x.step, cx += x.move)
+                    sum = fmaf(w[t], inside && (uint32_t)cx < (uint32_t)job.source_axes[2] ? line[cx] : 0.0f, sum);
+            }
+        }
+    }
+    job.target[index] = plane.bias(job, sum);
+}
+
+/* blockIdx.x: segment, and pair of channels (group, row, channel), which is fastest; y: taps. `source` is the large array, `w` the small one. */
+__global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Job job)
+{
+    __shared__ float warps[TAPS_AT_ONCE][THREADS / 32];
+    uint32_t pair;
+    const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), row = pair / job.channels,
+                   channel = pair - row * job.channels;
+    const uint32_t group = row / job.rows, tap0 = blockIdx.y * TAPS_AT_ONCE;
+    const int taps = (int)min(job.taps - tap0, (uint32_t)TAPS_AT_ONCE);
+    const uint64_t begin = (uint64_t)segment * SEGMENT;
+    const uint64_t end = begin + SEGMENT < job.items ? begin + SEGMENT : job.items;
+    int32_t dz[TAPS_AT_ONCE], dy[TAPS_AT_ONCE], dx[TAPS_AT_ONCE];
+    float sums[TAPS_AT_ONCE] = {};
+    TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
+        const uint32_t t = tap0 + (uint32_t)(i < taps ? i : 0), line = t / (uint32_t)job.kernel[2];
+        dx[i] = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
+        dy[i] = (int32_t)(line % (uint32_t)job.kernel[1]) * job.dilation[1] - job.padding[1];
+        dz[i] = (int32_t)(line / (uint32_t)job.kernel[1]) * job.dilation[0] - job.padding[0];
+    }
+    const uint32_t groups = job.group.divisor;
+    for (uint64_t q = begin + threadIdx.x; q < end; q += THREADS) {
+        const Item item(job, (uint32_t)q); /* its plane is the image */
+        const uint64_t small = (uint64_t)item.plane * groups * job.rows + row;
+        const uint64_t large = ((uint64_t)item.plane * groups + group) * job.channels + channel;
+        const float g = job.w[(small - item.plane) * job.lines.divisor + q];
+        const float *plane = job.source + large * job.source_size;
+        const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
+        const int32_t x = (int32_t)item.at[2] * job.stride[2];
+        TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
+            const int32_t cz = z + dz[i], cy = y + dy[i], cx = x + dx[i];
+            const bool inside = i < taps && (uint32_t)cz < (uint32_t)job.source_axes[0] &&
+                                (uint32_t)cy < (uint32_t)job.source_axes[1] &&
+                                (uint32_t)cx < (uint32_t)job.source_axes[2];
+            const int64_t at = ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2] + cx;
+            sums[i] = fmaf(g, inside ? plane[at] : 0.0f, sums[i]);
+        }
+    }
+    TL_UNROLL_FOR (int i = 0; i < TAPS_AT_ONCE; i++) {
+        const float sum = tl_fold_group<tl_sum_op, 32>(sums[i]);
+        if (threadIdx.x % 32 == 0) warps[i][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if ((int)threadIdx.x >= taps) return;
+    float sum = warps[threadIdx.x][0];
+    TL_UNROLL_FOR (int i = 1; i < THREADS / 32; i++)
+        sum += warps[threadIdx.x][i];
+    const uint64_t elements = (uint64_t)job.pairs.divisor * job.taps;
+    job.target[segment * elements + (uint64_t)pair * job.taps + tap0 + threadIdx.x] = sum;
+}
+
+Job job_of(const tl_conv_shape &s, bool spread, int64_t groups, int64_t channels, int64_t rows)
+{
+    Job job = {};
+    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = (uint32_t)s.taps;
+    job.source_size = (uint32_t)(spread ? s.out_size : s.in_size);
+    job.target_size = (uint32_t)(spread ? s.in_size : s.out_size);
+    job.w_group = (uint64_t)(rows * channels * s.taps);
+    job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
+    job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
+    job.row = tl_fastdiv(rows), job.group = tl_fastdiv(groups);
+    for (int d = 0; d < AXES; d++) {
+        const int from = d - (AXES - s.rank);
+        const bool own = from >= 0;
+        int64_t back = 1;
+        job.source_axes[d] = own ? (int32_t)(spread ? s.out[from] : s.in[from]) : 1;
+        job.target_axes[d] = own ? (int32_t)(spread ? s.in[from] : s.out[from]) : 1;
+        job.kernel[d] = own ? (int32_t)s.kernel[from] : 1;
+        job.stride[d] = own ? (int32_t)s.stride[from] : 1;
+        job.dilation[d] = own ? (int32_t)s.dilation[from] : 1;
+        job.padding[d] = own ? (int32_t)s.padding[from] : 0;
+        job.period[d] = own ? (int32_t)tl_conv_period(&s, from, &back) : 1;
+        job.back[d] = (int32_t)back;
+    }
+    return job;
+}
+
+/* Items: `width` neighbouring positions each, of `axes`, in `planes` planes. */
+void set_items(Job &job, const int32_t *axes, int64_t planes, int64_t width)
+{
+    const int64_t last = tl_ceil_div(axes[2], width);
+    job.count1 = tl_fastdiv(axes[1]), job.count2 = tl_fastdiv(last);
+    job.lines = tl_fastdiv((uint64_t)axes[0] * (uint64_t)axes[1] * (uint64_t)last);
+    job.items = (uint64_t)planes * job.lines.divisor;
+}
+
+} // namespace
+
+bool tl_cuda_conv_groups_serve(const tl_conv_shape &s, int64_t groups, int64_t channels, int64_t rows)
+{
+    if (groups < 2 || channels > DIRECT_MOST || rows > DIRECT_MOST || s.rank > AXES || s.taps > TAPS_MOST) return false;
+    for (int d = 0; d < s.rank; d++) {
+        const int64_t span = s.kernel[d] * s.dilation[d];
+        if (s.in[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST || span >= EXTENT_MOST ||
+            s.stride[d] >= EXTENT_MOST || s.out[d] * s.stride[d] >= 4 * EXTENT_MOST)
+            return false;
+    }
+    return true;
+}
+
+int32_t tl_cuda_conv_groups_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
+                                    int64_t channels, int64_t rows, const float *source, const float *w,
+                                    const float *bias, float *target)
+{
+    Job job = job_of(s, spread, groups, channels, rows);
+    job.source = source, job.w = w, job.bias = bias, job.target = target;
+    const int k = job.kernel[2];
+    const bool in_lines = channels == 1 && job.stride[0] == 1 && job.stride[1] == 1 && job.stride[2] == 1 &&
+                          job.dilation[2] == 1 && (k == 3 || k == 5 || k == 7);
+    job.step = spread ? -1 : 1;
+    set_items(job, job.target_axes, batch * groups * rows, in_lines ? WIDTH : 1);
+    if (job.items == 0) return TORCHLEAN_OK;
+    const auto kernel = !in_lines ? (spread ? element_kernel<true> : element_kernel<false>)
+                        : k == 3  ? line_kernel<3>
+                        : k == 5  ? line_kernel<5>
+                                  : line_kernel<7>;
+    return tl_launch(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, job);
+}
+
+int32_t tl_cuda_conv_groups_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups,
+                                    int64_t channels, int64_t rows, const float *large, const float *small, float *gw)
+{
+    Job job = job_of(s, false, groups, channels, rows);
+    set_items(job, job.target_axes, batch, 1);
+    const int64_t pairs = groups * rows * channels, elements = pairs * s.taps;
+    const int64_t segments = tl_ceil_div((int64_t)job.items, SEGMENT);
+    tl_scratch<float> sums(ctx);
+    if (segments > 1) TL_TRY(sums.allocate(segments * elements));
+    job.source = large, job.w = small, job.target = sums ? (float *)sums : gw;
+    job.pairs = tl_fastdiv(pairs);
+    const dim3 grid((unsigned)(pairs * segments), (unsigned)tl_ceil_div(s.taps, TAPS_AT_ONCE));
+    TL_TRY(tl_launch(ctx, "conv_groups_weights", weights_kernel, grid, THREADS, job));
+    return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
+}
