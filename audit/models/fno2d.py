@@ -26,51 +26,13 @@ OPTIMIZER = "AdamW", {"lr": 1e-3, "weight_decay": 1e-4}
 SIZES = {"small": Size(2, 2, 1, 3, 1, 8), "default": Size(), "large": Size(32, 12, 4, 128, 4, 64)}
 
 
-class SpectralConv2d(nn.Layer):
-    """Complex weights on the lowest modes of both axes, of both signs along the first. Real transforms run along the rows;
-    along the columns, for the modes kept alone, products with cosines and sines."""
-
-    def __init__(self, s: Session, width: int, modes: int, name: str) -> None:
-        self.session, self.modes = s, modes
-        shape, high = (width, width, modes, modes, 2), 1 / width**2
-        self.weights1 = s.param(nn.init.uniform(s, shape, 0.0, high), f"{name}.weights1")
-        self.weights2 = s.param(nn.init.uniform(s, shape, 0.0, high), f"{name}.weights2")
-
-    def __call__(self, x: TensorRef, *, training: bool = False) -> TensorRef:
-        s, m = self.session, self.modes
-        batch, width, rows, cols = x.shape
-        lines = s.rfft1d_packed(x.reshape((-1, cols))).reshape((batch, width, rows, cols // 2 + 1, 2))
-        places = np.r_[0:m, rows - m : rows]
-        angle = 2 * np.pi * np.outer(places, np.arange(rows)) / rows
-        cos, sin = s.const(np.cos(angle)), s.const(np.sin(angle))
-        re, im = (lines[:, :, :, :m, part] for part in (0, 1))
-        forward = "kh,bihm->bikm"
-        re, im = (
-            s.einsum(forward, cos, re) + s.einsum(forward, sin, im),
-            s.einsum(forward, cos, im) - s.einsum(forward, sin, re),
-        )
-        w = s.concat([s.use(self.weights1), s.use(self.weights2)], axis=2)
-        w_re, w_im, product = w[..., 0], w[..., 1], "bikm,iokm->bokm"
-        re, im = (
-            s.einsum(product, re, w_re) - s.einsum(product, im, w_im),
-            s.einsum(product, re, w_im) + s.einsum(product, im, w_re),
-        )
-        back = "kh,bokm->bohm"
-        re, im = (
-            s.einsum(back, cos, re) - s.einsum(back, sin, im),
-            s.einsum(back, cos, im) + s.einsum(back, sin, re),
-        )
-        full = s.pad(s.stack([re, im], axis=-1) / rows, [(0, 0)] * 3 + [(0, cols // 2 + 1 - m), (0, 0)])
-        return s.irfft1d_packed(full.reshape((-1, cols // 2 + 1, 2)), cols).reshape(x.shape)
-
-
 class FNO2d(nn.Layer):
     """The field and the coordinates lifted to channels, layers of spectral and pointwise maps, and a projection."""
 
     def __init__(self, s: Session, size: Size) -> None:
         self.session = s
         self.lift = nn.Linear(s, 3, size.width, name="lift")
-        self.spectral = [SpectralConv2d(s, size.width, size.modes, f"spectral.{i}") for i in range(size.layers)]
+        self.spectral = [nn.SpectralConv2d(s, size.width, size.modes, name=f"spectral.{i}") for i in range(size.layers)]
         self.point = [nn.Conv(s, size.width, size.width, 1, name=f"point.{i}") for i in range(size.layers)]
         self.hidden = nn.Linear(s, size.width, size.hidden, name="hidden")
         self.out = nn.Linear(s, size.hidden, 1, name="out")
@@ -115,15 +77,14 @@ def twin(size: Size) -> Any:
     class SpectralConv2d(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            shape = (size.width, size.width, size.modes, size.modes, 2)
-            self.weights1, self.weights2 = (nn.Parameter(torch.rand(shape) / size.width**2) for _ in range(2))
+            shape = (2 * size.modes, size.modes, size.width, size.width)
+            self.weight_re, self.weight_im = (nn.Parameter(torch.rand(shape) / size.width**2) for _ in range(2))
 
         def forward(self, x: Any) -> Any:
-            m, spectrum = size.modes, torch.fft.rfft2(x)
-            first, second = torch.view_as_complex(self.weights1), torch.view_as_complex(self.weights2)
+            m, spectrum, weight = size.modes, torch.fft.rfft2(x), torch.complex(self.weight_re, self.weight_im)
             made = torch.zeros_like(spectrum)
-            made[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :m, :m], first)
-            made[:, :, -m:, :m] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, -m:, :m], second)
+            made[:, :, :m, :m] = torch.einsum("bixy,xyio->boxy", spectrum[:, :, :m, :m], weight[:m])
+            made[:, :, -m:, :m] = torch.einsum("bixy,xyio->boxy", spectrum[:, :, -m:, :m], weight[m:])
             return torch.fft.irfft2(made, s=x.shape[-2:])
 
     class FNO2d(nn.Module):
