@@ -15,5 +15,6 @@
 ==================  =================================================================================================
 
 Each gives one JSON dictionary and one table; ``python -m audit COMMAND...`` runs them, ``python -m audit report`` shows files of
-them as a page, ``python -m audit mutate`` plants defects and scores the tests. The shipped packages import nothing of this.
+them as a page, ``python -m audit mutate`` plants defects and scores the tests, ``python -m audit models`` compares models with
+PyTorch's. The shipped packages import nothing of this.
 """

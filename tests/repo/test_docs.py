@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 
-PAGES = ["docs/session.md", "docs/examples.md"]
+PAGES = ["docs/session.md", "docs/examples.md", "docs/models.md"]
 
 
 @pytest.fixture

@@ -162,3 +162,22 @@ def test_attention_refuses_what_does_not_fit(said: str) -> None:
         pytest.raises((ShapeError, ArgumentError), match=f"^scaled_dot_product_attention: {said}"),
     ):
         s.scaled_dot_product_attention(*(s.zeros(x) for x in shapes), **how)
+
+
+@pytest.mark.parametrize("name", ["rotary", "sinusoidal"])
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4)])
+def test_positions_are_encoded_along_the_last_two_axes(name: str, shape: tuple[int, ...]) -> None:
+    (x,) = operands(shape)
+    flat = x.reshape(int(np.prod(shape[:-2])), *shape[-2:])
+    with Session("cpu") as s:
+        results = []
+        for array in (x, flat):
+            leaf = s.param(array, f"p{len(results)}")
+            y = getattr(s, name)(leaf, base=100.0, start=3)
+            s.backward((y * y).sum())
+            results.append((y.numpy(), leaf.grad.numpy()))
+        for got, expected in zip(*results, strict=True):
+            assert got.shape == shape
+            np.testing.assert_array_equal(got.reshape(flat.shape), expected)
+        with pytest.raises(ShapeError, match=rf"{name}: x: got shape \(4,\), expected \(…, n, d\)"):
+            getattr(s.zeros((4,)), name)()

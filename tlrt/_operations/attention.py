@@ -375,9 +375,24 @@ class AttentionOperations(NormOperations[Ref], ElementwiseOperations[Ref]):
         return self._view(x, (batch * heads, n, d), "reshape")
 
     def rotary(self, x: Ref, base: float = 10000.0, start: int = 0, halves: bool = False) -> Ref:
-        """Rotary position encoding of x (batch, n, d), positions from `start`; pairs of neighbours, or of halves."""
-        return self._apply("rotary", (x,), (base, integer("rotary", "start", start), int(bool(halves))))
+        """Rotary position encoding of x (…, n, d), as (batch, heads, n, d), positions from `start`; pairs of neighbours, or of
+        halves."""
+        return self._by_sequences("rotary", x, (base, integer("rotary", "start", start), int(bool(halves))))
 
     def sinusoidal(self, x: Ref, base: float = 10000.0, start: int = 0) -> Ref:
-        """x (batch, n, d) plus the sinusoidal position encoding, positions from `start`."""
-        return self._apply("sinusoidal", (x,), (base, integer("sinusoidal", "start", start)))
+        """x (…, n, d) plus the sinusoidal position encoding, positions from `start`."""
+        return self._by_sequences("sinusoidal", x, (base, integer("sinusoidal", "start", start)))
+
+    def _by_sequences(self, name: str, x: Ref, extra: tuple[Any, ...]) -> Ref:
+        """An operation on (batch, n, d), applied to the last two axes."""
+        if len(self._shape(name, x)) == 3:
+            return self._apply(name, (x,), extra)
+        return self._by_folded_sequences(name, x, extra)
+
+    @atomic
+    def _by_folded_sequences(self, name: str, x: Ref, extra: tuple[Any, ...]) -> Ref:
+        shape = self._shape(name, x)
+        if len(shape) < 2:
+            raise refusal(ShapeError, name, self._named("x", x), f"shape {shape}", "(…, n, d)")
+        batch = math.prod(shape[:-2])
+        return self._view(self._apply(name, (self._view(x, (batch, *shape[-2:]), "reshape"),), extra), shape, name)

@@ -72,7 +72,8 @@ class SpectralOperations(ForwardingOperations[Ref]):
 @lru_cache(maxsize=16)
 def fourier_matrices(n1: int, n2: int, m1: int, m2: int) -> tuple[np.ndarray, ...]:
     """The four matrices of spectral_conv2d: forward along the last axis (n2, 2·m2) and the first (4·m1, 2·n1), and inverse along
-    the first (2·n1, 8·m1), for the products with w_re and w_im, and the last (2·m2, n2). Computed in float64."""
+    the first (2·n1, 8·m1), for the products with w_re and w_im, and the last (2·m2, n2). In float64: a device rounds them
+    as it takes them."""
 
     def waves(places: Any, frequencies: Any, n: int) -> tuple[Any, Any]:
         angle = 2 * np.pi / n * (np.multiply.outer(places, frequencies) % n)
@@ -88,8 +89,8 @@ def fourier_matrices(n1: int, n2: int, m1: int, m2: int) -> tuple[np.ndarray, ..
     # of x + iy along n1, by rows for the result's parts: e^(-ia)(x + iy) forward, and e^(ia)(x + iy), e^(ia)i(x + iy) inverse
     forward1 = np.stack([np.stack([cos.T, sin.T], -1), np.stack([-sin.T, cos.T], -1)])
     inverse1 = np.stack([np.stack([cos, -sin, -sin, -cos], 1), np.stack([sin, cos, cos, -sin], 1)], 1) / max(n1, 1)
-    made = (forward2, forward1.reshape(4 * m1, 2 * n1), inverse1.reshape(2 * n1, 8 * m1), inverse2)
-    rounded = tuple(np.ascontiguousarray(m, np.float32) for m in made)
-    for matrix in rounded:
+    matrices = (forward2, forward1.reshape(4 * m1, 2 * n1), inverse1.reshape(2 * n1, 8 * m1), inverse2)
+    made = tuple(map(np.ascontiguousarray, matrices))
+    for matrix in made:
         matrix.flags.writeable = False
-    return rounded
+    return made

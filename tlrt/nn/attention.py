@@ -105,10 +105,7 @@ class MultiHeadAttention(Layer):
         )
         if self.rotary is not None:
             start = 0 if cache is None else len(cache)
-            q, k = (
-                s.reshape(s.rotary(s.reshape(t, (-1, n, d)), self.rotary, start, True), t.shape) if n * d * batch else t
-                for t in (q, k)
-            )
+            q, k = (s.rotary(t, self.rotary, start, True) for t in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
         limits = {"causal": self.causal, "window": self.window, "offset": "end"}
